@@ -1,0 +1,1 @@
+"""The conformance suite to come: drawn inputs, known failures and mutants that judge any operator, pass or target."""

@@ -1,0 +1,1 @@
+"""PyTorch's ATen operators, declared by family."""

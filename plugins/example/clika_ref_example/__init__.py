@@ -1,0 +1,1 @@
+"""An example to copy: a plugin with one operator, one pass and one target."""
