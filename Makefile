@@ -1,0 +1,61 @@
+# One command for each thing a developer does; each builds the environment it needs. CI runs the same (.ci/run).
+# Bring your own environment with `make test VENV=path`, another interpreter with `make test PYTHON=python3.12`.
+
+PYTHON ?= python3.11
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+INSTALL := $(PIP) install --constraint constraints.txt
+# The first version torch is asked for must be this exact one, alone: otherwise pip may fetch another torch with all of CUDA.
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
+DEVELOPMENT := plugins/example conformance
+PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
+
+.PHONY: help demo test lint format bench clean
+
+help:
+	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
+	@echo "make test    run every test"
+	@echo "make lint    check format, lint, types and imports"
+	@echo "make format  write the format and the fixes that ruff knows"
+	@echo "make bench   run the benchmarks"
+	@echo "make clean   remove the environment and the caches"
+
+demo: $(VENV)/runtime.stamp
+	$(BIN)/python examples/digits.py
+
+# One thread for each of the two workers: torch's own threads would fight over the cores. No test may reach the network.
+test: $(VENV)/development.stamp
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/development.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(VENV)/development.stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/development.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info plugins/*/*.egg-info conformance/*.egg-info
+
+# The stamps are written last, so an interrupted installation is taken up again.
+# torch brings the setuptools that builds the project, hence no build isolation.
+$(VENV)/runtime.stamp: $(PYPROJECTS) constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH)
+	$(INSTALL) --no-build-isolation $(addprefix --editable ,$(RUNTIME)) scikit-learn
+	touch $@
+
+$(VENV)/development.stamp: $(VENV)/runtime.stamp requirements-dev.txt
+	$(INSTALL) --requirement requirements-dev.txt
+	$(INSTALL) --no-build-isolation --no-deps $(addprefix --editable ,$(DEVELOPMENT))
+	touch $@
