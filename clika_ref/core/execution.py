@@ -1,0 +1,176 @@
+"""Run a graph: the interpreter, which defines what a graph means, and the fast form, a ``torch.fx`` graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch import fx
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.core.symbols import is_symbolic, meaning, number, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from clika_ref.core.symbols import Symbol
+
+
+def read_sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
+    """Return the value of every symbol that is read from an input."""
+    by_name = {value.name: tensor for value, tensor in zip(graph.inputs, inputs, strict=True)}
+    return {s.name: _read(s, by_name[s.side.name]) for s in graph.symbols.values() if s.side.name in by_name}
+
+
+def _read(symbol: Symbol, tensor: torch.Tensor) -> int:
+    return int(tensor) if symbol.side.dim is None else tensor.shape[symbol.side.dim]
+
+
+def interpret(
+    graph: Graph, inputs: Sequence[torch.Tensor], hook: Callable[[Node, tuple[torch.Tensor, ...]], None] | None = None
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Compute a graph node by node; return its outputs and the new values of its state.
+
+    Args:
+        graph: what to run.
+        inputs: one tensor for each input of the graph, in order.
+        hook: called after each node with the node and its results.
+
+    Raises:
+        ClikaError: a node failed; the message names it, its module and the user's line.
+
+    """
+    values: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+    values.update({v: v.data for v in graph.constants.values() if v.data is not None})
+    sizes = read_sizes(graph, inputs)
+    late: dict[str, list[Symbol]] = {}
+    for symbol in graph.symbols.values():
+        late.setdefault(symbol.side.name, []).append(symbol)
+    device = next((t.device for t in values.values()), torch.device("cpu"))
+    last_use = {v: node for node in graph.nodes for v in node.inputs if isinstance(v, Value)}
+    for node in graph.nodes:
+        results = _run(node, values, sizes, device)
+        for value, result in zip(node.outputs, results, strict=True):
+            values[value] = result
+            sizes.update({s.name: _read(s, result) for s in late.get(value.name, ())})
+        if hook is not None:
+            hook(node, results)
+        for value in node.inputs:
+            if isinstance(value, Value) and last_use[value] is node and _is_inner(graph, value):
+                values.pop(value, None)
+    return [values[v] for v in graph.outputs], {name: values[v] for name, v in graph.state.items()}
+
+
+def _is_inner(graph: Graph, value: Value) -> bool:
+    return value.producer is not None and all(use.user is not graph for use in value._uses)
+
+
+def _run(
+    node: Node, values: dict[Value, torch.Tensor], sizes: dict[str, int], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    operands = [values[v] if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs]
+    attrs = {name: resolve(v, sizes) for name, v in node.attrs.items()}
+    if node.op.takes_device and attrs["device"] is None:
+        attrs["device"] = device
+    try:
+        result = node.op(*operands, **attrs)
+    except Exception as error:
+        msg = f"{node!r} failed in {node.origin}: {error}"
+        raise ClikaError(msg) from error
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def to_fx(graph: Graph) -> fx.Graph:
+    """Return the fast form: an FX graph over the qualified names of the constants, equal to the interpreter.
+
+    It returns the outputs as a tuple and writes new state in place, as the original module would.
+    """
+    return _FxWriter(graph).write()
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """Return where a tensor lives (a function, so that FX can call it)."""
+    return tensor.device
+
+
+class _FxWriter:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.fx = fx.Graph()
+        self.nodes: dict[Value, fx.Node] = {}
+        self.sizes: dict[sympy.Basic, Any] = {}
+        self.device: fx.Node | None = None
+        self.late: dict[str, list[Symbol]] = {}
+
+    def write(self) -> fx.Graph:
+        for value in self.graph.inputs:
+            self.nodes[value] = self.fx.placeholder(value.name.replace(".", "_"))
+        for symbol in self.graph.symbols.values():
+            self.late.setdefault(symbol.side.name, []).append(symbol)
+        for value in self.graph.inputs:
+            self._bind(value)
+        for node in self.graph.nodes:
+            self._call(node)
+        for name, value in self.graph.state.items():
+            target = self.graph.constants.get(name) or next(v for v in self.graph.inputs if v.name == name)
+            self.fx.call_method("copy_", (self._value(target), self._value(value)))
+        self.fx.output(tuple(self._value(v) for v in self.graph.outputs))
+        return self.fx
+
+    def _value(self, value: Value) -> fx.Node:
+        if value not in self.nodes:  # a constant, fetched where it is first needed
+            self.nodes[value] = self.fx.get_attr(value.name)
+        return self.nodes[value]
+
+    def _bind(self, value: Value) -> None:
+        for symbol in self.late.get(value.name, ()):
+            if symbol.side.dim is None:
+                size = self.fx.call_method("item", (self.nodes[value],))
+            else:
+                size = self.fx.call_method("size", (self.nodes[value], symbol.side.dim))
+            self.sizes[symbol.expr] = size
+
+    def _call(self, node: Node) -> None:
+        operands = tuple(self._argument(v) for v in node.inputs)
+        attrs = {name: self._argument(v) for name, v in node.attrs.items()}
+        if node.op.takes_device and attrs["device"] is None:
+            attrs["device"] = self._device()
+        call = self.fx.call_function(node.op, operands, attrs)
+        if len(node.outputs) == 1 and not _returns_tuple(node):
+            self.nodes[node.output] = call
+        else:
+            for value in node.outputs:
+                if value._uses or value.name in self.late:
+                    self.nodes[value] = self.fx.call_function(_getitem, (call, value.index))
+        for value in node.outputs:
+            self._bind(value)
+
+    def _device(self) -> fx.Node:
+        if self.device is None:
+            anchor = next(iter([*self.graph.inputs, *self.graph.constants.values()]))
+            self.device = self.fx.call_function(device_of, (self._value(anchor),))
+        return self.device
+
+    def _argument(self, item: Any) -> Any:
+        if isinstance(item, Value):
+            return self._value(item)
+        if isinstance(item, tuple):
+            return tuple(map(self._argument, item))
+        return self._size(item) if is_symbolic(item) else item
+
+    def _size(self, expr: sympy.Basic) -> Any:
+        if not expr.args and expr not in self.sizes:
+            return number(expr)
+        if expr not in self.sizes:
+            self.sizes[expr] = self.fx.call_function(meaning(expr), tuple(map(self._size, expr.args)))
+        return self.sizes[expr]
+
+
+def _getitem(results: Sequence[torch.Tensor], index: int) -> torch.Tensor:
+    return results[index]
+
+
+def _returns_tuple(node: Node) -> bool:
+    return "tuple" in str(node.op.reference.__annotations__.get("return", "")).lower()

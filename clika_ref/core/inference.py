@@ -1,0 +1,143 @@
+"""Output types from the eager reference run on fake tensors, and the builder that adds typed nodes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from clika_ref.core.errors import PassError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.symbols import evaluate, is_symbolic, named
+from clika_ref.core.types import Origin, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from clika_ref.core.operators import Operator
+
+
+def infer(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
+    """Return the output types of a call; ``operands`` are values, types, numbers, size expressions or None.
+
+    Raises:
+        PassError: the reference refuses the call, or its type holds only under a condition on the symbols.
+    """
+    types = tuple(v.type if isinstance(v, Value) else v for v in operands)
+    try:
+        return _infer(op, types, tuple(sorted(attrs.items(), key=lambda item: item[0])))
+    except Exception as error:
+        shown = ", ".join(map(str, (*types, *(f"{k}={v}" for k, v in attrs.items()))))
+        msg = f"{op.name}({shown}): no output type: {str(error).splitlines()[0] if str(error) else error!r}"
+        raise PassError(msg) from error
+
+
+@lru_cache(maxsize=4096)
+def _infer(op: Operator, operands: tuple[Any, ...], attrs: tuple[tuple[str, Any], ...]) -> tuple[TensorType, ...]:
+    if op.type_rule is not None:
+        result = op.type_rule(*operands, **dict(attrs))
+        return result if isinstance(result, tuple) else (result,)
+    static = all(not isinstance(t, TensorType) or t.is_static for t in operands)
+    static = static and not any(is_symbolic(v) for v in operands) and not any(is_symbolic(v) for _, v in attrs)
+    return _infer_static(op, operands, dict(attrs)) if static else _infer_symbolic(op, operands, dict(attrs))
+
+
+def _infer_static(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
+    tensors = [torch.empty(t.shape, dtype=t.dtype, device="meta") if isinstance(t, TensorType) else t for t in operands]
+    if op.takes_device:
+        attrs["device"] = torch.device("meta")
+    return tuple(TensorType(t.dtype, tuple(t.shape)) for t in _flat(op(*tensors, **attrs)))
+
+
+def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
+    """Run the reference on unbacked symbols in an environment of its own, and refuse what was assumed of them.
+
+    Backed symbols give wrong types in silence, and an environment that is shared keeps assumptions of earlier calls.
+    """
+    env = ShapeEnv()
+    sizes: dict[str, Any] = {}
+    for item in (*operands, *attrs.values()):
+        for symbol in sorted(_symbols(item), key=lambda s: s.name):
+            if symbol.name not in sizes:
+                sizes[symbol.name] = env.create_unbacked_symint()
+                torch._check_is_size(sizes[symbol.name])
+    own = {size.node.expr: named(name) for name, size in sizes.items()}
+    assumed = sum(map(len, env.deferred_runtime_asserts.values()))
+    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
+        tensors = [_fake(t, sizes) for t in operands]
+        results = _flat(op(*tensors, **{k: _concrete(v, sizes) for k, v in attrs.items()}))
+    deferred = [a.expr for asserts in env.deferred_runtime_asserts.values() for a in asserts][assumed:]
+    if env.guards or deferred:
+        conditions = [str(_rename(g, own)) for g in (*(g.expr for g in env.guards), *deferred)]
+        msg = f"holds only if {' and '.join(conditions)}; declare the rule with @{op.name}.types"
+        raise PassError(msg)
+    return tuple(TensorType(t.dtype, tuple(_dim(s, own) for s in t.shape)) for t in results)
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def _symbols(item: Any) -> set[sympy.Symbol]:
+    if isinstance(item, TensorType):
+        return _symbols(item.shape)
+    if isinstance(item, tuple):
+        return set().union(*map(_symbols, item)) if item else set()
+    return {s for s in item.free_symbols if isinstance(s, sympy.Symbol)} if isinstance(item, sympy.Basic) else set()
+
+
+def _concrete(item: Any, sizes: Mapping[str, Any]) -> Any:
+    return tuple(_concrete(i, sizes) for i in item) if isinstance(item, tuple) else evaluate(item, sizes)
+
+
+def _fake(item: Any, sizes: Mapping[str, Any]) -> Any:
+    if isinstance(item, TensorType):
+        return torch.empty(_concrete(item.shape, sizes), dtype=item.dtype)
+    return _concrete(item, sizes)
+
+
+def _rename(expr: sympy.Basic, own: Mapping[sympy.Basic, sympy.Basic]) -> Any:
+    return expr.xreplace(dict(own))
+
+
+def _dim(size: int | torch.SymInt, own: Mapping[sympy.Basic, sympy.Basic]) -> Any:
+    if isinstance(size, int):
+        return size
+    expr = _rename(size.node.expr, own)
+    foreign = {s for s in expr.free_symbols if s not in own.values()}
+    if foreign:
+        msg = f"a size depends on the data ({expr})"
+        raise PassError(msg)
+    return int(expr) if isinstance(expr, sympy.Integer) else expr
+
+
+class Builder:
+    """Adds typed nodes before a given node (or at the end), under one origin; what rewrite rules call ``build``."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        operators: Mapping[str, Operator],
+        before: Node | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.graph = graph
+        self.operators = operators
+        self.before = before
+        self.origin = origin or Origin()
+
+    def __call__(self, op: Operator | str, *operands: Any, types: Sequence[TensorType] = (), **attrs: Any) -> Any:
+        """Add one call; return its value, or the tuple of its values. Types are inferred unless given."""
+        operator = self.operators[op] if isinstance(op, str) else op
+        call = operator.call(*operands, **attrs)
+        found = types or infer(operator, call.operands, call.attrs)
+        node = self.graph.insert(Node(operator, call.operands, call.attrs, self.origin), found, self.before)
+        return node.output if len(node.outputs) == 1 else node.outputs
+
+    def constant(self, data: torch.Tensor, name: str) -> Value:
+        """Register a new constant (its name is made unique)."""
+        return self.graph.add_constant(data, name)

@@ -1,0 +1,360 @@
+"""The IR: ``Graph``, ``Node``, ``Value`` and ``Use``, the four mutators, and the invariants that they keep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clika_ref.core.errors import PassError
+from clika_ref.core.types import Origin, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from clika_ref.core.operators import Operator
+    from clika_ref.core.symbols import Guard, Symbol
+
+
+class Use(NamedTuple):
+    """One place where a value is read: operand ``position`` of a node, or an output (or state entry) of the graph."""
+
+    user: Node | Graph
+    position: int | str
+
+
+class Value:
+    """A tensor in the graph: an input, a constant (``data`` is set) or output ``index`` of its ``producer``."""
+
+    __match_args__ = ("name",)
+    __slots__ = ("_uses", "data", "index", "name", "producer", "type")
+
+    def __init__(
+        self, type: TensorType, name: str, producer: Node | None = None, index: int = 0, data: torch.Tensor | None = None
+    ) -> None:
+        self.type = type
+        self.name = name
+        self.producer = producer
+        self.index = index
+        self.data = data
+        self._uses: dict[Use, None] = {}
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """Every place that reads this value, in order of insertion; a snapshot, so the graph may change meanwhile."""
+        return tuple(self._uses)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the value is a parameter, a buffer or another constant."""
+        return self.data is not None
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+
+class Node:
+    """One call of an operator. ``inputs`` holds values, Python numbers, size expressions, or None where absent."""
+
+    __match_args__ = ("kind", "inputs", "attrs", "outputs")
+    __slots__ = ("_graph", "_next", "_previous", "attrs", "inputs", "op", "origin", "outputs")
+
+    def __init__(self, op: Operator, inputs: Sequence[Any], attrs: dict[str, Any], origin: Origin | None = None) -> None:
+        self.op = op
+        self.inputs: tuple[Any, ...] = tuple(inputs)
+        self.attrs = attrs
+        self.outputs: tuple[Value, ...] = ()
+        self.origin = origin or Origin()
+        self._graph: Graph | None = None
+        self._previous: Node | None = None
+        self._next: Node | None = None
+
+    @property
+    def kind(self) -> str:
+        """The name of the operator, for ``match`` statements."""
+        return self.op.name
+
+    @property
+    def output(self) -> Value:
+        """The one output of a node that has one."""
+        (value,) = self.outputs
+        return value
+
+    @property
+    def name(self) -> str:
+        """The name of the first output, by which people know the node."""
+        return self.outputs[0].name if self.outputs else self.op.name
+
+    def __repr__(self) -> str:
+        results = ", ".join(map(repr, self.outputs))
+        attrs = ", ".join(f"{k}={_show(v)}" for k, v in self.attrs.items())
+        operands = ", ".join(map(_show, self.inputs))
+        line = f"{results} = {self.op.name}{f'[{attrs}]' if attrs else ''}({operands})"
+        return f"{line}  # {self.origin}" if self.origin.scopes or self.origin.lines else line
+
+
+def _show(item: Any) -> str:
+    if isinstance(item, Value):
+        return f"%{item.name}"
+    if isinstance(item, tuple):
+        return f"({', '.join(map(_show, item))})"
+    return str(item)
+
+
+class Graph:
+    """A model: nodes in an order in which each can be computed, between inputs and outputs.
+
+    ``constants`` maps qualified names to parameters, buffers and other constants; ``state`` maps the names of those
+    constants (or inputs) that a call overwrites to their new values; ``symbols`` are the dynamic sides and ``guards``
+    the relations between them outside which the graph does not hold. ``revision`` rises with every change.
+    """
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.inputs: list[Value] = []
+        self.outputs: list[Value] = []
+        self.constants: dict[str, Value] = {}
+        self.state: dict[str, Value] = {}
+        self.symbols: dict[str, Symbol] = {}
+        self.guards: list[Guard] = []
+        self.revision = 0
+        self._names: dict[str, int] = {}
+        self._first: Node | None = None
+        self._last: Node | None = None
+        self._count = 0
+
+    # Reading
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """The nodes in order; nodes may be erased and inserted while iterating."""
+        node = self._first
+        while node is not None:
+            if node._graph is self:
+                yield node
+            node = node._next  # an erased node keeps its links, so that iteration can go on
+
+    def reversed_nodes(self) -> Iterator[Node]:
+        """The nodes from last to first, under the same rule."""
+        node = self._last
+        while node is not None:
+            if node._graph is self:
+                yield node
+            node = node._previous
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, node: Node) -> bool:
+        return node._graph is self
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.name}({', '.join(map(repr, self.inputs))})"]
+        lines += [f"  symbol {symbol}" for symbol in self.symbols.values()]
+        lines += [f"  guard {guard}" for guard in self.guards]
+        lines += [f"  {node!r}" for node in self.nodes]
+        lines += [f"  state {name} <- %{value.name}" for name, value in self.state.items()]
+        return "\n".join([*lines, f"  return {', '.join('%' + v.name for v in self.outputs)}"])
+
+    # Building
+
+    def fresh_name(self, hint: str) -> str:
+        """Return ``hint``, or ``hint_1``, ``hint_2``, ... where it is taken."""
+        count = self._names.get(hint)
+        if count is None:
+            self._names[hint] = 0
+            return hint
+        while (name := f"{hint}_{count + 1}") in self._names:
+            count += 1
+        self._names[hint] = count + 1
+        self._names[name] = 0
+        return name
+
+    def add_input(self, type: TensorType, name: str) -> Value:
+        """Append an input."""
+        value = Value(type, self.fresh_name(name))
+        self.inputs.append(value)
+        self.revision += 1
+        return value
+
+    def add_constant(self, data: torch.Tensor, name: str) -> Value:
+        """Register a constant under its qualified name (made unique)."""
+        value = Value(TensorType(data.dtype, tuple(data.shape)), self.fresh_name(name), data=data)
+        self.constants[value.name] = value
+        self.revision += 1
+        return value
+
+    def add_output(self, value: Value) -> None:
+        """Append an output."""
+        value._uses[Use(self, len(self.outputs))] = None
+        self.outputs.append(value)
+        self.revision += 1
+
+    def set_state(self, name: str, value: Value) -> None:
+        """Declare that a call leaves ``value`` in the constant or input ``name``."""
+        if name in self.state:
+            del self.state[name]._uses[Use(self, name)]
+        self.state[name] = value
+        value._uses[Use(self, name)] = None
+        self.revision += 1
+
+    # The four mutators
+
+    def insert(self, node: Node, types: Sequence[TensorType], before: Node | None = None, name: str = "") -> Node:
+        """Add a node before another, or at the end; its outputs get the given types."""
+        hint = name or node.op.name
+        node.outputs = tuple(Value(t, self.fresh_name(hint), node, i) for i, t in enumerate(types))
+        for position, value in enumerate(node.inputs):
+            if isinstance(value, Value):
+                value._uses[Use(node, position)] = None
+        self._link(node, before)
+        return node
+
+    def erase(self, node: Node) -> None:
+        """Remove a node whose outputs nobody reads.
+
+        Raises:
+            PassError: an output is still read.
+        """
+        for value in node.outputs:
+            if value._uses:
+                use = next(iter(value._uses))
+                msg = f"cannot erase {node!r}: %{value.name} is still read by {_reader(use)}; replace it there first"
+                raise PassError(msg)
+        for position, value in enumerate(node.inputs):
+            if isinstance(value, Value):
+                del value._uses[Use(node, position)]
+        self._unlink(node)
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Make every reader of ``old`` read ``new``, which must have the same type.
+
+        Raises:
+            PassError: the types differ.
+        """
+        if old.type != new.type:
+            msg = f"cannot replace {old!r} by {new!r}: the types differ, so readers would change meaning"
+            raise PassError(msg)
+        if old is new:
+            return
+        for use in old._uses:
+            new._uses[use] = None
+            user, position = use
+            if isinstance(user, Node):
+                inputs = list(user.inputs)
+                inputs[int(position)] = new
+                user.inputs = tuple(inputs)
+            elif isinstance(position, int):
+                self.outputs[position] = new
+            else:
+                self.state[position] = new
+        old._uses.clear()
+        self.revision += 1
+
+    def set_input(self, node: Node, position: int, new: Any) -> None:
+        """Make one operand of a node another value, number, or None."""
+        old = node.inputs[position]
+        if isinstance(old, Value):
+            del old._uses[Use(node, position)]
+        if isinstance(new, Value):
+            new._uses[Use(node, position)] = None
+        node.inputs = (*node.inputs[:position], new, *node.inputs[position + 1 :])
+        self.revision += 1
+
+    # Whole-graph operations
+
+    def drop_unused_constants(self) -> None:
+        """Forget constants that no node, output or state entry reads (on a clone that is being lowered)."""
+        unused = [name for name, value in self.constants.items() if not value._uses and name not in self.state]
+        for name in unused:
+            del self.constants[name]
+            self.revision += 1
+
+    def clone(self) -> Graph:
+        """Return an independent graph that shares the tensors of its constants."""
+        copy = Graph(self.name)
+        copy.symbols, copy.guards = dict(self.symbols), list(self.guards)
+        mapping: dict[Value, Value] = {}
+        for value in self.inputs:
+            mapping[value] = copy.add_input(value.type, value.name)
+        for name, value in self.constants.items():
+            mapping[value] = copy.constants[name] = Value(value.type, name, data=value.data)
+            copy._names[name] = 0
+        for node in self.nodes:
+            inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
+            twin = copy.insert(Node(node.op, inputs, node.attrs, node.origin), [v.type for v in node.outputs])
+            for old, new in zip(node.outputs, twin.outputs, strict=True):
+                new.name = old.name
+                mapping[old] = new
+        copy._names = dict(self._names)
+        for value in self.outputs:
+            copy.add_output(mapping[value])
+        for name, value in self.state.items():
+            copy.set_state(name, mapping[value])
+        return copy
+
+    def _link(self, node: Node, before: Node | None) -> None:
+        previous = self._last if before is None else before._previous
+        node._graph, node._previous, node._next = self, previous, before
+        if previous is None:
+            self._first = node
+        else:
+            previous._next = node
+        if before is None:
+            self._last = node
+        else:
+            before._previous = node
+        self._count += 1
+        self.revision += 1
+
+    def _unlink(self, node: Node) -> None:
+        previous, following = node._previous, node._next
+        if previous is None:
+            self._first = following
+        else:
+            previous._next = following
+        if following is None:
+            self._last = previous
+        else:
+            following._previous = previous
+        node._graph = None
+        self._count -= 1
+        self.revision += 1
+
+
+def _reader(use: Use) -> str:
+    return repr(use.user) if isinstance(use.user, Node) else f"output {use.position!r} of the graph"
+
+
+def verify(graph: Graph) -> None:
+    """Check every invariant of a graph, in linear time.
+
+    Raises:
+        PassError: one is broken; the message shows the node, the graph is attached as a note.
+    """
+    known: set[Value] = {*graph.inputs, *graph.constants.values()}
+    names = {v.name for v in known}
+    expected: dict[Value, int] = {}
+    for node in graph.nodes:
+        for position, value in enumerate(node.inputs):
+            if isinstance(value, Value):
+                _require(value in known, graph, f"{node!r} reads %{value.name} before it is computed")
+                _require(Use(node, position) in value._uses, graph, f"the use of %{value.name} by {node!r} is not listed")
+                expected[value] = expected.get(value, 0) + 1
+        for index, value in enumerate(node.outputs):
+            _require(value.producer is node and value.index == index, graph, f"{value!r} does not know its {node!r}")
+            _require(value.name not in names, graph, f"two values are named {value.name!r}; one is made by {node!r}")
+            known.add(value)
+            names.add(value.name)
+    for value in (*graph.outputs, *graph.state.values()):
+        _require(value in known, graph, f"the graph returns %{value.name}, which nothing computes")
+        expected[value] = expected.get(value, 0) + 1
+    for value in known:
+        _require(len(value._uses) == expected.get(value, 0), graph, f"%{value.name} lists uses that do not exist")
+
+
+def _require(holds: bool, graph: Graph, message: str) -> None:  # noqa: FBT001 - a condition, not an option
+    if not holds:
+        error = PassError(message)
+        error.add_note(str(graph))
+        raise error

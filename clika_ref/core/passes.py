@@ -1,0 +1,157 @@
+"""``Pass``, its ``Phase``, the ``Pipeline`` that runs passes to a fixed point, and the numeric check between them."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+
+from clika_ref.core.errors import PassError
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from clika_ref.core.accuracy import ErrorClass
+    from clika_ref.core.operators import Operator
+
+
+class Phase(enum.IntEnum):
+    """When a pass runs.
+
+    CLEAN changes the stored graph, so it keeps every parameter; FUSE runs on the weight-sharing clone that is lowered,
+    so it may fold them.
+    """
+
+    CLEAN = 1
+    FUSE = 2
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """What a pass offers: a frozen dataclass whose fields are its options.
+
+    ``name`` is a kebab-case verb; ``after`` names passes that come first; ``error`` is how far it may move numbers;
+    ``removes`` is what the log calls the nodes that it took away ("Dropout layers").
+    """
+
+    name: ClassVar[str]
+    phase: ClassVar[Phase]
+    after: ClassVar[tuple[str, ...]]
+    error: ClassVar[ErrorClass]
+    removes: ClassVar[str]
+
+    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
+        """Change the graph in place; whether anything changed is measured by its revision."""
+        ...
+
+
+@dataclass(slots=True)
+class PassReport:
+    """What one run of a pass did."""
+
+    name: str
+    removed: int
+    removes: str
+    seconds: float
+    changed: bool
+
+
+ROUND_LIMIT = 20
+"""Rounds after which passes that keep undoing each other are reported; real graphs settle in 2 to 4."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in an order that respects ``after``, run round after round until a round changes nothing."""
+
+    passes: tuple[Pass, ...]
+    operators: Mapping[str, Operator]
+    check_inputs: Sequence[torch.Tensor] | None = field(default=None)
+    """With inputs given, the graph is run after each pass, and a pass that changes numbers is named."""
+
+    @classmethod
+    def of(cls, passes: Mapping[str, Pass], operators: Mapping[str, Operator], phase: Phase, **options: Any) -> Pipeline:
+        """Return the pipeline of one phase."""
+        return cls(ordered([p for p in passes.values() if p.phase is phase]), operators, **options)
+
+    def run(self, graph: Graph, report: Callable[[PassReport], None] | None = None) -> list[PassReport]:
+        """Run all passes on a graph until none changes it; return what each run did.
+
+        Raises:
+            PassError: a pass broke an invariant, changed numbers, or the passes do not settle.
+        """
+        reports: list[PassReport] = []
+        settled: dict[str, int] = {}
+        for _ in range(ROUND_LIMIT):
+            before = graph.revision
+            for p in self.passes:
+                if settled.get(p.name) == graph.revision:
+                    continue
+                result = self._run_one(p, graph)
+                settled[p.name] = graph.revision
+                reports.append(result)
+                if report is not None:
+                    report(result)
+            if graph.revision == before:
+                return reports
+        active = sorted({r.name for r in reports[-len(self.passes) :] if r.changed})
+        msg = f"the passes {active} still change the graph after {ROUND_LIMIT} rounds: they undo each other"
+        raise PassError(msg)
+
+    def _run_one(self, p: Pass, graph: Graph) -> PassReport:
+        count, revision, start = len(graph), graph.revision, time.perf_counter()
+        expected = interpret(graph, self.check_inputs)[0] if self.check_inputs is not None else None
+        p(graph, self.operators)
+        seconds = time.perf_counter() - start
+        changed = graph.revision != revision
+        if changed:
+            try:
+                verify(graph)
+            except PassError as error:
+                error.add_note(f"after the pass {p.name}")
+                raise
+        if changed and expected is not None and self.check_inputs is not None:
+            check_numbers(p, expected, interpret(graph, self.check_inputs)[0])
+        return PassReport(p.name, count - len(graph), p.removes, seconds, changed)
+
+
+def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> None:
+    """Compare outputs before and after a pass within the error class that it states.
+
+    Raises:
+        PassError: they differ.
+    """
+    for index, (e, a) in enumerate(zip(expected, actual, strict=True)):
+        if p.error.kind == "exact":
+            same = torch.equal(e, a) or torch.equal(torch.nan_to_num(e), torch.nan_to_num(a))
+        else:
+            # A reassociation moves a result by some ulp of the largest term, grown through the layers behind it.
+            scale = float(e.abs().max()) if e.numel() else 0.0
+            same = torch.allclose(e.double(), a.double(), rtol=0.0, atol=1e4 * scale * torch.finfo(torch.float32).eps)
+        if not same:
+            worst = float((e.double() - a.double()).abs().max())
+            msg = f"pass {p.name} promises {p.error} but moved output {index} by {worst:.3g}"
+            raise PassError(msg)
+
+
+def ordered(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Sort passes so that each comes after those that it names, and by name where nothing else decides.
+
+    Raises:
+        PassError: the wishes form a cycle.
+    """
+    waiting = {p.name: p for p in sorted(passes, key=lambda p: p.name)}
+    result: list[Pass] = []
+    while waiting:
+        ready = next((p for p in waiting.values() if not any(a in waiting for a in p.after)), None)
+        if ready is None:
+            wishes = "; ".join(f"{p.name} after {', '.join(p.after)}" for p in waiting.values())
+            msg = f"these passes cannot be ordered, each waits for another: {wishes}"
+            raise PassError(msg)
+        result.append(waiting.pop(ready.name))
+    return tuple(result)

@@ -1,0 +1,162 @@
+"""What the installed plugins provide, gathered into one frozen value that is passed on as an argument."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from clika_ref.core import hooks
+from clika_ref.core.errors import PluginError
+from clika_ref.core.operators import Operator, by_overload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import torch
+
+    from clika_ref.core.passes import Pass
+    from clika_ref.core.targets import Target
+
+LIMIT_VARIABLE = "CLIKA_REF_PLUGINS"
+"""Environment variable that limits loading to the entry points that it lists, separated by commas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One installed plugin: its entry point, its distribution, and what it adds."""
+
+    name: str
+    distribution: str
+    version: str
+    operators: tuple[Operator, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    targets: tuple[Target, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """All operators, passes and targets in force, each under its name."""
+
+    plugins: tuple[Plugin, ...]
+    operators: Mapping[str, Operator]
+    passes: Mapping[str, Pass]
+    targets: Mapping[str, Target]
+    overloads: Mapping[torch._ops.OpOverload, Operator] = field(repr=False)
+
+    def operator_for(self, overload: torch._ops.OpOverload) -> Operator | None:
+        """Return the operator that an ATen call maps to."""
+        return self.overloads.get(overload)
+
+
+def load_registry(limit: str | None = None) -> Registry:
+    """Load every installed plugin, in order of entry-point name, and check that they agree.
+
+    Args:
+        limit: entry points to load, separated by commas; by default ``$CLIKA_REF_PLUGINS``, or all.
+
+    Raises:
+        PluginError: plugins fail to load or clash; all failures are reported at once.
+
+    """
+    wanted = limit if limit is not None else os.environ.get(LIMIT_VARIABLE)
+    found = sorted(entry_points(group=hooks.GROUP), key=lambda e: (e.name, e.value))
+    if wanted is not None:
+        names = [name.strip() for name in wanted.split(",") if name.strip()]
+        unknown = sorted(set(names) - {e.name for e in found})
+        if unknown:
+            msg = f"{LIMIT_VARIABLE} names {unknown}, but installed are {[e.name for e in found]}"
+            raise PluginError(msg)
+        found = [e for e in found if e.name in names]
+    return build_registry(_load_all(found))
+
+
+def build_registry(plugins: Iterable[Plugin]) -> Registry:
+    """Join plugins into a registry.
+
+    Raises:
+        PluginError: two plugins claim one name or one ATen call; all clashes are named.
+    """
+    plugins = tuple(plugins)
+    problems: list[str] = []
+
+    def index(kind: str, items: Callable[[Plugin], Iterable[tuple[Any, Any]]]) -> dict[Any, Any]:
+        owners: dict[Any, Plugin] = {}
+        result: dict[Any, Any] = {}
+        for plugin in plugins:
+            for key, item in items(plugin):
+                if key in owners:
+                    problems.append(f"{kind} {str(key)!r} is claimed by {owners[key]} and by {plugin}")
+                owners[key], result[key] = plugin, item
+        return result
+
+    operators = index("operator", lambda p: ((o.name, o) for o in p.operators))
+    overloads = index("the ATen call", lambda p: ((c, o) for o in p.operators for c in by_overload([o])))
+    passes = index("pass", lambda p: ((q.name, q) for q in p.passes))
+    targets = index("target", lambda p: ((t.name, t) for t in p.targets))
+    if problems:
+        shown = "\n".join(f"  {p}" for p in problems)
+        msg = f"plugins clash:\n{shown}\nUninstall one of each, or list those to load in ${LIMIT_VARIABLE}."
+        raise PluginError(msg)
+    return Registry(plugins, operators, passes, targets, overloads)
+
+
+def _load_all(found: list[EntryPoint]) -> list[Plugin]:
+    manager = pluggy.PluginManager(hooks.GROUP)
+    manager.add_hookspecs(hooks)
+    plugins: list[Plugin] = []
+    problems: list[str] = []
+    for entry in found:
+        try:
+            plugins.append(_load(manager, entry))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything; all failures are reported
+            problems.append(f"  {_owner(entry)}: {type(error).__name__}: {error}")
+    if problems:
+        msg = (
+            f"{len(problems)} of {len(found)} plugins cannot be used:\n" + "\n".join(problems) + "\n"
+            f"Update or uninstall them, or list those to load in ${LIMIT_VARIABLE}."
+        )
+        raise PluginError(msg)
+    return plugins
+
+
+def _owner(entry: EntryPoint) -> str:
+    owner = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown distribution"
+    return f"{entry.name!r} = {entry.value} ({owner})"
+
+
+def _load(manager: pluggy.PluginManager, entry: EntryPoint) -> Plugin:
+    module = entry.load()
+    level = getattr(module, "CLIKA_REF_API", None)
+    if level != hooks.API_LEVEL:
+        stated = "does not state CLIKA_REF_API" if level is None else f"was written for CLIKA_REF_API = {level!r}"
+        msg = f"it {stated}; this clika-ref speaks {hooks.API_LEVEL}"
+        raise PluginError(msg)
+    manager.register(module, entry.name)
+    manager.check_pending()
+    parts: dict[str, tuple[Any, ...]] = {}
+    for caller in manager.get_hookcallers(module) or ():
+        for implementation in caller.get_hookimpls():
+            if implementation.plugin is module:
+                parts[caller.name.removeprefix("clika_ref_")] = tuple(implementation.function())
+    _check_kinds(parts)
+    dist = entry.dist
+    return Plugin(entry.name, dist.name if dist else "?", dist.version if dist else "?", **parts)
+
+
+def _check_kinds(parts: Mapping[str, tuple[Any, ...]]) -> None:
+    for item in parts.get("operators", ()):
+        if not isinstance(item, Operator):
+            msg = f"clika_ref_operators returned {item!r}, a {type(item).__name__}; return what @operator made"
+            raise PluginError(msg)
+    for kind in ("passes", "targets"):
+        for item in parts.get(kind, ()):
+            if not isinstance(getattr(item, "name", None), str):
+                msg = f"clika_ref_{kind} returned {item!r}, which has no `name`; return instances, not classes"
+                raise PluginError(msg)

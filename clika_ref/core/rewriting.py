@@ -1,0 +1,139 @@
+"""Rewrite rules: what a rule is, why it did not fire, and the loop that applies rules until none applies."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clika_ref.core.errors import PassError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from clika_ref.core.operators import Operator
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A rule's answer where it does not apply: why, and how near it came (the number of conditions that held)."""
+
+    reason: str
+    closeness: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rewrite: ``rewrite(node, build)`` returns the values that replace the node's outputs, or a `Skip`.
+
+    ``kinds`` names the operators whose nodes it is shown. Made by `rule`.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    rewrite: Callable[[Node, Builder], Any]
+
+
+def rule(*kinds: str) -> Callable[[Callable[[Node, Builder], Any]], Rule]:
+    """Declare a rule for nodes of the given operators; the function's name, with dashes, is the rule's."""
+
+    def declare(rewrite: Callable[[Node, Builder], Any]) -> Rule:
+        return Rule(rewrite.__name__.strip("_").replace("_", "-"), kinds, rewrite)
+
+    return declare
+
+
+@dataclass(slots=True)
+class Misses:
+    """The closest miss of each rule, which answers why it did not fire."""
+
+    closest: dict[str, tuple[Skip, str]] = field(default_factory=dict[str, "tuple[Skip, str]"])
+
+    def note(self, rule: Rule, skip: Skip, node: Node) -> None:
+        """Remember a miss if it is the closest so far."""
+        known = self.closest.get(rule.name)
+        if known is None or skip.closeness > known[0].closeness:
+            self.closest[rule.name] = (skip, repr(node))
+
+
+def apply_rules(
+    graph: Graph, rules: Sequence[Rule], operators: Mapping[str, Operator], misses: Misses | None = None
+) -> int:
+    """Apply rules until none applies, visiting only what a rewrite may have changed; return how often one fired.
+
+    Raises:
+        PassError: a rule returned something else than replacements of the right number and types.
+    """
+    by_kind: dict[str, list[Rule]] = {}
+    for r in rules:
+        for kind in r.kinds:
+            by_kind.setdefault(kind, []).append(r)
+    queue = deque(node for node in graph.nodes if node.kind in by_kind)
+    waiting = set(queue)
+    fired = 0
+    while queue:
+        node = queue.popleft()
+        waiting.discard(node)
+        if node not in graph:
+            continue
+        for r in by_kind[node.kind]:
+            touched = _apply(graph, r, node, operators, misses)
+            if touched is None:
+                continue
+            fired += 1
+            for neighbour in touched:
+                if neighbour in graph and neighbour.kind in by_kind and neighbour not in waiting:
+                    queue.append(neighbour)
+                    waiting.add(neighbour)
+            break
+    return fired
+
+
+def _apply(
+    graph: Graph, r: Rule, node: Node, operators: Mapping[str, Operator], misses: Misses | None
+) -> list[Node] | None:
+    """Try one rule on one node; return the nodes worth another look, or None where it did not fire."""
+    previous = node._previous
+    build = Builder(graph, operators, node, node.origin.through(r.name))
+    answer = r.rewrite(node, build)
+    if isinstance(answer, Skip):
+        if misses is not None:
+            misses.note(r, answer, node)
+        return None
+    replacements = tuple(answer) if isinstance(answer, tuple) else (answer,)
+    if len(replacements) != len(node.outputs) or not all(isinstance(v, Value) for v in replacements):
+        msg = f"rule {r.name} returned {answer!r} for {node!r}; return one value per output, or Skip(reason)"
+        raise PassError(msg)
+    made: list[Node] = []
+    step = node._previous
+    while step is not None and step is not previous:
+        made.append(step)
+        step = step._previous
+    for old, new in zip(node.outputs, replacements, strict=True):
+        graph.replace(old, new)
+        _keep_name(graph, old, new)
+    readers = [u.user for v in replacements for u in v.uses if isinstance(u.user, Node)]
+    producers = [v.producer for v in node.inputs if isinstance(v, Value) and v.producer]
+    erase_dead(graph, node)
+    return [*made, *producers, *readers]
+
+
+def _keep_name(graph: Graph, old: Value, new: Value) -> None:
+    """Let the replacement keep the name by which the user knows the value."""
+    if new.producer is not None and old.name not in (new.name,) and any(u.user is graph for u in new.uses):
+        old.name, new.name = new.name, old.name
+
+
+def erase_dead(graph: Graph, *roots: Node) -> int:
+    """Erase nodes that nobody reads, and what thereby becomes unread; return how many."""
+    stack, erased = list(roots), 0
+    while stack:
+        node = stack.pop()
+        if node not in graph or any(v.uses for v in node.outputs):
+            continue
+        graph.erase(node)
+        erased += 1
+        stack.extend(v.producer for v in node.inputs if isinstance(v, Value) and v.producer)
+    return erased

@@ -1,0 +1,176 @@
+"""Descriptions of legal calls, from which drivers make concrete ones: random draws, covering arrays, graph growth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INTEGRAL = (torch.int64, torch.int32, torch.uint8, torch.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of finitely many values; the first is the plainest, to which a failing case shrinks."""
+
+    options: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """An integer in ``[low, high]``."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """A float in ``[low, high]``."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescription:
+    """A tensor to be drawn: ``shape`` given or of a rank within ``rank``, elements typically in ``[low, high]``.
+
+    ``domain`` is the legal range of elements; special values outside it are never tried. ``unique`` asks for elements
+    without ties.
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    shape: tuple[int, ...] | None
+    rank: tuple[int, int]
+    side: tuple[int, int]
+    low: float
+    high: float
+    domain: tuple[float, float] | None
+    unique: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSample:
+    """A drawn tensor: dtype and shape are decided, elements are filled in by the driver."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    low: float
+    high: float
+    domain: tuple[float, float] | None = None
+    unique: bool = False
+
+    @property
+    def rank(self) -> int:
+        """The number of sides."""
+        return len(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator: operands (values, samples, numbers or None) and attributes."""
+
+    operands: tuple[Any, ...]
+    attrs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Draw(Protocol):
+    """What a driver passes to a ``samples`` function: decides one description."""
+
+    def __call__(self, description: Any, /) -> Any:
+        """Return a concrete value for a description."""
+        ...
+
+
+class Descriptions:
+    """The ``s`` that ``samples`` functions receive: makes descriptions, decides nothing."""
+
+    def tensor(  # noqa: PLR0913 - each names one property of a tensor; all are keyword-only with defaults
+        self,
+        *,
+        shape: Sequence[int] | None = None,
+        rank: int | tuple[int, int] = (0, 4),
+        side: tuple[int, int] = (1, 5),
+        dtype: torch.dtype | Sequence[torch.dtype] = torch.float32,
+        low: float = -3.0,
+        high: float = 3.0,
+        domain: tuple[float, float] | None = None,
+        unique: bool = False,
+    ) -> TensorDescription:
+        """Describe a tensor of the given shape, or of any shape whose rank and sides lie in the given ranges."""
+        dtypes = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
+        ranks = (rank, rank) if isinstance(rank, int) else rank
+        return TensorDescription(
+            dtypes, None if shape is None else tuple(shape), ranks, side, low, high, domain, unique
+        )
+
+    def floats(self, low: float, high: float) -> Floats:
+        """Describe a float in ``[low, high]``."""
+        return Floats(low, high)
+
+    def integers(self, low: int, high: int) -> Integers:
+        """Describe an integer in ``[low, high]``."""
+        return Integers(low, high)
+
+    def booleans(self) -> Choice:
+        """Describe ``False`` or ``True``."""
+        return Choice((False, True))
+
+    def choice(self, *options: Any) -> Choice:
+        """Describe one of the options, the plainest first."""
+        return Choice(options)
+
+    def call(self, *operands: Any, **attrs: Any) -> Call:
+        """Describe the call itself, from drawn parts."""
+        return Call(operands, attrs)
+
+
+def random_draw(random: Random) -> Draw:
+    """Return the simplest driver: every description is decided by ``random``."""
+
+    def draw(description: Any, /) -> Any:
+        match description:
+            case Choice(options):
+                return random.choice(options)
+            case Integers(low, high):
+                return random.randint(low, high)
+            case Floats(low, high):
+                return random.uniform(low, high)
+            case TensorDescription():
+                return _draw_tensor(random, description)
+        msg = f"draw() takes a description made by `s`, not {description!r} (a {type(description).__name__})"
+        raise TypeError(msg)
+
+    return draw
+
+
+def _draw_tensor(random: Random, d: TensorDescription) -> TensorSample:
+    shape = d.shape
+    if shape is None:
+        shape = tuple(random.randint(*d.side) for _ in range(random.randint(*d.rank)))
+    return TensorSample(random.choice(d.dtypes), shape, d.low, d.high, d.domain, d.unique)
+
+
+def realize(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """Fill a drawn tensor with elements between its ``low`` and ``high``."""
+    count = math.prod(sample.shape)
+    if sample.dtype == torch.bool:
+        return torch.randint(0, 2, sample.shape, generator=generator).bool()
+    if sample.unique:
+        steps = torch.randperm(count, generator=generator).double() / max(count - 1, 1)
+        flat = sample.low + steps * (sample.high - sample.low)
+        return flat.reshape(sample.shape).to(sample.dtype)
+    if not sample.dtype.is_floating_point:
+        low, high = math.ceil(sample.low), math.floor(sample.high)
+        low = max(low, torch.iinfo(sample.dtype).min)
+        return torch.randint(low, max(high, low) + 1, sample.shape, generator=generator).to(sample.dtype)
+    uniform = torch.rand(sample.shape, generator=generator, dtype=torch.float64)
+    return (sample.low + uniform * (sample.high - sample.low)).to(sample.dtype)

@@ -1,0 +1,76 @@
+"""``Target``: what a place that runs models must offer; its ``Artifact`` and the ``Runner`` that loads one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from clika_ref.core.ir import Graph, Node
+    from clika_ref.core.passes import Pass
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationScheme:
+    """How a target wants numbers quantized; data that placement joins with the traits of operators.
+
+    Empty until quantization exists; a target that computes in float needs no more.
+    """
+
+    name: str = "float"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A compiled model on disk and what is known of it."""
+
+    path: Path
+    target: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Runner(Protocol):
+    """A loaded artifact."""
+
+    def __call__(self, inputs: Sequence[torch.Tensor], /) -> list[torch.Tensor]:
+        """Run it on one tensor per input, in order; return one tensor per output."""
+        ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A place that runs models. No algorithm knows a target, and no target knows an algorithm."""
+
+    name: str
+    scheme: QuantizationScheme
+
+    def missing(self) -> str | None:
+        """Say why the runtime cannot be used here and what to install, or return None."""
+        ...
+
+    def refusal(self, node: Node, /) -> str | None:
+        """Say why the target cannot run a node, or return None."""
+        ...
+
+    def passes(self) -> Sequence[Pass]:
+        """Return passes that only this target wants, run after the standard ones."""
+        ...
+
+    def compile(self, graph: Graph, path: Path, /, **options: Any) -> Artifact:
+        """Write the artifact of a graph."""
+        ...
+
+    def load(self, artifact: Artifact, /) -> Runner:
+        """Load an artifact in the runtime."""
+        ...
+
+    def explain(self, artifact: Artifact, /) -> Mapping[str, str]:
+        """Return the precision in which the runtime really runs each node, read from its own optimized graph."""
+        ...

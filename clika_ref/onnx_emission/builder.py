@@ -1,0 +1,195 @@
+"""The ``op`` that ONNX lowerings receive: ``op.Softmax(x, axis=1)`` adds a node, a few helpers add common groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from clika_ref.core.errors import PluginError
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.dtypes import TO_TORCH, to_onnx
+from clika_ref.onnx_emission.sizes import SizeEmitter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from clika_ref.core.types import Dim
+
+OPSET = 18
+"""The ONNX opset that lowerings are written for: the one that torchlib speaks, and every target accepts."""
+
+BOOLEAN_RESULTS = frozenset(
+    {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "Xor", "IsNaN", "IsInf"}
+)
+INT64_RESULTS = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin"})
+TYPED_BY_SECOND = frozenset({"Where", "CastLike", "OneHot"})
+
+
+class OnnxBuilder:
+    """Adds ONNX nodes; every attribute that is not a method below is an ONNX operator of the default domain.
+
+    Operands are ONNX values (or None where absent); attributes are keywords. One value comes back, or a tuple where
+    ``outputs=n`` asks for several. ``result`` holds the type of the output of the node that is being lowered
+    (``results``: of all of them).
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[ir.Node] = []
+        self.initializers: dict[str, ir.Value] = {}
+        self.results: tuple[TensorType, ...] = ()
+        self.prefix = ""
+        self.metadata: dict[str, str] = {}
+        self.sizes = SizeEmitter(self)
+        self.domains: set[str] = {""}
+        self._types: dict[ir.Value, TensorType | torch.dtype] = {}
+        self._constants: dict[tuple[Any, ...], ir.Value] = {}
+        self._counts: dict[str, int] = {}
+
+    # Nodes
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            msg = f"`op` has no helper {op_type!r}; ONNX operators start with a capital letter"
+            raise AttributeError(msg)
+
+        def add(*operands: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
+            return self.node(op_type, *operands, outputs=outputs, **attributes)
+
+        self.__dict__[op_type] = add
+        return add
+
+    def node(self, op_type: str, *operands: ir.Value | None, outputs: int = 1, domain: str = "", **attrs: Any) -> Any:
+        """Add a node of any domain; attributes that are None are left out.
+
+        Raises:
+            PluginError: an operand is not an ONNX value.
+        """
+        for operand in operands:
+            if not isinstance(operand, ir.Value | None):
+                msg = f"op.{op_type}: operand {operand!r} is a {type(operand).__name__}; use op.like(x, number) for numbers"
+                raise PluginError(msg)
+        attributes = [ir.convenience.convert_attribute(k, _plain(v)) for k, v in attrs.items() if v is not None]
+        node = ir.Node(domain, op_type, operands, attributes, num_outputs=outputs, name=self._name(op_type))
+        node.metadata_props.update(self.metadata)
+        self.domains.add(domain)
+        self.nodes.append(node)
+        for value in node.outputs:
+            value.name = self._name(f"{op_type}_out")
+            self._types[value] = self._dtype_of_result(op_type, operands, attrs)
+        return node.outputs[0] if outputs == 1 else tuple(node.outputs)
+
+    def _name(self, hint: str) -> str:
+        base = f"{self.prefix}/{hint}"
+        count = self._counts.get(base, 0)
+        self._counts[base] = count + 1
+        return f"{base}_{count}" if count else base
+
+    def _dtype_of_result(self, op_type: str, operands: Sequence[Any], attrs: Mapping[str, Any]) -> torch.dtype:
+        if op_type in BOOLEAN_RESULTS:
+            return torch.bool
+        if op_type in INT64_RESULTS:
+            return torch.int64
+        if op_type == "Cast":
+            return TO_TORCH[ir.DataType(attrs["to"])]
+        operands = operands[1:] if op_type in TYPED_BY_SECOND else operands
+        first = next((o for o in operands if o is not None), None)
+        return self.results[0].dtype if first is None else self.dtype(first)
+
+    # What is known of a value
+
+    def declare(self, value: ir.Value, type: TensorType | torch.dtype) -> ir.Value:
+        """Record the type of a value (of an intermediate: at least its dtype)."""
+        self._types[value] = type
+        return value
+
+    def dtype(self, value: ir.Value) -> torch.dtype:
+        """Return the dtype of a value."""
+        known = self._types[value]
+        return known.dtype if isinstance(known, TensorType) else known
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...]:
+        """Return the shape of an operand of the lowering.
+
+        Raises:
+            PluginError: the value is an intermediate, of which only the dtype is known.
+        """
+        known = self._types[value]
+        if not isinstance(known, TensorType):
+            msg = f"the shape of the intermediate {value.name!r} is unknown; derive it from the operands"
+            raise PluginError(msg)
+        return known.shape
+
+    def rank(self, value: ir.Value) -> int:
+        """Return the number of sides of an operand."""
+        return len(self.shape(value))
+
+    @property
+    def result(self) -> TensorType:
+        """The type of the first output of the node that is being lowered."""
+        return self.results[0]
+
+    # Constants
+
+    def constant(self, data: torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, dtype: torch.dtype) -> ir.Value:
+        """Return a constant; equal constants are stored once."""
+        tensor = torch.as_tensor(data).detach().to(dtype).contiguous()
+        key = (dtype, tuple(tensor.shape), tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        if key not in self._constants:
+            name = f"constant_{len(self._constants)}"
+            value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(to_onnx(dtype)))
+            value.const_value = ir.tensor_adapters.TorchTensor(tensor, name=name)
+            self._constants[key] = self.initializers[name] = value
+            self._types[value] = TensorType(dtype, tuple(tensor.shape))
+        return self._constants[key]
+
+    def scalar(self, number: Any, dtype: torch.dtype) -> ir.Value:
+        """Return a 0-d value: a constant, or a size expression computed at run time."""
+        if is_symbolic(number):
+            return self.cast(self.sizes.scalar(number), dtype)
+        return self.constant(number, dtype)
+
+    def like(self, x: ir.Value, number: Any) -> ir.Value:
+        """Return a number as a 0-d value of the dtype of ``x``; a value is returned as it is."""
+        return number if isinstance(number, ir.Value) else self.scalar(number, self.dtype(x))
+
+    def ints(self, numbers: Sequence[Any]) -> ir.Value:
+        """Return int64[n] with the given elements, some of which may be size expressions."""
+        if is_symbolic(tuple(numbers)):
+            return self.sizes.vector(tuple(numbers))
+        return self.constant(list(numbers), torch.int64)
+
+    # Common groups
+
+    def cast(self, x: ir.Value, dtype: torch.dtype) -> ir.Value:
+        """Return ``x`` as another dtype; nothing is added where it has that dtype."""
+        return x if self.dtype(x) == dtype else self.Cast(x, to=int(to_onnx(dtype)))
+
+    def promote(self, *operands: Any, to: torch.dtype | None = None) -> tuple[ir.Value, ...]:
+        """Return all operands, numbers included, as values of one dtype (by default the result's)."""
+        dtype = to or self.result.dtype
+        return tuple(self.cast(o, dtype) if isinstance(o, ir.Value) else self.scalar(o, dtype) for o in operands)
+
+    def reshape(self, x: ir.Value, shape: Sequence[Any]) -> ir.Value:
+        """Return ``x`` in another shape, whose sides may be size expressions.
+
+        One expression is written as -1 and needs no arithmetic at run time.
+        """
+        sides = list(shape)
+        symbolic = [i for i, side in enumerate(sides) if is_symbolic(side)]
+        known = all(isinstance(s, int) and s > 0 for s in sides if not is_symbolic(s))
+        if len(symbolic) == 1 and known:
+            sides[symbolic[0]] = -1
+        zero = 0 in sides
+        return self.Reshape(x, self.ints(sides), allowzero=1 if zero or len(symbolic) > 1 else None)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, bool):
+        return int(value)
+    return int(to_onnx(value)) if isinstance(value, torch.dtype) else value

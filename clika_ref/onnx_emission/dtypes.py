@@ -1,0 +1,40 @@
+"""The ONNX element type of each torch dtype, and back."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+from clika_ref.core.errors import ModelError
+
+TO_ONNX: dict[torch.dtype, ir.DataType] = {
+    torch.float32: ir.DataType.FLOAT,
+    torch.float64: ir.DataType.DOUBLE,
+    torch.float16: ir.DataType.FLOAT16,
+    torch.bfloat16: ir.DataType.BFLOAT16,
+    torch.int64: ir.DataType.INT64,
+    torch.int32: ir.DataType.INT32,
+    torch.int16: ir.DataType.INT16,
+    torch.int8: ir.DataType.INT8,
+    torch.uint8: ir.DataType.UINT8,
+    torch.uint16: ir.DataType.UINT16,
+    torch.uint32: ir.DataType.UINT32,
+    torch.uint64: ir.DataType.UINT64,
+    torch.bool: ir.DataType.BOOL,
+    torch.complex64: ir.DataType.COMPLEX64,
+    torch.complex128: ir.DataType.COMPLEX128,
+}
+
+TO_TORCH: dict[ir.DataType, torch.dtype] = {onnx: dtype for dtype, onnx in TO_ONNX.items()}
+
+
+def to_onnx(dtype: torch.dtype) -> ir.DataType:
+    """Return the ONNX element type of a dtype.
+
+    Raises:
+        ModelError: ONNX has none.
+    """
+    if dtype not in TO_ONNX:
+        msg = f"ONNX has no element type for {dtype}; cast to one of {', '.join(str(d) for d in TO_ONNX)}"
+        raise ModelError(msg)
+    return TO_ONNX[dtype]

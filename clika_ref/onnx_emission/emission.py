@@ -1,0 +1,151 @@
+"""A graph as an ONNX model: inputs and outputs named after the signature, every node lowered by its operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from clika_ref.core.errors import ClikaError, PluginError, TargetError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.builder import OPSET, OnnxBuilder
+from clika_ref.onnx_emission.dtypes import to_onnx
+
+if TYPE_CHECKING:
+    from clika_ref.core.symbols import Symbol
+
+IR_VERSION = 10
+"""The ONNX file format version; 10 is read by every supported runtime and allows opset 21 for int4 later."""
+
+SCOPE = "clika.scope"
+SOURCE = "clika.source"
+
+
+def emit(graph: Graph) -> ir.Model:
+    """Lower a graph to an ONNX model whose values keep their names.
+
+    Raises:
+        TargetError: nodes have no lowering; all of them are named.
+        PluginError: a lowering is broken.
+    """
+    refuse_unlowerable(graph)
+    return _Emission(graph).model()
+
+
+def refuse_unlowerable(graph: Graph) -> None:
+    """Gather the nodes whose operators have no ONNX lowering, and name them all at once.
+
+    Raises:
+        TargetError: there are such nodes.
+    """
+    missing = [node for node in graph.nodes if node.op.lowering is None]
+    if missing:
+        shown = "\n".join(f"  {node.op.name} in {node.origin}" for node in missing)
+        msg = f"{len(missing)} nodes cannot be written as ONNX:\n{shown}\nDeclare their lowering with @<operator>.onnx."
+        raise TargetError(msg)
+
+
+class _Emission:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.op = OnnxBuilder()
+        self.values: dict[Value, ir.Value] = {}
+        self.symbols: dict[str, list[Symbol]] = {}
+        for symbol in graph.symbols.values():
+            self.symbols.setdefault(symbol.side.name, []).append(symbol)
+
+    def model(self) -> ir.Model:
+        inputs = [self._declare(value) for value in self.graph.inputs]
+        for value in self.graph.constants.values():
+            if value.uses:
+                self._constant(value)
+        for value in self.graph.inputs:
+            self._bind(value)
+        for node in self.graph.nodes:
+            self._lower(node)
+        outputs = self._outputs()
+        onnx_graph = ir.Graph(
+            inputs,
+            outputs,
+            nodes=self.op.nodes,
+            initializers=self._used_initializers(),
+            name=self.graph.name,
+            opset_imports={"": OPSET, **{d: 1 for d in sorted(self.op.domains) if d}},
+        )
+        return ir.Model(onnx_graph, ir_version=IR_VERSION, producer_name="clika-ref")
+
+    def _used_initializers(self) -> list[ir.Value]:
+        return [v for v in self.op.initializers.values() if v.uses() or v.is_graph_output()]
+
+    def _declare(self, value: Value) -> ir.Value:
+        onnx = ir.Value(name=value.name)
+        self._annotate(onnx, value.type)
+        self.values[value] = onnx
+        return onnx
+
+    def _annotate(self, onnx: ir.Value, type: TensorType) -> None:
+        onnx.type = ir.TensorType(to_onnx(type.dtype))
+        onnx.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])
+        self.op.declare(onnx, type)
+
+    def _constant(self, value: Value) -> None:
+        onnx = self._declare(value)
+        assert value.data is not None
+        onnx.const_value = ir.tensor_adapters.TorchTensor(value.data.detach().contiguous().cpu(), name=value.name)
+        self.op.initializers[value.name] = onnx
+
+    def _bind(self, value: Value) -> None:
+        for symbol in self.symbols.get(value.name, ()):
+            self.op.prefix = f"sizes/{symbol.name}"
+            self.op.sizes.bind(symbol, self.values[value])
+
+    def _lower(self, node: Node) -> None:
+        op = self.op
+        op.prefix = node.name
+        op.results = tuple(v.type for v in node.outputs)
+        op.metadata = {k: v for k, v in ((SCOPE, node.origin.scope), (SOURCE, node.origin.line)) if v}
+        operands = [self.values[v] if isinstance(v, Value) else v for v in node.inputs]
+        first_new = len(op.nodes)
+        results = self._call(node, operands)
+        new = {value for onnx_node in op.nodes[first_new:] for value in onnx_node.outputs}
+        for value, onnx in zip(node.outputs, results, strict=True):
+            if onnx in new:
+                onnx.name = value.name
+                new.discard(onnx)
+                self._annotate(onnx, value.type)
+            self.values[value] = onnx
+            self._bind(value)
+        op.metadata = {}
+
+    def _call(self, node: Node, operands: list[Any]) -> tuple[ir.Value, ...]:
+        assert node.op.lowering is not None
+        try:
+            result = node.op.lowering(self.op, *operands, **node.attrs)
+        except ClikaError as error:
+            error.add_note(f"while lowering {node!r}")
+            raise
+        except Exception as error:
+            msg = f"the ONNX lowering of {node.op.name} failed on {node!r}: {error!r}"
+            raise PluginError(msg) from error
+        results = result if isinstance(result, tuple) else (result,)
+        if len(results) != len(node.outputs):
+            msg = f"the ONNX lowering of {node.op.name} returned {len(results)} values for {node!r}, not {len(node.outputs)}"
+            raise PluginError(msg)
+        return results
+
+    def _outputs(self) -> list[ir.Value]:
+        """Return one distinct value for each output: inputs, constants and repeats pass through an Identity."""
+        self.op.prefix = "outputs"
+        taken: set[ir.Value] = set()
+        outputs: list[ir.Value] = []
+        for value in self.graph.outputs:
+            onnx = self.values[value]
+            if onnx.producer() is None or onnx in taken:
+                onnx = self.op.Identity(onnx)
+                self._annotate(onnx, value.type)
+            taken.add(onnx)
+            outputs.append(onnx)
+        return outputs
+
+

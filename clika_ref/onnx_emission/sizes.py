@@ -1,0 +1,154 @@
+"""Size expressions as ONNX nodes: each needed expression is computed once, from the sides that its symbols name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch.utils._sympy import functions as torch_sympy
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.symbols import is_symbolic, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import onnx_ir as ir
+
+    from clika_ref.core.symbols import Symbol
+    from clika_ref.onnx_emission.builder import OnnxBuilder
+
+
+class SizeEmitter:
+    """Computes size expressions as tensors of shape [1]: int64, or float64 where a true division makes a fraction."""
+
+    def __init__(self, op: OnnxBuilder) -> None:
+        self.op = op
+        self._vectors: dict[Any, ir.Value] = {}
+        self._scalars: dict[Any, ir.Value] = {}
+
+    def bind(self, symbol: Symbol, source: ir.Value) -> None:
+        """Read a symbol from the value that carries it."""
+        dim = symbol.side.dim
+        if dim is None:
+            self._vectors[symbol.expr] = self.op.Reshape(self.op.cast(source, torch.int64), self.op.ints([1]))
+        else:
+            self._vectors[symbol.expr] = self.op.Shape(source, start=dim, end=dim + 1)
+
+    def vector(self, sides: tuple[Any, ...]) -> ir.Value:
+        """Return int64[n] of numbers and expressions; runs of numbers stay one constant."""
+        parts: list[ir.Value] = []
+        run: list[int] = []
+        for side in sides:
+            if is_symbolic(side):
+                if run:
+                    parts.append(self.op.ints(run))
+                    run = []
+                parts.append(self.one(side))
+            else:
+                run.append(int(side))
+        if run:
+            parts.append(self.op.ints(run))
+        return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
+
+    def scalar(self, expr: sympy.Basic) -> ir.Value:
+        """Return an expression as a 0-d value."""
+        if expr not in self._scalars:
+            self._scalars[expr] = self.op.Squeeze(self.one(expr), self.op.ints([0]))
+        return self._scalars[expr]
+
+    def one(self, expr: sympy.Basic) -> ir.Value:
+        """Return an expression as a value of shape [1]."""
+        if expr not in self._vectors:
+            self._vectors[expr] = self._compute(expr)
+        return self._vectors[expr]
+
+    def _compute(self, expr: sympy.Basic) -> ir.Value:
+        if not expr.args:
+            return self._atom(expr)
+        for kind, emit in RULES.items():
+            if isinstance(expr, kind):
+                return emit(self, expr)
+        msg = f"the size expression {expr} uses {type(expr).__name__}, for which there is no ONNX form"
+        raise ModelError(msg)
+
+    def _atom(self, expr: sympy.Basic) -> ir.Value:
+        if isinstance(expr, sympy.Symbol):
+            msg = f"the symbol {expr} is needed before the value that it is read from is computed"
+            raise ModelError(msg)
+        value = number(expr)
+        if isinstance(value, int):
+            return self.op.ints([value])
+        return self.op.constant([float(value)], torch.float64)
+
+    def _fold(self, op_type: str, expr: sympy.Basic) -> ir.Value:
+        first, *rest = self._together(*expr.args)
+        for value in rest:
+            first = self.op.node(op_type, first, value)
+        return first
+
+    def _together(self, *args: sympy.Basic) -> list[ir.Value]:
+        values = [self.one(a) for a in args]
+        fractional = any(self.op.dtype(v) == torch.float64 for v in values)
+        return [self.op.cast(v, torch.float64) for v in values] if fractional else values
+
+    def _floor_divide(self, expr: sympy.Basic) -> ir.Value:
+        a, b = self._together(*expr.args)
+        if not expr.args[0].is_nonnegative:  # ONNX truncates, Python rounds down
+            a = self.op.Sub(a, self.op.Mod(a, b))
+        return self.op.Div(a, b)
+
+    def _true_divide(self, expr: sympy.Basic) -> ir.Value:
+        a, b = (self.op.cast(self.one(x), torch.float64) for x in expr.args)
+        return self.op.Div(a, b)
+
+    def _mod(self, expr: sympy.Basic) -> ir.Value:
+        return self.op.Mod(*self._together(*expr.args))
+
+    def _round(self, op_type: str, expr: sympy.Basic) -> ir.Value:
+        value = self.op.cast(self.one(expr.args[0]), torch.float64)
+        return self.op.cast(self.op.node(op_type, value), torch.int64)
+
+    def _power(self, expr: sympy.Basic) -> ir.Value:
+        base, exponent = expr.args
+        if exponent == -1:
+            return self.op.Reciprocal(self.op.cast(self.one(base), torch.float64))
+        return self.op.Pow(*self._together(base, exponent))
+
+    def _to_float(self, expr: sympy.Basic) -> ir.Value:
+        return self.op.cast(self.one(expr.args[0]), torch.float64)
+
+    def _truncate(self, expr: sympy.Basic) -> ir.Value:
+        return self.op.cast(self.one(expr.args[0]), torch.int64)
+
+    def _ceil_divide(self, expr: sympy.Basic) -> ir.Value:
+        a, b = expr.args
+        return self.one(torch_sympy.FloorDiv(a + b - 1, b))
+
+
+RULES: dict[type, Callable[[SizeEmitter, Any], Any]] = {
+    sympy.Add: lambda s, e: s._fold("Add", e),
+    sympy.Mul: lambda s, e: s._fold("Mul", e),
+    sympy.Pow: SizeEmitter._power,
+    torch_sympy.PowByNatural: SizeEmitter._power,
+    torch_sympy.FloorDiv: SizeEmitter._floor_divide,
+    torch_sympy.CeilDiv: SizeEmitter._ceil_divide,
+    torch_sympy.Mod: SizeEmitter._mod,
+    torch_sympy.PythonMod: SizeEmitter._mod,
+    sympy.Mod: SizeEmitter._mod,
+    torch_sympy.Max: lambda s, e: s._fold("Max", e),
+    torch_sympy.Min: lambda s, e: s._fold("Min", e),
+    sympy.Max: lambda s, e: s._fold("Max", e),
+    sympy.Min: lambda s, e: s._fold("Min", e),
+    torch_sympy.IntTrueDiv: SizeEmitter._true_divide,
+    torch_sympy.FloatTrueDiv: SizeEmitter._true_divide,
+    torch_sympy.ToFloat: SizeEmitter._to_float,
+    torch_sympy.CeilToInt: lambda s, e: s._round("Ceil", e),
+    torch_sympy.FloorToInt: lambda s, e: s._round("Floor", e),
+    torch_sympy.RoundToInt: lambda s, e: s._round("Round", e),
+    torch_sympy.TruncToInt: SizeEmitter._truncate,
+    torch_sympy.Identity: lambda s, e: s.one(e.args[0]),
+    sympy.floor: lambda s, e: s._round("Floor", e),
+    sympy.ceiling: lambda s, e: s._round("Ceil", e),
+}

@@ -1,0 +1,46 @@
+"""Every declared operator: its types, its lowering in ONNX Runtime, and its claims, over drawn calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clika_ref_aten.plugin import clika_ref_operators
+
+from clika_ref.core.inference import infer
+from clika_ref.core.types import TensorType
+from one_operator import draw_case, graph_of, mismatch, run_onnx
+
+OPERATORS = sorted(clika_ref_operators(), key=lambda op: op.name)
+DRAWS = 12
+
+
+@pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+def test_inferred_types_are_those_of_real_results(op):
+    for seed in range(DRAWS):
+        case = draw_case(op, seed)
+        operands = [TensorType(o.dtype, tuple(o.shape)) if isinstance(o, torch.Tensor) else o for o in case.operands]
+        found = infer(op, operands, case.attrs)
+        assert found == tuple(TensorType(r.dtype, tuple(r.shape)) for r in case.eager()), str(case)
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATORS if not op.random], ids=lambda op: op.name)
+def test_the_onnx_lowering_agrees_with_eager(op):
+    assert op.lowering is not None, f"{op.name} has no ONNX lowering"
+    for seed in range(DRAWS):
+        case = draw_case(op, seed)
+        difference = mismatch(case, case.eager(), run_onnx(graph_of(case), case.tensors))
+        assert difference is None, f"{case}: {difference}"
+
+
+@pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+def test_samples_vary_every_attribute(op):
+    drawn = [draw_case(op, seed).attrs for seed in range(80)]
+    for name in op.attributes:
+        if name not in ("device", "dtype"):
+            assert len({repr(attrs[name]) for attrs in drawn}) > 1, f"{op.name}: no sample varies {name!r}"
+
+
+@pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+def test_the_manual_is_a_sentence(op):
+    assert op.__doc__, op.name
+    assert op.__doc__.strip().splitlines()[0].endswith("."), op.name
