@@ -136,7 +136,8 @@ class OnnxBuilder:
 
     def constant(self, data: torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, dtype: torch.dtype) -> ir.Value:
         """Return a constant; equal constants are stored once."""
-        tensor = torch.as_tensor(data).detach().to(dtype).contiguous()
+        exact = data if isinstance(data, torch.Tensor) else np.asarray(data)  # torch would make float32 of Python floats
+        tensor = torch.as_tensor(exact).detach().to(dtype).contiguous()
         key = (dtype, tuple(tensor.shape), tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
         if key not in self._constants:
             name = f"constant_{len(self._constants)}"

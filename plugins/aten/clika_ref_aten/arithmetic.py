@@ -1,0 +1,328 @@
+"""Sums, products and quotients, elementwise."""
+
+from __future__ import annotations
+
+from numbers import Number
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE, EXACT, ulp
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.elementwise import (
+    ANY,
+    FLOATS,
+    INTS,
+    NUMBERS,
+    SINGLE,
+    binary,
+    computed,
+    one,
+    operand_for,
+    truncated,
+    two,
+    unary,
+)
+
+aten = torch.ops.aten
+
+# A sum may cancel, which only the size of an operand bounds.
+SUM = ulp(8, "x")
+
+
+@operator(aten.add.Tensor, aten.add.Scalar, quant=OWN_SCALE, error=SUM)
+def add(x: Tensor, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
+    """``x + alpha * y``, elementwise; of bools, whether one holds."""
+    return torch.add(x, y, alpha=alpha)
+
+
+@add.onnx
+def _(op, x, y, *, alpha):
+    if op.result.dtype == torch.bool:
+        return op.Or(*op.promote(x, y)) if alpha else op.Identity(x)
+    return op.Add(*_scaled(op, x, y, alpha))
+
+
+@add.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=ANY))
+    y = operand_for(draw, s, x, dtype=ANY, number=True)
+    return s.call(x, y, alpha=_alpha(draw, s, x, y))
+
+
+@operator(aten.sub.Tensor, aten.sub.Scalar, quant=OWN_SCALE, error=SUM)
+def sub(x: Tensor | Number, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
+    """``x - alpha * y``, elementwise."""
+    return torch.sub(x, y, alpha=alpha) if isinstance(x, Tensor) else torch.rsub(y, x, alpha=alpha)
+
+
+@sub.onnx
+def _(op, x, y, *, alpha):
+    return op.Sub(*_scaled(op, x, y, alpha))
+
+
+@sub.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=NUMBERS))
+    y = operand_for(draw, s, x, dtype=NUMBERS, number=True)
+    alpha = _alpha(draw, s, x, y)
+    return s.call(y, x, alpha=alpha) if draw(s.booleans()) else s.call(x, y, alpha=alpha)
+
+
+@sub.from_torch(aten.rsub.Tensor, aten.rsub.Scalar)
+def _(x, other, alpha=1):
+    return sub.call(other, x, alpha=alpha)
+
+
+def _scaled(op, x, y, alpha):
+    x, y = op.promote(x, y)
+    return x, y if alpha == 1 else op.Mul(y, op.like(y, alpha))
+
+
+def _alpha(draw, s, x, y):
+    if torch.bool in (x.dtype, getattr(y, "dtype", None)):
+        return 1
+    floats = x.dtype.is_floating_point
+    return draw(s.choice(1, 1, 0.5, -2.0) if floats else s.choice(1, 2, 3))
+
+
+@operator(aten.mul.Tensor, aten.mul.Scalar, quant=OWN_SCALE, error=ulp(8))
+def mul(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``x * y``, elementwise; of bools, whether both hold."""
+    return torch.mul(x, y)
+
+
+mul.onnx(binary("Mul", logical="And"))
+mul.samples(two(dtype=ANY))
+
+
+@operator(
+    aten.div.Tensor,
+    aten.div.Scalar,
+    aten.div.Tensor_mode,
+    aten.div.Scalar_mode,
+    aten.true_divide.Tensor,
+    aten.true_divide.Scalar,
+    quant=OWN_SCALE,
+    error=ulp(8),
+)
+def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> Tensor:
+    """``x / y``, elementwise; integers stay integers where ``rounding_mode`` is ``"trunc"`` or ``"floor"``."""
+    return torch.div(x, y, rounding_mode=rounding_mode)
+
+
+@div.onnx
+def _(op, x, y, *, rounding_mode):
+    divisor, (x, y) = y, op.promote(x, y)
+    floating = op.result.dtype.is_floating_point
+    if rounding_mode == "floor":
+        return (_floor_of_floats if floating else _floor_of_integers)(op, x, y, divisor)
+    quotient = op.Div(x, y)
+    return truncated(op, quotient) if rounding_mode == "trunc" and floating else quotient
+
+
+@div.samples
+def _(draw, s):
+    mode = draw(s.choice(None, "floor", "trunc"))
+    x = draw(s.tensor(dtype=NUMBERS, low=-9, high=9))
+    return s.call(x, _divisor(draw, s, x), rounding_mode=mode)
+
+
+@div.from_torch(aten.floor_divide.default, aten.floor_divide.Scalar)
+def _(x, other):
+    return div.call(x, other, rounding_mode="floor")
+
+
+def _floor_of_integers(op, x, y, divisor):
+    """Make the quotient exact before ONNX truncates it: ONNX's remainder of integers has the divisor's sign."""
+    if op.dtype(x) == torch.uint8:
+        return op.Div(x, y)
+    return op.Div(op.Sub(x, op.Mod(x, y)), y)
+
+
+def _floor_of_floats(op, x, y, divisor):
+    """Divide ``x`` less its remainder: ``floor(x / y)`` is off by one where the quotient rounds up to an integer."""
+    rest = op.Mod(x, y, fmod=1)
+    whole = op.Round(op.Div(op.Sub(x, rest), y))
+    lower = op.Where(_signs_differ(op, rest, y, divisor), op.Sub(whole, op.like(x, 1)), whole)
+    if isinstance(divisor, int | float) and divisor:
+        return lower
+    return op.Where(op.Equal(y, op.like(y, 0)), op.Div(x, y), lower)
+
+
+def _signs_differ(op, rest, y, divisor):
+    """Say where a remainder is not zero and of another sign than its divisor."""
+    if isinstance(divisor, int | float) and divisor > 0:
+        return op.Less(rest, op.like(rest, 0))
+    return op.Less(op.Mul(op.Sign(rest), op.Sign(y)), op.like(rest, 0))
+
+
+def _divisor(draw, s, x):
+    low, high = draw(s.choice((0.6, 4), (-4, -0.6)))
+    if x.dtype == torch.uint8:
+        low, high = 0.6, 4
+    dtypes = [d for d in NUMBERS if high > 0 or d != torch.uint8]
+    y = operand_for(draw, s, x, dtype=dtypes, number=True, low=low, high=high)
+    return y or 1
+
+
+@operator(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, quant=OWN_SCALE, error=SUM)
+def remainder(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """``x - y * floor(x / y)``, elementwise: a remainder of the sign of ``y``."""
+    return torch.remainder(x, y)
+
+
+@remainder.onnx
+def _(op, x, y):
+    divisor, (x, y) = y, op.promote(x, y)
+    if not op.result.dtype.is_floating_point:
+        return op.Mod(x, y)
+    rest = op.Mod(x, y, fmod=1)
+    return op.Where(_signs_differ(op, rest, y, divisor), op.Add(rest, y), rest)
+
+
+@remainder.samples
+def _(draw, s):
+    y = draw(s.tensor(dtype=NUMBERS, low=0.6, high=4))
+    if draw(s.booleans()):
+        return s.call(draw(s.integers(0, 9)), y)
+    x = draw(s.tensor(shape=y.shape, dtype=NUMBERS, low=-9, high=9))
+    return s.call(x, _divisor(draw, s, x))
+
+
+@operator(aten.fmod.Tensor, aten.fmod.Scalar, quant=OWN_SCALE, error=EXACT)
+def fmod(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``x - y * trunc(x / y)``, elementwise: a remainder of the sign of ``x``."""
+    return torch.fmod(x, y)
+
+
+@fmod.onnx
+def _(op, x, y):
+    return op.Mod(*op.promote(x, y), fmod=1)
+
+
+@fmod.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=NUMBERS, low=-9, high=9))
+    return s.call(x, _divisor(draw, s, x))
+
+
+@operator(aten.neg.default, quant=OWN_SCALE, error=EXACT)
+def neg(x: Tensor) -> Tensor:
+    """``-x``, elementwise."""
+    return torch.neg(x)
+
+
+neg.onnx(unary("Neg", via={torch.uint8: torch.int32}))
+neg.samples(one(dtype=NUMBERS))
+
+
+@operator(aten.abs.default, quant=OWN_SCALE, error=EXACT)
+def abs_(x: Tensor) -> Tensor:
+    """``|x|``, elementwise."""
+    return torch.abs(x)
+
+
+abs_.onnx(unary("Abs"))
+abs_.samples(one(dtype=NUMBERS))
+
+
+@operator(aten.sign.default, aten.sgn.default, quant=OWN_SCALE, error=EXACT)
+def sign(x: Tensor) -> Tensor:
+    """``-1``, ``0`` or ``1`` by the sign of ``x``, elementwise; 0 of NaN."""
+    return torch.sign(x)
+
+
+@sign.onnx
+def _(op, x):
+    if op.dtype(x) == torch.bool:
+        return op.Identity(x)
+    if not op.dtype(x).is_floating_point:
+        return op.Sign(x)
+    return op.Where(op.IsNaN(x), op.like(x, 0), op.Sign(x))
+
+
+sign.samples(one(dtype=ANY))
+
+
+@operator(aten.reciprocal.default, quant=OWN_SCALE, error=ulp(8))
+def reciprocal(x: Tensor) -> Tensor:
+    """``1 / x``, elementwise."""
+    return torch.reciprocal(x)
+
+
+reciprocal.onnx(unary("Reciprocal"))
+reciprocal.samples(one(dtype=NUMBERS, low=0.5, high=4))
+
+
+@operator(aten.addcmul.default, quant=OWN_SCALE, error=COMPOSE)
+def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    """``x + value * tensor1 * tensor2``, elementwise."""
+    return torch.addcmul(x, tensor1, tensor2, value=value)
+
+
+@addcmul.onnx
+def _(op, x, tensor1, tensor2, *, value):
+    x, first, second = op.promote(x, tensor1, tensor2)
+    first = first if value == 1 else op.Mul(first, op.like(first, value))
+    return op.Add(x, op.Mul(first, second))
+
+
+@addcmul.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32)))
+    first = operand_for(draw, s, x, dtype=(x.dtype,), number=False)
+    second = draw(s.tensor(shape=x.shape, dtype=x.dtype))
+    return s.call(x, first, second, value=draw(s.choice(1, 2, 3)))
+
+
+@operator(aten.addcdiv.default, quant=OWN_SCALE, error=COMPOSE)
+def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    """``x + value * tensor1 / tensor2``, elementwise."""
+    return torch.addcdiv(x, tensor1, tensor2, value=value)
+
+
+@addcdiv.onnx
+def _(op, x, tensor1, tensor2, *, value):
+    x, first, second = op.promote(x, tensor1, tensor2)
+    first = first if value == 1 else op.Mul(first, op.like(first, value))
+    return op.Add(x, op.Div(first, second))
+
+
+@addcdiv.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=FLOATS))
+    first = operand_for(draw, s, x, dtype=(x.dtype,), number=False)
+    second = draw(s.tensor(shape=x.shape, dtype=x.dtype, low=0.5, high=2))
+    return s.call(x, first, second, value=draw(s.choice(1, 0.5, -2)))
+
+
+@operator(aten.lerp.Tensor, aten.lerp.Scalar, quant=OWN_SCALE, error=COMPOSE)
+def lerp(x: Tensor, end: Tensor, weight: Tensor | Number) -> Tensor:
+    """``x + weight * (end - x)``, elementwise; exactly ``end`` where the weight is 1."""
+    return torch.lerp(x, end, weight)
+
+
+@lerp.onnx
+def _(op, x, end, weight):
+    number, (x, end, weight) = weight, op.promote(x, end, weight)
+    way = op.Sub(end, x)
+    rest = op.Sub(op.like(weight, 1), weight)
+
+    def from_start():
+        return op.Add(x, op.Mul(weight, way))
+
+    def from_end():
+        return op.Sub(end, op.Mul(way, rest))
+
+    if isinstance(number, int | float):
+        return from_start() if abs(number) < 0.5 else from_end()
+    return op.Where(op.Less(op.Abs(weight), op.like(weight, 0.5)), from_start(), from_end())
+
+
+@lerp.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.float64)))
+    end = draw(s.tensor(shape=x.shape, dtype=x.dtype))
+    return s.call(x, end, operand_for(draw, s, x, dtype=(x.dtype,), number=True, low=-2, high=2))

@@ -1,0 +1,114 @@
+"""What elementwise operators share: lowerings to one ONNX node, the dtype that operands meet in, and draws."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clika_ref.core.symbols import is_symbolic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+FLOATS = (torch.float32, torch.float16, torch.float64)
+INTS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+NUMBERS = (torch.float32, torch.int64, torch.float16, torch.float64, torch.int32, torch.int16, torch.uint8, torch.int8)
+ANY = (*NUMBERS, torch.bool)
+SINGLE = (torch.float32, torch.float16, torch.int64, torch.bool)
+"""The dtypes to draw for functions that ONNX Runtime computes in float32 even of float64 (see `VIA_FLOAT32`)."""
+
+VIA_FLOAT32 = {torch.float64: torch.float32}
+"""For ONNX operators of which ONNX Runtime has no float64 kernel: losing digits beats refusing the model."""
+
+
+
+def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype], **attributes):
+    """Add one node, in the dtype that ``via`` names where runtimes have no kernel for that of the operands."""
+    dtype = op.dtype(operands[-1])  # of Where, the first is a condition
+    wide = via.get(dtype)
+    if wide is None:
+        return op.node(op_type, *operands, **attributes)
+    operands = [op.cast(o, wide) if op.dtype(o) == dtype else o for o in operands]
+    return op.cast(op.node(op_type, *operands, **attributes), dtype)
+
+
+def unary(op_type: str, *, via: Mapping[torch.dtype, torch.dtype] | None = None) -> Callable[..., Any]:
+    """Return the lowering to one node, on the operand cast to the result's dtype."""
+
+    def lower(op, x):
+        return computed(op, op_type, *op.promote(x), via=via or {})
+
+    return lower
+
+
+def binary(
+    op_type: str, *, logical: str | None = None, via: Mapping[torch.dtype, torch.dtype] | None = None
+) -> Callable[..., Any]:
+    """Return the lowering to one node, on operands cast to the result's dtype; ``logical`` serves bools."""
+
+    def lower(op, x, y):
+        kind = logical if logical and op.result.dtype == torch.bool else op_type
+        return computed(op, kind, *op.promote(x, y), via=via or {})
+
+    return lower
+
+
+def common_dtype(op, *operands) -> torch.dtype:
+    """Return the dtype in which torch computes with two operands: numbers and tensors of rank 0 weigh less."""
+    return torch.result_type(*(_stand_in(op, o) for o in operands))
+
+
+def _stand_in(op, operand: Any) -> Any:
+    if is_symbolic(operand):
+        return 1 if operand.is_integer else 1.0
+    if isinstance(operand, int | float):
+        return operand
+    return torch.empty((1,) * op.rank(operand), dtype=op.dtype(operand), device="meta")
+
+
+def truncated(op, x):
+    """Add the nodes that round a float towards zero."""
+    return op.Where(op.Less(x, op.like(x, 0)), op.Ceil(x), op.Floor(x))
+
+
+def sign_bit(op, x):
+    """Add the nodes that say whether a float is negative, -0.0 included (ONNX sees no sign of NaN)."""
+    zero = op.like(x, 0)
+    return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))  # 1 / -0.0 is -inf, but 1 / -inf is no less than 0
+
+
+def one(**description: Any) -> Callable[..., Any]:
+    """Return the sampler of an operator of one tensor, of that description."""
+
+    def sample(draw, s):
+        return s.call(draw(s.tensor(**description)))
+
+    return sample
+
+
+def two(
+    *, dtype: Sequence[torch.dtype] = (torch.float32,), number: bool = True, mixed: bool = True, **description: Any
+) -> Callable[..., Any]:
+    """Return the sampler of an operator of two tensors that broadcast; ``number``: the second may be a number."""
+
+    def sample(draw, s):
+        x = draw(s.tensor(dtype=dtype, **description))
+        dtypes = dtype if mixed else (x.dtype,)
+        return s.call(x, operand_for(draw, s, x, dtype=dtypes, number=number, **description))
+
+    return sample
+
+
+def operand_for(draw, s, x, *, dtype: Sequence[torch.dtype], number: bool, low: float = -3.0, high: float = 3.0):
+    """Draw an operand that broadcasts with ``x``: a tensor of another shape, or a number where that may stand."""
+    forms = ("same", "ones", "tail", "more", "scalar", *(("number",) * 2 if number else ()))
+    match draw(s.choice(*forms)):
+        case "number" if x.dtype.is_floating_point and draw(s.booleans()):
+            return draw(s.floats(low, high))
+        case "number":
+            lowest = max(0, round(low)) if x.dtype == torch.uint8 else round(low)
+            return draw(s.integers(lowest, round(high)))
+        case form:
+            shapes = {"same": x.shape, "ones": (1,) * x.rank, "tail": x.shape[1:], "more": (2, *x.shape), "scalar": ()}
+            return draw(s.tensor(shape=shapes[form], dtype=dtype, low=low, high=high))
