@@ -7,51 +7,284 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clika_ref.core.accuracy import DOT
+from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import compute
+from clika_ref_aten.spatial import batched, spread
 
 aten = torch.ops.aten
 
 
-@operator(aten.conv2d.default, quant=compute(weight=1, axis=0, bias=2), error=DOT)
+def _same(kernel, dilation):
+    """Return the padding that keeps each side, as begins and ends: an odd element comes at the end."""
+    totals = [d * (k - 1) for k, d in zip(kernel, spread(dilation, len(kernel)), strict=True)]
+    return [t // 2 for t in totals], [t - t // 2 for t in totals]
+
+
+def _padded(x, weight, padding, dilation):
+    """Return ``x`` and a padding in numbers; torch's own ``same`` warns where it pads unevenly, as is usual here."""
+    if padding != "same":
+        return x, padding
+    begins, ends = _same(weight.shape[2:], dilation)
+    if begins == ends:
+        return x, begins
+    pads = [p for pair in zip(reversed(begins), reversed(ends), strict=True) for p in pair]
+    return F.pad(x, pads), 0
+
+
+def _pads(op, weight, padding, dilation):
+    """Return ONNX's begins and ends."""
+    kernel = op.shape(weight)[2:]
+    if padding == "valid":
+        return [0] * 2 * len(kernel)
+    if padding != "same":
+        return [*spread(padding, len(kernel))] * 2
+    if is_symbolic(kernel):
+        msg = (
+            f"a convolution with padding='same' whose kernel has the sides {kernel}: ONNX needs padding as numbers; "
+            "pad explicitly with torch.nn.functional.pad"
+        )
+        raise TargetError(msg)
+    begins, ends = _same(kernel, dilation)
+    return [*begins, *ends]
+
+
+def _convolve(op, x, weight, bias, *, stride, padding, dilation, groups):
+    sides = op.rank(weight) - 2
+    return op.Conv(
+        x,
+        weight,
+        bias,
+        strides=spread(stride, sides),
+        pads=_pads(op, weight, padding, dilation),
+        dilations=spread(dilation, sides),
+        group=groups,
+    )
+
+
+def _convolve_transposed(op, x, weight, bias, *, stride, padding, output_padding, groups, dilation):
+    sides = op.rank(weight) - 2
+    return op.ConvTranspose(
+        x,
+        weight,
+        bias,
+        strides=spread(stride, sides),
+        pads=_pads(op, weight, padding, dilation),
+        output_padding=spread(output_padding, sides),
+        dilations=spread(dilation, sides),
+        group=groups,
+    )
+
+
+def _operands(draw, s, sides, *, transposed, batched=True):
+    """Draw x, weight, bias and the number of groups."""
+    groups, channels, out = draw(s.choice(1, 2)), draw(s.integers(1, 3)), draw(s.integers(1, 3))
+    batch = (draw(s.integers(1, 2)),) if batched else ()
+    x = draw(s.tensor(shape=(*batch, groups * channels, *(draw(s.integers(5, 8)) for _ in range(sides)))))
+    outer, inner = (groups * channels, out) if transposed else (groups * out, channels)
+    weight = draw(s.tensor(shape=(outer, inner, *(draw(s.choice(1, 2, 3)) for _ in range(sides)))))
+    bias = draw(s.tensor(shape=(groups * out,))) if draw(s.booleans()) else None
+    return x, weight, bias, groups
+
+
+def _samples(sides):
+    def sample(draw, s):
+        x, weight, bias, groups = _operands(draw, s, sides, transposed=False, batched=draw(s.choice(True, True, False)))
+        padding = draw(s.choice("numbers", "numbers", "same", "valid"))
+        if padding == "numbers":
+            padding = tuple(draw(s.choice(0, 1, 2)) for _ in range(draw(s.choice(sides, 1))))
+        stride = tuple(1 if padding == "same" else draw(s.choice(1, 2, 3)) for _ in range(draw(s.choice(sides, 1))))
+        dilation = tuple(draw(s.choice(1, 2)) for _ in range(sides))
+        return s.call(x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+    return sample
+
+
+def _strides_and_paddings(draw, s, sides):
+    """Draw what a transposed convolution takes; torch wants output padding below the stride or the dilation."""
+    stride = tuple(draw(s.choice(1, 2, 3)) for _ in range(sides))
+    return {
+        "stride": stride,
+        "padding": tuple(draw(s.choice(0, 1)) for _ in range(sides)),
+        "output_padding": tuple(draw(s.integers(0, side - 1)) for side in stride),
+        "dilation": tuple(draw(s.choice(1, 2)) for _ in range(sides)),
+    }
+
+
+def _samples_transposed(sides):
+    def sample(draw, s):
+        x, weight, bias, groups = _operands(draw, s, sides, transposed=True, batched=draw(s.choice(True, True, False)))
+        return s.call(x, weight, bias, groups=groups, **_strides_and_paddings(draw, s, sides))
+
+    return sample
+
+
+@operator(aten.conv1d.default, aten.conv1d.padding, quant=compute(weight=1, axis=0, bias=2), error=DOT)
+def conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: tuple[int, ...] = (1,),
+    padding: tuple[int, ...] | str = (0,),
+    dilation: tuple[int, ...] = (1,),
+    groups: int = 1,
+) -> Tensor:
+    """Cross-correlate ``x[n, c, w]`` with ``weight[k, c / groups, i]`` and add ``bias[k]``."""
+    x, padding = _padded(x, weight, padding, dilation)
+    return F.conv1d(x, weight, bias, stride, padding, dilation, groups)
+
+
+conv1d.onnx(batched(1, _convolve))
+conv1d.samples(_samples(1))
+
+
+@operator(aten.conv2d.default, aten.conv2d.padding, quant=compute(weight=1, axis=0, bias=2), error=DOT)
 def conv2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
     stride: tuple[int, ...] = (1, 1),
-    padding: tuple[int, ...] = (0, 0),
+    padding: tuple[int, ...] | str = (0, 0),
     dilation: tuple[int, ...] = (1, 1),
     groups: int = 1,
 ) -> Tensor:
     """Cross-correlate ``x[n, c, h, w]`` with ``weight[k, c / groups, i, j]`` and add ``bias[k]``."""
+    x, padding = _padded(x, weight, padding, dilation)
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
-@conv2d.onnx
-def _(op, x, weight, bias, *, stride, padding, dilation, groups):
-    pads = [*padding, *padding] if len(padding) > 1 else [*padding * 4]
-    return op.Conv(x, weight, bias, strides=_spread(stride, 2), pads=pads, dilations=_spread(dilation, 2), group=groups)
+conv2d.onnx(batched(2, _convolve))
+conv2d.samples(_samples(2))
 
 
-@conv2d.samples
-def _(draw, s):
-    groups, k = draw(s.choice(1, 2)), draw(s.choice(1, 2, 3))
-    channels, out = groups * draw(s.integers(1, 3)), groups * draw(s.integers(1, 3))
-    x = draw(s.tensor(shape=(draw(s.integers(1, 2)), channels, draw(s.integers(6, 9)), draw(s.integers(6, 9)))))
-    weight = draw(s.tensor(shape=(out, channels // groups, k, draw(s.choice(1, 3)))))
-    bias = draw(s.tensor(shape=(out,))) if draw(s.booleans()) else None
-    return s.call(
+@operator(aten.conv3d.default, aten.conv3d.padding, quant=compute(weight=1, axis=0, bias=2), error=DOT)
+def conv3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: tuple[int, ...] = (1, 1, 1),
+    padding: tuple[int, ...] | str = (0, 0, 0),
+    dilation: tuple[int, ...] = (1, 1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """Cross-correlate ``x[n, c, d, h, w]`` with ``weight[k, c / groups, i, j, l]`` and add ``bias[k]``."""
+    x, padding = _padded(x, weight, padding, dilation)
+    return F.conv3d(x, weight, bias, stride, padding, dilation, groups)
+
+
+conv3d.onnx(batched(3, _convolve))
+conv3d.samples(_samples(3))
+
+
+@operator(aten.conv_transpose1d.default, quant=compute(weight=1, axis=1, bias=2), error=DOT)
+def conv_transpose1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: tuple[int, ...] = (1,),
+    padding: tuple[int, ...] = (0,),
+    output_padding: tuple[int, ...] = (0,),
+    groups: int = 1,
+    dilation: tuple[int, ...] = (1,),
+) -> Tensor:
+    """Spread each element of ``x[n, c, w]`` over ``weight[c, k / groups, i]``, sum what overlaps, add ``bias[k]``."""
+    return F.conv_transpose1d(x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+conv_transpose1d.onnx(batched(1, _convolve_transposed))
+conv_transpose1d.samples(_samples_transposed(1))
+
+
+@operator(aten.conv_transpose2d.input, quant=compute(weight=1, axis=1, bias=2), error=DOT)
+def conv_transpose2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: tuple[int, ...] = (1, 1),
+    padding: tuple[int, ...] = (0, 0),
+    output_padding: tuple[int, ...] = (0, 0),
+    groups: int = 1,
+    dilation: tuple[int, ...] = (1, 1),
+) -> Tensor:
+    """Spread each element of ``x[n, c, h, w]`` over ``weight[c, k / groups, i, j]``, sum overlaps, add ``bias[k]``."""
+    return F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+conv_transpose2d.onnx(batched(2, _convolve_transposed))
+conv_transpose2d.samples(_samples_transposed(2))
+
+
+@operator(aten.conv_transpose3d.input, quant=compute(weight=1, axis=1, bias=2), error=DOT)
+def conv_transpose3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: tuple[int, ...] = (1, 1, 1),
+    padding: tuple[int, ...] = (0, 0, 0),
+    output_padding: tuple[int, ...] = (0, 0, 0),
+    groups: int = 1,
+    dilation: tuple[int, ...] = (1, 1, 1),
+) -> Tensor:
+    """Spread each element of ``x[n, c, d, h, w]`` over ``weight[c, k / groups, i, j, l]``, sum, add ``bias``."""
+    return F.conv_transpose3d(x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+conv_transpose3d.onnx(batched(3, _convolve_transposed))
+conv_transpose3d.samples(_samples_transposed(3))
+
+
+# Kept in float: the channel axis of the weight depends on `transposed`, which a trait cannot say.
+@operator(aten.convolution.default, error=DOT)
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    transposed: bool,
+    output_padding: tuple[int, ...],
+    groups: int,
+) -> Tensor:
+    """Convolve ``x[n, c, ...]`` with ``weight`` over as many sides as it has, plainly or transposed."""
+    return torch.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
+@convolution.from_torch(aten._convolution.default, aten._convolution.deprecated)  # noqa: SLF001 - ATen's name
+def _(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_):  # noqa: PLR0917 - ATen's
+    return convolution.call(
         x,
         weight,
         bias,
-        stride=(draw(s.choice(1, 2)), draw(s.choice(1, 3))),
-        padding=(draw(s.choice(0, 1)), draw(s.choice(0, 2))),
-        dilation=(draw(s.choice(1, 2)), 1),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        transposed=transposed,
+        output_padding=output_padding,
         groups=groups,
     )
 
 
-def _spread(value: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return one entry per spatial side: ATen lets a single entry stand for all."""
-    return value if len(value) == count else value * count
+@convolution.onnx
+def _(op, x, weight, bias, *, transposed, output_padding, **attrs):
+    if transposed:
+        return _convolve_transposed(op, x, weight, bias, output_padding=output_padding, **attrs)
+    return _convolve(op, x, weight, bias, **attrs)
+
+
+@convolution.samples
+def _(draw, s):
+    sides, transposed = draw(s.choice(2, 1, 3)), draw(s.booleans())
+    x, weight, bias, groups = _operands(draw, s, sides, transposed=transposed)
+    attrs = _strides_and_paddings(draw, s, sides)
+    if not transposed:
+        attrs["output_padding"] = (0,) * sides
+    return s.call(x, weight, bias, transposed=transposed, groups=groups, **attrs)

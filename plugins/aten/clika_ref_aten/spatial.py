@@ -1,0 +1,42 @@
+"""What convolutions, pooling and resampling share: sides after channels, with or without a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
+
+
+def spread(value: Any, count: int) -> tuple[Any, ...]:
+    """Return one entry per spatial side: ATen lets a single entry, or a number, stand for all."""
+    entries = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return entries if len(entries) == count else entries * count
+
+
+def batched(sides, lowering):
+    """Return a lowering that also takes operands without a batch: it lends them one of size 1."""
+
+    def lower(op, x, *rest, **attrs):
+        if op.rank(x) != sides + 1:
+            return lowering(op, x, *rest, **attrs)
+        wide = op.declare(op.Unsqueeze(x, op.ints([0])), TensorType(op.dtype(x), (1, *op.shape(x))))
+        results = lowering(op, wide, *rest, **attrs)
+        if isinstance(results, tuple):
+            return tuple(op.Squeeze(r, op.ints([0])) for r in results)
+        return op.Squeeze(results, op.ints([0]))
+
+    return lower
+
+
+def floor_divide(a: Any, b: Any) -> Any:
+    """Return ``floor(a / b)`` of lengths, which may be size expressions."""
+    return FloorDiv(sympy.sympify(a), sympy.sympify(b)) if is_symbolic((a, b)) else a // b
+
+
+def ceil_divide(a: Any, b: Any) -> Any:
+    """Return ``ceil(a / b)`` of lengths, which may be size expressions."""
+    return floor_divide(a + b - 1, b)
