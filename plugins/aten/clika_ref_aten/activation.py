@@ -1,7 +1,8 @@
-"""Elementwise activation functions."""
+"""Activation functions that bend, cut or squash each element on its own."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +13,44 @@ from clika_ref.core.traits import OWN_SCALE
 
 aten = torch.ops.aten
 
+FLOATS = (torch.float32, torch.float16, torch.float64)
+SELU_ALPHA = 1.6732632423543772848170429916717  # Source: Klambauer et al., Self-Normalizing Neural Networks, section 2
+SELU_SCALE = 1.0507009873554804934193349852946
+
+
+def unary(op_type):
+    """Return the lowering to one ONNX node of one operand, which is cast to the result's dtype first."""
+
+    def lowering(op, x):
+        return op.node(op_type, *op.promote(x))
+
+    return lowering
+
+
+def floating(low=-3.0, high=3.0):
+    """Return a sampler of calls with one floating-point operand and no attributes."""
+
+    def sampler(draw, s):
+        return s.call(draw(s.tensor(dtype=FLOATS, low=low, high=high)))
+
+    return sampler
+
+
+def promoting(low=-3.0, high=3.0):
+    """Return a sampler of calls with one operand of any dtype, for functions of integers that give floats."""
+
+    def sampler(draw, s):
+        return s.call(
+            draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool), low=low, high=high))
+        )
+
+    return sampler
+
+
+def fits_attribute(op, *numbers):
+    """Whether ONNX attributes, which are float32, hold these numbers as precisely as the operand's dtype needs."""
+    return op.result.dtype != torch.float64 or all(float(np.float32(n)) == n for n in numbers)
+
 
 @operator(aten.relu.default, quant=OWN_SCALE, error=EXACT)
 def relu(x: Tensor) -> Tensor:
@@ -21,28 +60,264 @@ def relu(x: Tensor) -> Tensor:
 
 @relu.onnx
 def _(op, x):
-    return op.Relu(x)
+    if op.dtype(x) in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
+        return x
+    return op.cast(op.Relu(op.cast(x, torch.int32)), torch.int16) if op.dtype(x) == torch.int16 else op.Relu(x)
 
 
 @relu.samples
 def _(draw, s):
-    return s.call(draw(s.tensor()))
+    return s.call(draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8))))
 
 
-@operator(aten.softplus.default, quant=OWN_SCALE, error=ulp(8, 1.0))
-def softplus(x: Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """``log(1 + exp(beta * x)) / beta``, elementwise; ``x`` where ``beta * x > threshold``."""
-    return F.softplus(x, beta, threshold)
+@operator(aten.relu6.default, quant=OWN_SCALE, error=EXACT)
+def relu6(x: Tensor) -> Tensor:
+    """``min(max(x, 0), 6)``, elementwise."""
+    return F.relu6(x)
 
 
-@softplus.onnx
-def _(op, x, *, beta, threshold):
-    scaled = op.Mul(x, op.like(x, beta))
-    soft = op.Div(op.Softplus(scaled), op.like(x, beta))
-    return op.Where(op.Greater(scaled, op.like(x, threshold)), x, soft)
+@relu6.onnx
+def _(op, x):
+    return clip(op, x, 0, 6)
 
 
-@softplus.samples
+relu6.samples(floating(-3, 9))
+
+
+@operator(aten.hardtanh.default, quant=OWN_SCALE, error=EXACT)
+def hardtanh(x: Tensor, *, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """``min(max(x, min_val), max_val)``, elementwise."""
+    return F.hardtanh(x, min_val, max_val)
+
+
+@hardtanh.onnx
+def _(op, x, *, min_val, max_val):
+    return clip(op, x, min_val, max_val)
+
+
+@hardtanh.samples
 def _(draw, s):
-    x = draw(s.tensor(low=-30, high=30))
-    return s.call(x, beta=draw(s.floats(0.5, 4)), threshold=draw(s.floats(2, 30)))
+    x = draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32, torch.int8), low=-5, high=9))
+    bounds = (draw(s.integers(-3, 0)), draw(s.integers(1, 6)))
+    if x.dtype.is_floating_point:
+        bounds = (draw(s.choice(-1.0, 0.0, -2.5)), draw(s.choice(1.0, 6.0, 0.3)))
+    return s.call(x, min_val=bounds[0], max_val=bounds[1])
+
+
+def clip(op, x, low, high):
+    """Return ``x`` kept between two finite bounds."""
+    return op.Clip(x, op.like(x, low), op.like(x, high))
+
+
+@operator(aten.hardsigmoid.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+def hardsigmoid(x: Tensor) -> Tensor:
+    """``min(max(x + 3, 0), 6) / 6``, elementwise."""
+    return F.hardsigmoid(x)
+
+
+@hardsigmoid.onnx
+def _(op, x):
+    if fits_attribute(op, 1 / 6):
+        return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+    return op.Div(clip(op, op.Add(x, op.like(x, 3)), 0, 6), op.like(x, 6))
+
+
+hardsigmoid.samples(floating(-5, 5))
+
+
+@operator(aten.hardswish.default, quant=OWN_SCALE, error=ulp(8, "x"))
+def hardswish(x: Tensor) -> Tensor:
+    """``x * min(max(x + 3, 0), 6) / 6``, elementwise."""
+    return F.hardswish(x)
+
+
+@hardswish.onnx
+def _(op, x):
+    if fits_attribute(op, 1 / 6):
+        return op.HardSwish(x)
+    return op.Div(op.Mul(x, clip(op, op.Add(x, op.like(x, 3)), 0, 6)), op.like(x, 6))
+
+
+hardswish.samples(floating(-5, 5))
+
+
+@operator(aten.sigmoid.default, aten.special_expit.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+def sigmoid(x: Tensor) -> Tensor:
+    """``1 / (1 + exp(-x))``, elementwise."""
+    return torch.sigmoid(x)
+
+
+sigmoid.onnx(unary("Sigmoid"))
+sigmoid.samples(promoting(-5, 5))
+
+
+@operator(aten.tanh.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+def tanh(x: Tensor) -> Tensor:
+    """``(exp(2x) - 1) / (exp(2x) + 1)``, elementwise."""
+    return torch.tanh(x)
+
+
+tanh.onnx(unary("Tanh"))
+tanh.samples(promoting())
+
+
+@operator(aten.leaky_relu.default, quant=OWN_SCALE, error=ulp(8))
+def leaky_relu(x: Tensor, *, negative_slope: float = 0.01) -> Tensor:
+    """``x`` where positive, else ``negative_slope * x``, elementwise."""
+    return F.leaky_relu(x, negative_slope)
+
+
+@leaky_relu.onnx
+def _(op, x, *, negative_slope):
+    return leaky(op, x, negative_slope)
+
+
+@leaky_relu.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(dtype=FLOATS)), negative_slope=draw(s.choice(0.01, 0.2, 0.0, 1.5, -0.3)))
+
+
+def leaky(op, x, slope):
+    """Return ``x`` with its negative elements multiplied by a number."""
+    if fits_attribute(op, slope):
+        return op.LeakyRelu(x, alpha=float(slope))
+    return op.PRelu(x, op.like(x, slope))
+
+
+@operator(aten.prelu.default, quant=OWN_SCALE, error=ulp(8))
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """``x`` where positive, else ``weight * x``: one weight for all of ``x[n, c, ...]`` or ``weight[c]``."""
+    return torch.prelu(x, weight)
+
+
+@prelu.onnx
+def _(op, x, weight):
+    rank = op.rank(x)
+    if op.shape(weight) not in ((), (1,)):
+        return op.PRelu(x, weight if rank <= 2 else op.Reshape(weight, op.ints([-1] + [1] * (rank - 2))))
+    return op.PRelu(x, op.reshape(weight, ()) if rank == 0 and op.rank(weight) else weight)
+
+
+@prelu.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=FLOATS))
+    channels = x.shape[1] if x.rank > 1 else 1
+    shape = draw(s.choice((channels,), (1,), ()))
+    return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype, low=-1, high=1)))
+
+
+@operator(aten.elu.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+def elu(x: Tensor, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    """``scale * x`` where positive, else ``scale * alpha * (exp(input_scale * x) - 1)``, elementwise."""
+    return aten.elu.default(x, alpha, scale, input_scale)
+
+
+@elu.onnx
+def _(op, x, *, alpha, scale, input_scale):
+    return exponential_unit(op, x, alpha, scale, input_scale)
+
+
+@elu.samples
+def _(draw, s):
+    return s.call(
+        draw(s.tensor(dtype=FLOATS)),
+        alpha=draw(s.choice(1.0, 0.3, 2.0)),
+        scale=draw(s.choice(1.0, 1.5)),
+        input_scale=draw(s.choice(1.0, 0.7)),
+    )
+
+
+@operator(aten.selu.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+def selu(x: Tensor) -> Tensor:
+    """``1.0507 * x`` where positive, else ``1.0507 * 1.6733 * (exp(x) - 1)``, elementwise."""
+    return F.selu(x)
+
+
+@selu.onnx
+def _(op, x):
+    if fits_attribute(op, SELU_ALPHA):
+        return op.Selu(x)
+    return exponential_unit(op, x, SELU_ALPHA, SELU_SCALE, 1.0)
+
+
+selu.samples(floating())
+
+
+@operator(aten.celu.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``, elementwise."""
+    return F.celu(x, alpha)
+
+
+@celu.onnx
+def _(op, x, *, alpha):
+    if alpha <= 0:
+        return exponential_unit(op, x, alpha, 1.0, 1 / alpha)
+    if alpha == 1:
+        return op.Elu(x, alpha=1.0)
+    return op.Mul(op.Elu(op.Div(x, op.like(x, alpha)), alpha=1.0), op.like(x, alpha))
+
+
+@celu.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(dtype=FLOATS)), alpha=draw(s.choice(1.0, 0.4, 2.5, -1.5)))
+
+
+def exponential_unit(op, x, alpha, scale, input_scale):
+    """Return the general form behind elu, selu and celu."""
+    if input_scale == 1 and fits_attribute(op, alpha):
+        unit = op.Elu(x, alpha=float(alpha))
+    else:
+        half = op.Tanh(op.Mul(x, op.like(x, input_scale / 2)))  # expm1(2a) = 2 tanh(a) / (1 - tanh(a)): no cancellation
+        bent = op.Div(op.Mul(half, op.like(x, 2 * alpha)), op.Sub(op.like(x, 1), half))
+        unit = op.Where(op.LessOrEqual(x, op.like(x, 0)), bent, x)
+    return unit if scale == 1 else op.Mul(unit, op.like(x, scale))
+
+
+@operator(aten.threshold.default, quant=OWN_SCALE, error=EXACT)
+def threshold(x: Tensor, *, threshold: float, value: float) -> Tensor:
+    """``x`` where above ``threshold``, else ``value``, elementwise."""
+    return F.threshold(x, threshold, value)
+
+
+@threshold.onnx
+def _(op, x, *, threshold, value):
+    return op.Where(op.LessOrEqual(x, op.like(x, threshold)), op.like(x, value), x)
+
+
+@threshold.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32)))
+    return s.call(x, threshold=draw(s.choice(0, 1, -1, 0.5)), value=draw(s.choice(0, 2, -3)))
+
+
+@operator(aten.softshrink.default, quant=OWN_SCALE, error=ulp(8, "x"))
+def softshrink(x: Tensor, *, lambd: float = 0.5) -> Tensor:
+    """``x`` moved towards 0 by ``lambd``, and 0 where it would pass it, elementwise."""
+    return F.softshrink(x, lambd)
+
+
+@softshrink.onnx
+def _(op, x, *, lambd):
+    return op.Sub(x, clip(op, x, -lambd, lambd))  # ONNX's Shrink turns NaN into 0
+
+
+@softshrink.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(dtype=FLOATS)), lambd=draw(s.choice(0.5, 0.0, 1.3)))
+
+
+@operator(aten.hardshrink.default, quant=OWN_SCALE, error=EXACT)
+def hardshrink(x: Tensor, *, lambd: float = 0.5) -> Tensor:
+    """0 where ``|x| <= lambd``, else ``x``, elementwise."""
+    return F.hardshrink(x, lambd)
+
+
+@hardshrink.onnx
+def _(op, x, *, lambd):
+    return op.Where(op.LessOrEqual(op.Abs(x), op.like(x, lambd)), op.like(x, 0), x)  # ONNX's Shrink turns NaN into 0
+
+
+@hardshrink.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(dtype=FLOATS)), lambd=draw(s.choice(0.5, 0.0, 1.3)))

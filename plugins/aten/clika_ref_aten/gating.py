@@ -1,0 +1,133 @@
+"""Smooth activation functions, most of which weigh an element by a squashed form of itself."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clika_ref.core.accuracy import ulp
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.activation import FLOATS, floating
+
+aten = torch.ops.aten
+
+
+@operator(aten.gelu.default, quant=OWN_SCALE, error=ulp(8, "x"))
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """``x * P(X <= x)`` of the normal distribution, elementwise; ``approximate="tanh"`` replaces erf by a tanh."""
+    return F.gelu(x, approximate=approximate)
+
+
+@gelu.onnx
+def _(op, x, *, approximate):
+    half, one = op.like(x, 0.5), op.like(x, 1)
+    if approximate == "tanh":
+        cubic = op.Mul(op.Pow(x, op.like(x, 3)), op.like(x, 0.044715))  # Source: Hendrycks, Gimpel, section 2
+        gate = op.Tanh(op.Mul(op.Add(x, cubic), op.like(x, math.sqrt(2 / math.pi))))
+        return op.Mul(x, op.Mul(op.Add(gate, one), half))
+    gate = error_function(op, op.Div(x, op.like(x, math.sqrt(2))))
+    return op.Mul(op.Mul(x, half), op.Add(gate, one))
+
+
+@gelu.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(dtype=FLOATS[:2], low=-5, high=5)), approximate=draw(s.choice("none", "tanh")))
+
+
+def error_function(op, x):
+    """Return ``erf(x)``; ONNX Runtime has no double precision form."""
+    return op.cast(op.Erf(op.cast(x, torch.float32)), torch.float64) if op.dtype(x) == torch.float64 else op.Erf(x)
+
+
+@operator(aten.silu.default, quant=OWN_SCALE, error=ulp(8, "x"))
+def silu(x: Tensor) -> Tensor:
+    """``x / (1 + exp(-x))``, elementwise."""
+    return F.silu(x)
+
+
+@silu.onnx
+def _(op, x):
+    return op.Mul(x, op.Sigmoid(x))
+
+
+silu.samples(floating(-5, 5))
+
+
+@operator(aten.mish.default, quant=OWN_SCALE, error=ulp(8, "x"))
+def mish(x: Tensor) -> Tensor:
+    """``x * tanh(log(1 + exp(x)))``, elementwise."""
+    return F.mish(x)
+
+
+@mish.onnx
+def _(op, x):
+    return op.Mul(x, op.Tanh(op.Softplus(x)))
+
+
+mish.samples(floating(-5, 5))
+
+
+@operator(aten.glu.default, quant=OWN_SCALE, error=ulp(8, "x"))
+def glu(x: Tensor, *, dim: int = -1) -> Tensor:
+    """First half of ``x`` along ``dim``, weighed by the sigmoid of the second half."""
+    return F.glu(x, dim)
+
+
+@glu.onnx
+def _(op, x, *, dim):
+    value, gate = op.Split(x, axis=dim, num_outputs=2, outputs=2)
+    return op.Mul(value, op.Sigmoid(gate))
+
+
+@glu.samples
+def _(draw, s):
+    shape = list(draw(s.tensor(rank=(1, 4))).shape)
+    dim = draw(s.integers(-len(shape), len(shape) - 1))
+    shape[dim] *= 2
+    return s.call(draw(s.tensor(shape=shape, dtype=FLOATS)), dim=dim)
+
+
+@operator(aten.log_sigmoid.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+def log_sigmoid(x: Tensor) -> Tensor:
+    """``-log(1 + exp(-x))``, elementwise."""
+    return F.logsigmoid(x)
+
+
+@log_sigmoid.onnx
+def _(op, x):
+    return op.Neg(stable_softplus(op, op.Neg(x)))
+
+
+log_sigmoid.samples(floating(-30, 3))
+
+
+def stable_softplus(op, x):
+    """Return ``log(1 + exp(x))``, which ONNX Runtime computes without overflow in float32 only."""
+    if op.dtype(x) != torch.float64:
+        return op.cast(op.Softplus(op.cast(x, torch.float32)), op.dtype(x))
+    tail = op.Log(op.Add(op.Exp(op.Neg(op.Abs(x))), op.like(x, 1)))
+    return op.Add(op.Relu(x), tail)
+
+
+@operator(aten.softplus.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+def softplus(x: Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """``log(1 + exp(beta * x)) / beta``, elementwise; ``x`` where ``beta * x > threshold``."""
+    return F.softplus(x, beta, threshold)
+
+
+@softplus.onnx
+def _(op, x, *, beta, threshold):
+    scaled = x if beta == 1 else op.Mul(x, op.like(x, beta))
+    soft = stable_softplus(op, scaled)
+    soft = soft if beta == 1 else op.Div(soft, op.like(x, beta))
+    return op.Where(op.Greater(scaled, op.like(x, threshold)), x, soft)
+
+
+@softplus.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=FLOATS, low=-30, high=30))
+    return s.call(x, beta=draw(s.choice(1.0, 0.5, 3.7)), threshold=draw(s.floats(2, 30)))

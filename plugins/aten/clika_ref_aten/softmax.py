@@ -1,0 +1,57 @@
+"""Softmax and its logarithm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import SOFTMAX
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.activation import FLOATS
+
+aten = torch.ops.aten
+
+
+def _along(op_type):
+    def lowering(op, x, *, dim, dtype):
+        vector = op.reshape(x, (1,)) if op.rank(x) == 0 else x
+        result = op.node(op_type, *op.promote(vector), axis=dim)
+        return op.reshape(result, ()) if op.rank(x) == 0 else result
+
+    return lowering
+
+
+def _from_internal(declared):
+    def converter(x, dim, half_to_float):
+        return declared.call(x, dim=dim, dtype=torch.float32 if half_to_float else None)
+
+    return converter
+
+
+def _sampler(draw, s):
+    x = draw(s.tensor(dtype=FLOATS, low=-8, high=8))
+    dim = draw(s.integers(-max(x.rank, 1), max(x.rank - 1, 0)))
+    return s.call(x, dim=dim, dtype=draw(s.choice(None, torch.float32, torch.float64)))
+
+
+@operator(aten.softmax.int, aten.special_softmax.default, quant=OWN_SCALE, error=SOFTMAX)
+def softmax(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """``exp(x) / sum(exp(x))`` along ``dim``; ``x`` becomes ``dtype`` first."""
+    return torch.softmax(x, dim, dtype)
+
+
+softmax.onnx(_along("Softmax"))
+softmax.samples(_sampler)
+softmax.from_torch(aten._softmax.default)(_from_internal(softmax))  # noqa: SLF001 - ATen names it so
+
+
+@operator(aten.log_softmax.int, aten.special_log_softmax.default, quant=OWN_SCALE, error=SOFTMAX)
+def log_softmax(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """``x - log(sum(exp(x)))`` along ``dim``; ``x`` becomes ``dtype`` first."""
+    return torch.log_softmax(x, dim, dtype)
+
+
+log_softmax.onnx(_along("LogSoftmax"))
+log_softmax.samples(_sampler)
+log_softmax.from_torch(aten._log_softmax.default)(_from_internal(log_softmax))  # noqa: SLF001 - ATen names it so
