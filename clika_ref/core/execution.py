@@ -29,14 +29,14 @@ def _read(symbol: Symbol, tensor: torch.Tensor) -> int:
 
 
 def interpret(
-    graph: Graph, inputs: Sequence[torch.Tensor], hook: Callable[[Node, tuple[torch.Tensor, ...]], None] | None = None
+    graph: Graph, inputs: Sequence[torch.Tensor], hook: Callable[[Node, tuple[torch.Tensor, ...]], Any] | None = None
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Compute a graph node by node; return its outputs and the new values of its state.
 
     Args:
         graph: what to run.
         inputs: one tensor for each input of the graph, in order.
-        hook: called after each node with the node and its results.
+        hook: called after each node with the node and its results; what it returns, if anything, takes their place.
 
     Raises:
         ClikaError: a node failed; the message names it, its module and the user's line.
@@ -52,11 +52,11 @@ def interpret(
     last_use = {v: node for node in graph.nodes for v in node.inputs if isinstance(v, Value)}
     for node in graph.nodes:
         results = _run(node, values, sizes, device)
+        if hook is not None:
+            results = hook(node, results) or results
         for value, result in zip(node.outputs, results, strict=True):
             values[value] = result
             sizes.update({s.name: _read(s, result) for s in late.get(value.name, ())})
-        if hook is not None:
-            hook(node, results)
         for value in node.inputs:
             if isinstance(value, Value) and last_use[value] is node and _is_inner(graph, value):
                 values.pop(value, None)

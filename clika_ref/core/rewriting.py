@@ -106,32 +106,46 @@ def _apply(
     if len(replacements) != len(node.outputs) or not all(isinstance(v, Value) for v in replacements):
         msg = f"rule {r.name} returned {answer!r} for {node!r}; return one value per output, or Skip(reason)"
         raise PassError(msg)
+    if not all(keeps_name(graph, old, new) for old, new in zip(node.outputs, replacements, strict=True)):
+        return None
     made: list[Node] = []
     step = node._previous
     while step is not None and step is not previous:
         made.append(step)
         step = step._previous
+    # Only the readers that move: a replacement may have many others, and visiting them each time would be quadratic.
+    readers = [u.user for v in node.outputs for u in v.uses if isinstance(u.user, Node)]
     for old, new in zip(node.outputs, replacements, strict=True):
-        graph.replace(old, new)
-        _keep_name(graph, old, new)
-    readers = [u.user for v in replacements for u in v.uses if isinstance(u.user, Node)]
+        substitute(graph, old, new)
     producers = [v.producer for v in node.inputs if isinstance(v, Value) and v.producer]
     erase_dead(graph, node)
     return [*made, *producers, *readers]
 
 
-def _keep_name(graph: Graph, old: Value, new: Value) -> None:
-    """Let the replacement keep the name by which the user knows the value."""
-    if new.producer is not None and old.name not in (new.name,) and any(u.user is graph for u in new.uses):
+def keeps_name(graph: Graph, old: Value, new: Value) -> bool:
+    """Whether ``new`` can replace ``old`` without an output losing its name or a state entry its own tensor."""
+    if not any(use.user is graph for use in old.uses):
+        return True
+    return new.producer is not None and not any(use.user is graph for use in new.uses) and new.name not in _bound(graph)
+
+
+def substitute(graph: Graph, old: Value, new: Value) -> None:
+    """Replace a value where `keeps_name` holds; the new value of an output keeps the name that the user knows."""
+    if any(use.user is graph and isinstance(use.position, int) for use in old.uses):
         old.name, new.name = new.name, old.name
+    graph.replace(old, new)
+
+
+def _bound(graph: Graph) -> set[str]:
+    return {symbol.side.name for symbol in graph.symbols.values()}
 
 
 def erase_dead(graph: Graph, *roots: Node) -> int:
-    """Erase nodes that nobody reads, and what thereby becomes unread; return how many."""
-    stack, erased = list(roots), 0
+    """Erase nodes that nobody reads (nor a symbol), and what thereby becomes unread; return how many."""
+    stack, erased, bound = list(roots), 0, _bound(graph)
     while stack:
         node = stack.pop()
-        if node not in graph or any(v.uses for v in node.outputs):
+        if node not in graph or any(v.uses or v.name in bound for v in node.outputs):
             continue
         graph.erase(node)
         erased += 1
