@@ -11,7 +11,8 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import compute
-from clika_ref_aten.spatial import batched, spread
+from clika_ref.core.types import TensorType
+from clika_ref_aten.spatial import batched, floor_divide, spread
 
 aten = torch.ops.aten
 
@@ -77,6 +78,28 @@ def _convolve_transposed(op, x, weight, bias, *, stride, padding, output_padding
     )
 
 
+def _convolved(x, weight, bias=None, *, stride, padding, dilation, groups):
+    """Type of a convolution: fake tensors cannot pad a side of unknown length unevenly."""
+    sides = weight.rank - 2
+    kernel, dilations = weight.shape[2:], spread(dilation, sides)
+    if padding == "same":
+        lengths = x.shape[-sides:]
+    else:
+        pads = spread(0 if padding == "valid" else padding, sides)
+        spatial = zip(x.shape[-sides:], kernel, spread(stride, sides), pads, dilations, strict=True)
+        lengths = [floor_divide(n + 2 * p - d * (k - 1) - 1, s) + 1 for n, k, s, p, d in spatial]
+    return TensorType(x.dtype, (*x.shape[: -sides - 1], weight.shape[0], *lengths))
+
+
+def _convolved_transposed(x, weight, bias=None, *, stride, padding, output_padding, groups, dilation):
+    """Type of a transposed convolution."""
+    sides = weight.rank - 2
+    columns = [spread(v, sides) for v in (stride, padding, output_padding, dilation)]
+    spatial = zip(x.shape[-sides:], weight.shape[2:], *columns, strict=True)
+    lengths = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, o, d in spatial]
+    return TensorType(x.dtype, (*x.shape[: -sides - 1], weight.shape[1] * groups, *lengths))
+
+
 def _operands(draw, s, sides, *, transposed, batched=True):
     """Draw x, weight, bias and the number of groups."""
     groups, channels, out = draw(s.choice(1, 2)), draw(s.integers(1, 3)), draw(s.integers(1, 3))
@@ -137,6 +160,7 @@ def conv1d(
 
 
 conv1d.onnx(batched(1, _convolve))
+conv1d.types(_convolved)
 conv1d.samples(_samples(1))
 
 
@@ -157,6 +181,7 @@ def conv2d(
 
 
 conv2d.onnx(batched(2, _convolve))
+conv2d.types(_convolved)
 conv2d.samples(_samples(2))
 
 
@@ -177,6 +202,7 @@ def conv3d(
 
 
 conv3d.onnx(batched(3, _convolve))
+conv3d.types(_convolved)
 conv3d.samples(_samples(3))
 
 
@@ -197,6 +223,7 @@ def conv_transpose1d(
 
 
 conv_transpose1d.onnx(batched(1, _convolve_transposed))
+conv_transpose1d.types(_convolved_transposed)
 conv_transpose1d.samples(_samples_transposed(1))
 
 
@@ -217,6 +244,7 @@ def conv_transpose2d(
 
 
 conv_transpose2d.onnx(batched(2, _convolve_transposed))
+conv_transpose2d.types(_convolved_transposed)
 conv_transpose2d.samples(_samples_transposed(2))
 
 
@@ -237,6 +265,7 @@ def conv_transpose3d(
 
 
 conv_transpose3d.onnx(batched(3, _convolve_transposed))
+conv_transpose3d.types(_convolved_transposed)
 conv_transpose3d.samples(_samples_transposed(3))
 
 
@@ -278,6 +307,13 @@ def _(op, x, weight, bias, *, transposed, output_padding, **attrs):
     if transposed:
         return _convolve_transposed(op, x, weight, bias, output_padding=output_padding, **attrs)
     return _convolve(op, x, weight, bias, **attrs)
+
+
+@convolution.types
+def _(x, weight, bias=None, *, transposed, output_padding, **attrs):
+    if transposed:
+        return _convolved_transposed(x, weight, bias, output_padding=output_padding, **attrs)
+    return _convolved(x, weight, bias, **attrs)
 
 
 @convolution.samples
