@@ -51,7 +51,7 @@ def _pads(op, weight, padding, dilation):
     return [*begins, *ends]
 
 
-def _convolve(op, x, weight, bias, *, stride, padding, dilation, groups):
+def _convolve(op, x, weight, bias=None, *, stride, padding, dilation, groups):
     sides = op.rank(weight) - 2
     return op.Conv(
         x,
@@ -64,7 +64,7 @@ def _convolve(op, x, weight, bias, *, stride, padding, dilation, groups):
     )
 
 
-def _convolve_transposed(op, x, weight, bias, *, stride, padding, output_padding, groups, dilation):
+def _convolve_transposed(op, x, weight, bias=None, *, stride, padding, output_padding, groups, dilation):
     sides = op.rank(weight) - 2
     return op.ConvTranspose(
         x,
@@ -303,7 +303,7 @@ def _(x, weight, bias, stride, padding, dilation, transposed, output_padding, gr
 
 
 @convolution.onnx
-def _(op, x, weight, bias, *, transposed, output_padding, **attrs):
+def _(op, x, weight, bias=None, *, transposed, output_padding, **attrs):
     if transposed:
         return _convolve_transposed(op, x, weight, bias, output_padding=output_padding, **attrs)
     return _convolve(op, x, weight, bias, **attrs)

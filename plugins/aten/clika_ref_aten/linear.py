@@ -1,0 +1,241 @@
+"""Products of matrices and vectors."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clika_ref.core.accuracy import DOT, EXACT, ulp
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import compute
+from clika_ref.core.types import TensorType
+
+aten = torch.ops.aten
+
+FLOATS = (torch.float32, torch.float32, torch.float64)
+NUMBERS = (*FLOATS, torch.int64, torch.int32, torch.uint8)
+NARROW = frozenset({torch.int8, torch.uint8, torch.int16})
+"""Integers that ONNX Runtime does not multiply: the product in int32 is equal modulo their range."""
+
+
+def _wide(op, lowering, *operands):
+    """Apply a lowering to integers in int32 where they are narrower."""
+    dtype = op.dtype(operands[0])
+    if dtype not in NARROW:
+        return lowering(*operands)
+    return op.cast(lowering(*(op.cast(o, torch.int32) for o in operands)), dtype)
+
+
+def _product(op, a, b):
+    return _wide(op, op.MatMul, a, b)
+
+
+@operator(aten.linear.default, quant=compute(weight=1, axis=0, bias=2), error=DOT)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x[..., k] @ weight[n, k].T + bias[n]``; a weight of rank 1 gives one number for each row."""
+    return F.linear(x, weight, bias)
+
+
+@linear.onnx
+def _(op, x, weight, bias=None):
+    floating = op.result.dtype.is_floating_point
+    if floating and op.rank(x) == 2 and op.rank(weight) == 2:
+        return op.Gemm(x, weight, bias, transB=1)
+    product = _product(op, x, op.Transpose(weight, perm=[1, 0]) if op.rank(weight) == 2 else weight)
+    return product if bias is None else _wide(op, op.Add, product, bias)
+
+
+@linear.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), dtype=NUMBERS))
+    if draw(s.choice(False, False, True)):
+        return s.call(x, draw(s.tensor(shape=x.shape[-1:], dtype=x.dtype)))
+    shape = (draw(s.integers(1, 5)), x.shape[-1])
+    bias = draw(s.tensor(shape=shape[:-1], dtype=x.dtype)) if draw(s.booleans()) else None
+    return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype)), bias)
+
+
+@operator(
+    aten.matmul.default,
+    aten.linalg_matmul.default,
+    aten.mm.default,
+    aten.bmm.default,
+    aten.mv.default,
+    aten.dot.default,
+    aten.vdot.default,
+    quant=compute(weight=1, axis=-1),
+    error=DOT,
+)
+def matmul(x: Tensor, other: Tensor) -> Tensor:
+    """``x[..., n, k] @ other[..., k, m]``; a vector counts as a row on the left, as a column on the right."""
+    return torch.matmul(x, other)
+
+
+matmul.onnx(_product)
+
+
+@matmul.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), dtype=NUMBERS))
+    batch = tuple(draw(s.choice(n, 1)) for n in x.shape[:-2])[draw(s.integers(0, 2)) :]
+    columns = (draw(s.integers(1, 4)),) if draw(s.choice(True, True, False)) else ()
+    shape = (*batch, x.shape[-1], *columns) if columns else x.shape[-1:]
+    return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype)))
+
+
+def _blend(op, x, product, beta, alpha):
+    """Return ``beta * x + alpha * product``; ``x`` counts for nothing, whatever it holds, where beta is 0."""
+
+    def scaled(value, factor):
+        return value if factor == 1 else op.Mul(value, op.like(value, factor))
+
+    if beta == 0:
+        return scaled(product, alpha)
+    return op.Add(scaled(x, beta), scaled(product, alpha))
+
+
+def _multiplied_and_blended(op, x, a, b, *, beta, alpha):
+    return _wide(op, lambda x, a, b: _blend(op, x, op.MatMul(a, b), beta, alpha), x, a, b)
+
+
+def _samples_of_blends(x_rank, a_rank, b_rank):
+    def sample(draw, s):
+        dtype = draw(s.choice(*NUMBERS))
+        b, n, k, m = (draw(s.integers(1, 4)) for _ in range(4))
+        first, second = (b, n, k)[-a_rank:], (b, k, m)[-b_rank:] if b_rank > 1 else (k,)
+        result = (b, n, m)[-x_rank:] if b_rank > 1 else (n,)
+        x_shape = tuple(draw(s.choice(side, 1)) for side in result)[draw(s.integers(0, x_rank)) :]
+        whole = s.choice(1, 2, 0, -1)
+        factor = s.choice(1, 2, 0.5, 0, -1.5) if dtype.is_floating_point else whole
+        tensors = [draw(s.tensor(shape=shape, dtype=dtype)) for shape in (x_shape, first, second)]
+        return s.call(*tensors, beta=draw(factor), alpha=draw(factor))
+
+    return sample
+
+
+@operator(aten.addmm.default, error=DOT)
+def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta * x + alpha * (mat1[n, k] @ mat2[k, m])``, where ``x`` broadcasts to ``[n, m]``."""
+    return torch.addmm(x, mat1, mat2, beta=beta, alpha=alpha)
+
+
+@addmm.onnx
+def _(op, x, mat1, mat2, *, beta, alpha):
+    if op.result.dtype.is_floating_point and isinstance(alpha, int | float) and isinstance(beta, int | float):
+        return op.Gemm(mat1, mat2, x if beta else None, alpha=float(alpha), beta=float(beta))
+    return _multiplied_and_blended(op, x, mat1, mat2, beta=beta, alpha=alpha)
+
+
+addmm.samples(_samples_of_blends(2, 2, 2))
+
+
+@operator(aten.baddbmm.default, error=DOT)
+def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta * x + alpha * (batch1[b, n, k] @ batch2[b, k, m])``, where ``x`` broadcasts to ``[b, n, m]``."""
+    return torch.baddbmm(x, batch1, batch2, beta=beta, alpha=alpha)
+
+
+baddbmm.onnx(_multiplied_and_blended)
+baddbmm.samples(_samples_of_blends(3, 3, 3))
+
+
+@operator(aten.addmv.default, error=DOT)
+def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta * x + alpha * (mat[n, k] @ vec[k])``, where ``x`` broadcasts to ``[n]``."""
+    return torch.addmv(x, mat, vec, beta=beta, alpha=alpha)
+
+
+@addmv.types
+def _(x, mat, vec, *, beta, alpha):  # fake inference asks whether a side of unknown length is 0
+    return TensorType(x.dtype, mat.shape[:1])
+
+
+addmv.onnx(_multiplied_and_blended)
+addmv.samples(_samples_of_blends(1, 2, 1))
+
+
+@operator(aten.addbmm.default, error=DOT)
+def addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta * x + alpha * sum_b(batch1[b, n, k] @ batch2[b, k, m])``, where ``x`` broadcasts to ``[n, m]``."""
+    return torch.addbmm(x, batch1, batch2, beta=beta, alpha=alpha)
+
+
+@addbmm.onnx
+def _(op, x, batch1, batch2, *, beta, alpha):
+    b, n, k = op.shape(batch1)
+    rows = op.reshape(op.Transpose(batch1, perm=[1, 0, 2]), (n, b * k))
+    columns = op.reshape(batch2, (b * k, op.shape(batch2)[2]))
+    return _multiplied_and_blended(op, x, rows, columns, beta=beta, alpha=alpha)
+
+
+addbmm.samples(_samples_of_blends(2, 3, 3))
+
+
+@operator(aten.addr.default, error=ulp(8, 10.0))
+def addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta * x + alpha * (vec1[n, 1] * vec2[m])``, where ``x`` broadcasts to ``[n, m]``."""
+    return torch.addr(x, vec1, vec2, beta=beta, alpha=alpha)
+
+
+@addr.onnx
+def _(op, x, vec1, vec2, *, beta, alpha):
+    def blend(x, vec1, vec2):
+        return _blend(op, x, op.Mul(op.Unsqueeze(vec1, op.ints([1])), vec2), beta, alpha)
+
+    return _wide(op, blend, x, vec1, vec2)
+
+
+@addr.samples
+def _(draw, s):
+    call = _samples_of_blends(2, 2, 2)(draw, s)
+    x, mat1, mat2 = call.operands
+    vectors = [draw(s.tensor(shape=side, dtype=x.dtype)) for side in (mat1.shape[:1], mat2.shape[1:])]
+    return s.call(x, *vectors, **call.attrs)
+
+
+@operator(aten.outer.default, aten.ger.default, error=EXACT)
+def outer(x: Tensor, vec2: Tensor) -> Tensor:
+    """``x[n, 1] * vec2[m]``."""
+    return torch.outer(x, vec2)
+
+
+@outer.onnx
+def _(op, x, vec2):
+    column = op.Unsqueeze(x, op.ints([1]))
+    x, y = op.promote(column, vec2)
+    return _wide(op, op.Mul, x, y)
+
+
+@outer.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(rank=1, dtype=NUMBERS)), draw(s.tensor(rank=1, dtype=NUMBERS)))
+
+
+@operator(aten.bilinear.default, error=DOT)
+def bilinear(x: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``y[..., o] = sum_ij x[..., i] * weight[o, i, j] * input2[..., j] + bias[o]``."""
+    return F.bilinear(x, input2, weight, bias)
+
+
+@bilinear.types
+def _(x, input2, weight, bias=None):  # as for addmv
+    return TensorType(x.dtype, (*x.shape[:-1], weight.shape[0]))
+
+
+@bilinear.onnx
+def _(op, x, input2, weight, bias=None):
+    out, i, j = op.shape(weight)
+    matrix = op.reshape(op.Transpose(weight, perm=[1, 0, 2]), (i, out * j))
+    halfway = op.reshape(op.MatMul(x, matrix), (*op.shape(x)[:-1], out, j))
+    product = op.Squeeze(op.MatMul(halfway, op.Unsqueeze(input2, op.ints([-1]))), op.ints([-1]))
+    return product if bias is None else op.Add(product, bias)
+
+
+@bilinear.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), dtype=FLOATS))
+    out, j = draw(s.integers(1, 4)), draw(s.integers(1, 4))
+    bias = draw(s.tensor(shape=(out,), dtype=x.dtype)) if draw(s.booleans()) else None
+    input2 = draw(s.tensor(shape=(*x.shape[:-1], j), dtype=x.dtype))
+    return s.call(x, input2, draw(s.tensor(shape=(out, x.shape[-1], j), dtype=x.dtype)), bias)
