@@ -13,11 +13,8 @@ from clika_ref.core.traits import OWN_SCALE
 from clika_ref_aten.elementwise import (
     ANY,
     FLOATS,
-    INTS,
     NUMBERS,
-    SINGLE,
     binary,
-    computed,
     one,
     operand_for,
     truncated,

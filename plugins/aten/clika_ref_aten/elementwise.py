@@ -22,15 +22,19 @@ VIA_FLOAT32 = {torch.float64: torch.float32}
 """For ONNX operators of which ONNX Runtime has no float64 kernel: losing digits beats refusing the model."""
 
 
+def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype]):
+    """Add one node on operands of one dtype, in the dtype that ``via`` names where runtimes have no kernel for theirs."""
+    dtype = op.dtype(operands[0])
+    if dtype not in via:
+        return op.node(op_type, *operands)
+    return op.cast(op.node(op_type, *op.promote(*operands, to=via[dtype])), dtype)
 
-def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype], **attributes):
-    """Add one node, in the dtype that ``via`` names where runtimes have no kernel for that of the operands."""
-    dtype = op.dtype(operands[-1])  # of Where, the first is a condition
-    wide = via.get(dtype)
-    if wide is None:
-        return op.node(op_type, *operands, **attributes)
-    operands = [op.cast(o, wide) if op.dtype(o) == dtype else o for o in operands]
-    return op.cast(op.node(op_type, *operands, **attributes), dtype)
+
+def choose(op, condition, x, y):
+    """Add the nodes that give ``x``, or ``y`` of the same dtype where the condition fails."""
+    dtype = op.dtype(x)
+    wide = {torch.bool: torch.uint8, torch.int16: torch.int32}.get(dtype, dtype)  # ONNX Runtime lacks Where for these
+    return op.cast(op.Where(condition, *op.promote(x, y, to=wide)), dtype)
 
 
 def unary(op_type: str, *, via: Mapping[torch.dtype, torch.dtype] | None = None) -> Callable[..., Any]:

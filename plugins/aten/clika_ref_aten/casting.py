@@ -1,0 +1,100 @@
+"""Operators that give the same elements as another dtype, or as they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref_aten.elementwise import ANY, one
+
+aten = torch.ops.aten
+
+
+@operator(aten.to.dtype, error=EXACT)
+def to(x: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """``x`` as another dtype; floats become integers by dropping the fraction, and bools by ``x != 0``."""
+    return x.to(dtype)
+
+
+@to.onnx
+def _(op, x, *, dtype):
+    return op.cast(x, dtype)
+
+
+@to.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=ANY, low=0, high=9))  # C leaves open what unsigned integer a negative float becomes
+    return s.call(x, dtype=draw(s.choice(*ANY)))
+
+
+@to.write_back
+def _(build, base, new, *, dtype):
+    return build(to, new, dtype=base.type.dtype)
+
+
+@to.from_torch(aten.to.dtype_layout, aten._to_copy.default)  # noqa: SLF001 - an overload's name
+def _(x, *, dtype=None, **storage):
+    return to.call(x, dtype=dtype or x.type.dtype)
+
+
+@to.from_torch(aten.to.device)
+def _(x, device, dtype, *storage, **more):
+    return to.call(x, dtype=dtype)
+
+
+@to.from_torch(aten.to.other, aten.type_as.default)
+def _(x, other, *storage, **more):
+    return to.call(x, dtype=other.type.dtype)
+
+
+@operator(
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.alias.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten.positive.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
+    quant=SAME_SCALE,
+    error=EXACT,
+)
+def identity(x: Tensor) -> Tensor:
+    """``x`` itself: copies and orders in memory make no difference to its elements."""
+    return x.clone()
+
+
+@identity.onnx
+def _(op, x):
+    return x
+
+
+identity.samples(one(dtype=ANY))
+
+
+@identity.write_back
+def _(build, base, new):
+    return new
+
+
+@operator(aten.detach.default, quant=SAME_SCALE, error=EXACT)
+def detach(x: Tensor) -> Tensor:
+    """``x`` without its history: no gradient flows back through it."""
+    return x.detach()
+
+
+@detach.onnx
+def _(op, x):
+    return x
+
+
+detach.samples(one(dtype=ANY))
+
+
+@detach.write_back
+def _(build, base, new):
+    return new

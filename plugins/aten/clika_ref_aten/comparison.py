@@ -1,0 +1,220 @@
+"""Comparisons and tests of elements, whose result is a bool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref_aten.elementwise import ANY, FLOATS, common_dtype, sign_bit, two
+
+aten = torch.ops.aten
+
+WITHOUT_ORDER = {torch.bool: torch.int32}
+"""ONNX orders numbers only, torch orders bools too."""
+
+
+def _compare(op_type: str, *, via: dict[torch.dtype, torch.dtype] = WITHOUT_ORDER) -> Callable[..., Any]:
+    """Return the lowering to one comparison in the dtype that torch compares in."""
+
+    def lower(op, x, y):
+        dtype = common_dtype(op, x, y)
+        return op.node(op_type, *op.promote(x, y, to=via.get(dtype, dtype)))
+
+    return lower
+
+
+_sample = two(dtype=ANY, low=0, high=2)
+
+
+@operator(aten.eq.Tensor, aten.eq.Scalar, error=EXACT)
+def eq(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``x == y``, elementwise."""
+    return torch.eq(x, y)
+
+
+eq.onnx(_compare("Equal", via={}))
+eq.samples(_sample)
+
+
+@operator(aten.ne.Tensor, aten.ne.Scalar, aten.not_equal.Tensor, aten.not_equal.Scalar, error=EXACT)
+def ne(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``x != y``, elementwise."""
+    return torch.ne(x, y)
+
+
+@ne.onnx
+def _(op, x, y):
+    return op.Not(op.Equal(*op.promote(x, y, to=common_dtype(op, x, y))))
+
+
+ne.samples(_sample)
+
+
+@operator(aten.lt.Tensor, aten.lt.Scalar, aten.less.Tensor, aten.less.Scalar, error=EXACT)
+def lt(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``x < y``, elementwise."""
+    return torch.lt(x, y)
+
+
+lt.onnx(_compare("Less"))
+lt.samples(_sample)
+
+
+@operator(aten.le.Tensor, aten.le.Scalar, aten.less_equal.Tensor, aten.less_equal.Scalar, error=EXACT)
+def le(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``x <= y``, elementwise."""
+    return torch.le(x, y)
+
+
+le.onnx(_compare("LessOrEqual"))
+le.samples(_sample)
+
+
+@operator(aten.gt.Tensor, aten.gt.Scalar, aten.greater.Tensor, aten.greater.Scalar, error=EXACT)
+def gt(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``x > y``, elementwise."""
+    return torch.gt(x, y)
+
+
+gt.onnx(_compare("Greater"))
+gt.samples(_sample)
+
+
+@operator(aten.ge.Tensor, aten.ge.Scalar, aten.greater_equal.Tensor, aten.greater_equal.Scalar, error=EXACT)
+def ge(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``x >= y``, elementwise."""
+    return torch.ge(x, y)
+
+
+ge.onnx(_compare("GreaterOrEqual"))
+ge.samples(_sample)
+
+
+@operator(aten.isnan.default, error=EXACT)
+def isnan(x: Tensor) -> Tensor:
+    """Whether an element is NaN."""
+    return torch.isnan(x)
+
+
+@isnan.onnx
+def _(op, x):
+    return op.IsNaN(x) if op.dtype(x).is_floating_point else _nowhere(op, x)
+
+
+@operator(aten.isinf.default, error=EXACT)
+def isinf(x: Tensor) -> Tensor:
+    """Whether an element is infinite, of either sign."""
+    return torch.isinf(x)
+
+
+@isinf.onnx
+def _(op, x):
+    if not op.dtype(x).is_floating_point:
+        return _nowhere(op, x)
+    return op.Equal(op.Abs(x), op.like(x, float("inf")))  # IsInf takes no float16 before opset 20
+
+
+@operator(aten.isfinite.default, error=EXACT)
+def isfinite(x: Tensor) -> Tensor:
+    """Whether an element is neither infinite nor NaN."""
+    return torch.isfinite(x)
+
+
+@isfinite.onnx
+def _(op, x):
+    if not op.dtype(x).is_floating_point:
+        return op.Equal(x, x)
+    return op.Less(op.Abs(x), op.like(x, float("inf")))
+
+
+@operator(aten.isposinf.default, error=EXACT)
+def isposinf(x: Tensor) -> Tensor:
+    """Whether an element is positive infinity."""
+    return torch.isposinf(x)
+
+
+isposinf.onnx(lambda op, x: _is_infinity(op, x, float("inf")))
+
+
+@operator(aten.isneginf.default, error=EXACT)
+def isneginf(x: Tensor) -> Tensor:
+    """Whether an element is negative infinity."""
+    return torch.isneginf(x)
+
+
+isneginf.onnx(lambda op, x: _is_infinity(op, x, float("-inf")))
+
+
+def _is_infinity(op, x, infinity):
+    return op.Equal(x, op.like(x, infinity)) if op.dtype(x).is_floating_point else _nowhere(op, x)
+
+
+def _nowhere(op, x):
+    """Answer for integers, which are never special: false, in the shape of ``x``."""
+    return op.Not(op.Equal(x, x))
+
+
+@operator(aten.signbit.default, error=EXACT)
+def signbit(x: Tensor) -> Tensor:
+    """Whether an element is negative, -0.0 included."""
+    return torch.signbit(x)
+
+
+@signbit.onnx
+def _(op, x):
+    dtype = op.dtype(x)
+    if dtype == torch.bool:
+        return _nowhere(op, x)
+    return sign_bit(op, x) if dtype.is_floating_point else op.Less(x, op.like(x, 0))
+
+
+def _sample_special(draw, s):
+    """Draw a tensor that is likely to be special somewhere: floats overflow beyond float16's 65504."""
+    kind = draw(s.choice("plain", "wide"))
+    if kind == "plain":
+        return s.call(draw(s.tensor(dtype=ANY)))
+    return s.call(draw(s.tensor(dtype=torch.float16, low=-1e5, high=1e5)))
+
+
+isnan.samples(_sample_special)
+isinf.samples(_sample_special)
+isfinite.samples(_sample_special)
+isposinf.samples(_sample_special)
+isneginf.samples(_sample_special)
+signbit.samples(_sample_special)
+
+
+@operator(aten.isclose.default, error=EXACT)
+def isclose(x: Tensor, y: Tensor, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+    """``x == y or |x - y| <= atol + rtol * |y|``, elementwise, infinite differences excepted."""
+    return torch.isclose(x, y, rtol, atol, equal_nan)
+
+
+@isclose.onnx
+def _(op, x, y, *, rtol, atol, equal_nan):
+    equal = op.Equal(x, y)
+    floating = op.dtype(x).is_floating_point
+    if equal_nan and floating:
+        equal = op.Or(equal, op.And(op.IsNaN(x), op.IsNaN(y)))
+    if rtol == 0 and atol == 0:
+        return equal
+    x, y = op.promote(x, y, to=op.dtype(x) if floating else torch.float32)
+    distance = op.Abs(op.Sub(x, y))
+    allowed = op.Add(op.Abs(op.Mul(y, op.like(y, rtol))), op.like(y, atol))
+    finite = op.Less(distance, op.like(x, float("inf")))
+    return op.Or(equal, op.And(finite, op.LessOrEqual(distance, allowed)))
+
+
+@isclose.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(*FLOATS, torch.int64)))
+    y = draw(s.tensor(shape=x.shape, dtype=x.dtype))
+    return s.call(
+        x, y, rtol=draw(s.choice(1e-5, 0.5, 0.0)), atol=draw(s.choice(1e-8, 1.0, 0.0)), equal_nan=draw(s.booleans())
+    )

@@ -1,0 +1,266 @@
+"""Logic on truth values and on bits, and the choices that it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref_aten.elementwise import ANY, INTS, NUMBERS, binary, choose, common_dtype, one, operand_for, two
+
+aten = torch.ops.aten
+
+BITS = (torch.bool, *INTS)
+
+
+def _of_truths(op_type: str) -> Callable[..., Any]:
+    """Return the lowering to one logical node on the truth values of the operands."""
+
+    def lower(op, *operands):
+        return op.node(op_type, *op.promote(*operands, to=torch.bool))
+
+    return lower
+
+
+@operator(aten.logical_and.default, error=EXACT)
+def logical_and(x: Tensor, y: Tensor) -> Tensor:
+    """Whether both elements differ from 0."""
+    return torch.logical_and(x, y)
+
+
+logical_and.onnx(_of_truths("And"))
+logical_and.samples(two(dtype=ANY, number=False, low=0, high=1))
+
+
+@operator(aten.logical_or.default, error=EXACT)
+def logical_or(x: Tensor, y: Tensor) -> Tensor:
+    """Whether at least one of two elements differs from 0."""
+    return torch.logical_or(x, y)
+
+
+logical_or.onnx(_of_truths("Or"))
+logical_or.samples(two(dtype=ANY, number=False, low=0, high=1))
+
+
+@operator(aten.logical_xor.default, error=EXACT)
+def logical_xor(x: Tensor, y: Tensor) -> Tensor:
+    """Whether exactly one of two elements differs from 0."""
+    return torch.logical_xor(x, y)
+
+
+logical_xor.onnx(_of_truths("Xor"))
+logical_xor.samples(two(dtype=ANY, number=False, low=0, high=1))
+
+
+@operator(aten.logical_not.default, error=EXACT)
+def logical_not(x: Tensor) -> Tensor:
+    """Whether an element is 0."""
+    return torch.logical_not(x)
+
+
+logical_not.onnx(_of_truths("Not"))
+logical_not.samples(one(dtype=ANY, low=0, high=1))
+
+
+@operator(
+    aten.bitwise_and.Tensor,
+    aten.bitwise_and.Scalar,
+    aten.bitwise_and.Scalar_Tensor,
+    aten.__and__.Tensor,
+    aten.__and__.Scalar,
+    error=EXACT,
+)
+def bitwise_and(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """Bits set in both ``x`` and ``y``; of bools, whether both hold."""
+    return torch.bitwise_and(x, y)
+
+
+bitwise_and.onnx(binary("BitwiseAnd", logical="And"))
+
+
+@operator(
+    aten.bitwise_or.Tensor,
+    aten.bitwise_or.Scalar,
+    aten.bitwise_or.Scalar_Tensor,
+    aten.__or__.Tensor,
+    aten.__or__.Scalar,
+    error=EXACT,
+)
+def bitwise_or(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """Bits set in ``x`` or in ``y``; of bools, whether one holds."""
+    return torch.bitwise_or(x, y)
+
+
+bitwise_or.onnx(binary("BitwiseOr", logical="Or"))
+
+
+@operator(
+    aten.bitwise_xor.Tensor,
+    aten.bitwise_xor.Scalar,
+    aten.bitwise_xor.Scalar_Tensor,
+    aten.__xor__.Tensor,
+    aten.__xor__.Scalar,
+    error=EXACT,
+)
+def bitwise_xor(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """Bits set in one of ``x`` and ``y``; of bools, whether they differ."""
+    return torch.bitwise_xor(x, y)
+
+
+bitwise_xor.onnx(binary("BitwiseXor", logical="Xor"))
+
+
+def _sample_bits(draw, s):
+    x = draw(s.tensor(dtype=BITS, low=-100, high=100))
+    form = draw(s.choice("tensor", "number", "number first"))
+    if form == "tensor":
+        return s.call(x, operand_for(draw, s, x, dtype=BITS, number=False, low=-100, high=100))
+    number = draw(s.booleans() if x.dtype == torch.bool else s.integers(0, 100))
+    return s.call(x, number) if form == "number" else s.call(number, x)
+
+
+bitwise_and.samples(_sample_bits)
+bitwise_or.samples(_sample_bits)
+bitwise_xor.samples(_sample_bits)
+
+
+@operator(aten.bitwise_not.default, error=EXACT)
+def bitwise_not(x: Tensor) -> Tensor:
+    """Every bit flipped; of bools, whether it does not hold."""
+    return torch.bitwise_not(x)
+
+
+@bitwise_not.onnx
+def _(op, x):
+    return op.Not(x) if op.dtype(x) == torch.bool else op.BitwiseNot(x)
+
+
+bitwise_not.samples(one(dtype=BITS))
+
+
+@operator(
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+    error=EXACT,
+)
+def bitwise_left_shift(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """``x * 2**y`` of integers, elementwise, less the bits that do not fit."""
+    return torch.bitwise_left_shift(x, y)
+
+
+@bitwise_left_shift.onnx
+def _(op, x, y):
+    dtype = op.result.dtype
+    x, y = op.promote(*op.promote(x, y), to=torch.int64)
+    shifted = _shift(op, x, op.cast(y, torch.uint64), "LEFT")
+    fits = op.And(op.GreaterOrEqual(y, op.like(y, 0)), op.Less(y, op.like(y, torch.iinfo(dtype).bits)))
+    return op.cast(op.Where(fits, shifted, op.like(x, 0)), dtype)
+
+
+@operator(
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+    error=EXACT,
+)
+def bitwise_right_shift(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """``floor(x / 2**y)`` of integers, elementwise."""
+    return torch.bitwise_right_shift(x, y)
+
+
+@bitwise_right_shift.onnx
+def _(op, x, y):
+    dtype = op.result.dtype
+    x, y = op.promote(*op.promote(x, y), to=torch.int64)
+    last = op.like(y, 63)  # shifted by more, only the sign is left; a negative amount counts as more
+    amount = op.Where(op.Less(y, op.like(y, 0)), last, op.Min(y, last))
+    sign = op.Where(
+        op.Less(x, op.like(x, 0)), op.like(x, -1), op.like(x, 0)
+    )  # flipping the bits makes negatives positive
+    shifted = _shift(op, op.BitwiseXor(x, sign), op.cast(amount, torch.uint64), "RIGHT")
+    return op.cast(op.BitwiseXor(shifted, sign), dtype)
+
+
+def _shift(op, x, amount, direction: str):
+    """Shift int64 as uint64, the only form that ONNX has."""
+    return op.cast(op.BitShift(op.cast(x, torch.uint64), amount, direction=direction), torch.int64)
+
+
+def _sample_shift(draw, s):
+    x = draw(s.tensor(dtype=INTS, low=-100, high=100))
+    form = draw(s.choice("number", "tensor", "number first"))
+    if form == "number first":
+        return s.call(draw(s.integers(0, 9)), draw(s.tensor(dtype=INTS, low=0, high=7)))
+    if form == "number":
+        return s.call(x, draw(s.integers(0, 7)))
+    return s.call(x, draw(s.tensor(shape=x.shape, dtype=x.dtype, low=0, high=40)))
+
+
+bitwise_left_shift.samples(_sample_shift)
+bitwise_right_shift.samples(_sample_shift)
+
+
+@operator(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, error=EXACT)
+def where(condition: Tensor, x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """``x`` where the condition holds and ``y`` elsewhere; all broadcast."""
+    return torch.where(condition.bool(), x, y)
+
+
+@where.onnx
+def _(op, condition, x, y):
+    return choose(op, op.cast(condition, torch.bool), *op.promote(x, y))
+
+
+@where.samples
+def _(draw, s):
+    condition = draw(s.tensor(dtype=(torch.bool, torch.uint8), low=0, high=1))
+    x = operand_for(draw, s, condition, dtype=ANY, number=True)
+    return s.call(condition, x, operand_for(draw, s, condition, dtype=ANY, number=True))
+
+
+@operator(aten.masked_fill.Scalar, aten.masked_fill.Tensor, error=EXACT)
+def masked_fill(x: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
+    """``value``, in the dtype of ``x``, where the mask holds, and ``x`` elsewhere."""
+    return torch.masked_fill(x, mask, value)
+
+
+@masked_fill.onnx
+def _(op, x, mask, value):
+    return choose(op, op.cast(mask, torch.bool), *op.promote(value, x))
+
+
+@masked_fill.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=ANY))
+    mask = operand_for(draw, s, x, dtype=(torch.bool,), number=False)
+    value = draw(s.tensor(rank=0, dtype=(x.dtype,))) if draw(s.booleans()) else draw(s.integers(0, 1))
+    if x.dtype.is_floating_point and draw(s.booleans()):
+        value = draw(s.choice(float("-inf"), -1e4))
+    return s.call(x, mask, value)
+
+
+@operator(aten.heaviside.default, error=EXACT)
+def heaviside(x: Tensor, values: Tensor) -> Tensor:
+    """0 where ``x < 0``, 1 where ``x > 0``, ``values`` where ``x`` is 0."""
+    return torch.heaviside(x, values)
+
+
+@heaviside.onnx
+def _(op, x, values):
+    x, values = op.promote(x, values, to=common_dtype(op, x, values))
+    zero = op.like(x, 0)
+    side = op.cast(op.Greater(x, zero), op.dtype(x))
+    return choose(op, op.Equal(x, zero), values, side)
+
+
+heaviside.samples(two(dtype=NUMBERS, number=False, mixed=False, low=-2, high=2))
