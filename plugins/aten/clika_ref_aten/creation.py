@@ -1,0 +1,377 @@
+"""Operators that make tensors from nothing but numbers."""
+
+from __future__ import annotations
+
+from numbers import Number
+
+import torch
+from torch import Tensor
+from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv
+
+from clika_ref.core.accuracy import EXACT, ulp
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import KEEP_FLOAT, SAME_SCALE
+from clika_ref.core.types import TensorType
+
+aten = torch.ops.aten
+
+DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool, torch.float64, torch.uint8)
+
+
+def _dtype_of(*numbers):
+    """Return the dtype that ATen gives to numbers where none is asked for."""
+    if any(isinstance(n, float) for n in numbers):
+        return torch.get_default_dtype()
+    return torch.bool if all(isinstance(n, bool) for n in numbers) else torch.int64
+
+
+# One form for every tensor of one number: zeros, ones, new_*, *_like; so that passes see one operator
+
+
+@operator(quant=KEEP_FLOAT, error=EXACT)
+def full(
+    *, size: tuple[int, ...], fill_value: Number, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Tensor:
+    """Return a tensor of the given size whose elements are all ``fill_value``."""
+    return torch.full(size, fill_value, dtype=dtype, device=device)
+
+
+@full.onnx
+def _(op, *, size, fill_value, dtype, device):
+    value = op.scalar(fill_value, op.result.dtype)
+    return op.Expand(value, op.ints(size)) if size else value
+
+
+@full.samples
+def _(draw, s):
+    size = tuple(draw(s.integers(0, 3)) for _ in range(draw(s.integers(0, 3))))
+    value = draw(s.choice(0, 1.5, True, -3, float("inf"), float("nan")))
+    fits = DTYPES if 0 <= value < 256 else (torch.float32, torch.float64, torch.float16)
+    return s.call(size=size, fill_value=value, dtype=draw(s.choice(None, *fits)), device=None)
+
+
+@full.from_torch(aten.full.default)
+def _(size, fill_value, *, dtype=None, device=None, **storage):
+    return full.call(size=tuple(size), fill_value=fill_value, dtype=dtype or _dtype_of(fill_value), device=device)
+
+
+def _filled(number, *overloads):
+    """Declare factories of a fixed number."""
+
+    @full.from_torch(*overloads)
+    def _(size, *unused_strides, dtype=None, device=None, **storage):
+        dtype = dtype or torch.get_default_dtype()
+        return full.call(size=tuple(size), fill_value=number, dtype=dtype, device=device)
+
+
+def _filled_like(number, *overloads):
+    """Declare factories that take shape, dtype and device of a tensor."""
+
+    @full.from_torch(*overloads)
+    def _(x, *, dtype=None, device=None, **storage):
+        return full.call(size=x.type.shape, fill_value=number, dtype=dtype or x.type.dtype, device=device)
+
+
+def _filled_new(number, *overloads):
+    """Declare factories that take dtype and device of a tensor."""
+
+    @full.from_torch(*overloads)
+    def _(x, size, *unused_strides, dtype=None, device=None, **storage):
+        return full.call(size=tuple(size), fill_value=number, dtype=dtype or x.type.dtype, device=device)
+
+
+# What empty tensors hold is undefined in eager; here it is zeros, so that the artifact is deterministic.
+_filled(0, aten.zeros.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default)
+_filled(1, aten.ones.default)
+_filled_like(0, aten.zeros_like.default, aten.empty_like.default, aten.zero.default)
+_filled_like(1, aten.ones_like.default)
+_filled_new(0, aten.new_zeros.default, aten.new_empty.default, aten.new_empty_strided.default)
+_filled_new(1, aten.new_ones.default)
+
+
+@full.from_torch(aten.full_like.default, aten.fill.Scalar)
+def _(x, fill_value, *, dtype=None, device=None, **storage):
+    return full.call(size=x.type.shape, fill_value=fill_value, dtype=dtype or x.type.dtype, device=device)
+
+
+@full.from_torch(aten.new_full.default)
+def _(x, size, fill_value, *, dtype=None, device=None, **storage):
+    return full.call(size=tuple(size), fill_value=fill_value, dtype=dtype or x.type.dtype, device=device)
+
+
+@full.from_torch(aten.scalar_tensor.default)
+def _(s, *, dtype=None, device=None, **storage):
+    return full.call(size=(), fill_value=s, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+@operator(aten.fill.Tensor, quant=KEEP_FLOAT, error=EXACT)
+def fill(x: Tensor, value: Tensor) -> Tensor:
+    """Return the 0-d ``value`` in the shape and the dtype of ``x``."""
+    return torch.fill(x, value)
+
+
+@fill.onnx
+def _(op, x, value):
+    (value,) = op.promote(value)
+    return op.Expand(value, op.ints(op.shape(x))) if op.rank(x) else value
+
+
+@fill.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool)))
+    return s.call(x, draw(s.tensor(shape=(), dtype=(torch.float32, torch.int64))))
+
+
+# Sequences
+
+
+@operator(error=EXACT)
+def arange(
+    *,
+    start: Number = 0,
+    end: Number,
+    step: Number = 1,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """``start, start + step, ...`` as long as it has not reached ``end``."""
+    return torch.arange(start, end, step, dtype=dtype, device=device)
+
+
+@arange.types
+def _(*, start, end, step, dtype, device):
+    dtype = dtype or _dtype_of(start, end, step, 0)
+    if not is_symbolic((start, end, step)):
+        return TensorType(dtype, tuple(torch.arange(start, end, step, dtype=dtype, device="meta").shape))
+    return TensorType(dtype, (_count(start, end, step),))
+
+
+def _count(start, end, step):
+    """Return ``ceil((end - start) / step)`` as a size expression."""
+    if any(isinstance(n, float) for n in (start, end, step)):
+        return CeilToInt(FloatTrueDiv(end - start, step))
+    if step == 1:
+        return end - start
+    return FloorDiv(end - start + step - (1 if step > 0 else -1), step)
+
+
+@arange.onnx
+def _(op, *, start, end, step, dtype, device):
+    dtype = op.result.dtype
+    if not is_symbolic((start, end, step)):
+        return op.constant(torch.arange(start, end, step, dtype=dtype), dtype)
+    if not any(isinstance(n, float) for n in (start, end, step)):
+        return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
+    count = op.promote(0, _count(start, end, step), 1, to=torch.int64)
+    if not dtype.is_floating_point:
+        start, step = int(start), int(step)  # as eager does, after it has counted
+    position = op.cast(op.Range(*count), torch.float64)  # a running sum, which Range is, would drift
+    first, by = op.promote(start, step, to=torch.float64)
+    return op.cast(op.Add(op.Mul(position, by), first), dtype)
+
+
+@arange.samples
+def _(draw, s):
+    step = draw(s.choice(1, 2, -1, 0.5, -3))
+    count, start = draw(s.integers(0, 6)), draw(s.choice(0, -2, 1.5, 7))
+    dtype = draw(s.choice(None, torch.float32, torch.int32, torch.float64))
+    if dtype is torch.int32:
+        step, start = int(step) or 1, int(start)
+    return s.call(start=start, end=start + count * step, step=step, dtype=dtype, device=None)
+
+
+def _arange(start, end, step, dtype, device):
+    dtype = dtype or _dtype_of(start, end, step, 0)
+    return arange.call(start=start, end=end, step=step, dtype=dtype, device=device)
+
+
+@arange.from_torch(aten.arange.default)
+def _(end, *, dtype=None, device=None, **storage):
+    return _arange(0, end, 1, dtype, device)
+
+
+@arange.from_torch(aten.arange.start, aten.arange.start_step)
+def _(start, end, step=1, *, dtype=None, device=None, **storage):
+    return _arange(start, end, step, dtype, device)
+
+
+@operator(aten.linspace.default, error=ulp(8, "x"))
+def linspace(
+    *, start: Number, end: Number, steps: int, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Tensor:
+    """``steps`` numbers in equal distances from ``start`` to ``end``, both included."""
+    return torch.linspace(start, end, steps, dtype=dtype, device=device)
+
+
+@linspace.types
+def _(*, start, end, steps, dtype, device):
+    return TensorType(dtype or torch.get_default_dtype(), (steps,))
+
+
+@linspace.onnx
+def _(op, *, start, end, steps, dtype, device):
+    if is_symbolic((start, end, steps)):
+        return _spaced(op, start, end, steps, op.result.dtype)
+    return op.constant(torch.linspace(start, end, steps, dtype=dtype), op.result.dtype)
+
+
+def _spaced(op, start, end, steps, dtype):
+    """Count from both ends, as eager does, so that both are met exactly."""
+    within = dtype if dtype in (torch.float32, torch.float64) else torch.float64
+    first, last, one, gaps = op.promote(start, end, 1, steps - 1, to=within)
+    gap = op.Div(op.Sub(last, first), op.Max(gaps, one))
+    position = op.cast(op.Range(*op.promote(0, steps, 1, to=torch.int64)), within)
+    (half,) = op.promote(FloorDiv(steps, 2), to=within)
+    from_first = op.Add(first, op.Mul(gap, position))
+    from_last = op.Sub(last, op.Mul(gap, op.Sub(gaps, position)))
+    return op.cast(op.Where(op.Less(position, op.Max(half, one)), from_first, from_last), dtype)
+
+
+@linspace.samples
+def _(draw, s):
+    ends = {"start": draw(s.choice(0, -1.5, 3)), "end": draw(s.choice(1, 2.5, -7))}
+    return s.call(**ends, steps=draw(s.integers(0, 7)), dtype=draw(s.choice(None, torch.float64)), device=None)
+
+
+@operator(aten.logspace.default, error=ulp(8, "x"))
+def logspace(
+    *,
+    start: Number,
+    end: Number,
+    steps: int,
+    base: float = 10.0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """``base ** linspace(start, end, steps)``."""
+    return torch.logspace(start, end, steps, base, dtype=dtype, device=device)
+
+
+@logspace.types
+def _(*, start, end, steps, base, dtype, device):
+    return TensorType(dtype or torch.get_default_dtype(), (steps,))
+
+
+@logspace.onnx
+def _(op, *, start, end, steps, base, dtype, device):
+    if not is_symbolic((start, end, steps)):
+        return op.constant(torch.logspace(start, end, steps, base, dtype=dtype), op.result.dtype)
+    exponent = _spaced(op, start, end, steps, torch.float64)
+    return op.cast(op.Pow(op.like(exponent, base), exponent), op.result.dtype)
+
+
+@logspace.samples
+def _(draw, s):
+    ends = {"start": draw(s.choice(0, -1.5)), "end": draw(s.choice(1, 2.5))}
+    kind = {"dtype": draw(s.choice(None, torch.float64)), "device": None}
+    return s.call(**ends, steps=draw(s.integers(0, 7)), base=draw(s.choice(10.0, 2.0)), **kind)
+
+
+# Matrices
+
+
+@operator(aten.eye.m, error=EXACT)
+def eye(*, n: int, m: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+    """Return ones on the diagonal of a matrix ``[n, m]``, zeros elsewhere."""
+    return torch.eye(n, m, dtype=dtype, device=device)
+
+
+@eye.from_torch(aten.eye.default)
+def _(n, *, dtype=None, device=None, **storage):
+    return eye.call(n=n, m=n, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+@eye.onnx
+def _(op, *, n, m, dtype, device):
+    row = op.Unsqueeze(_positions(op, n), op.ints([1]))
+    return op.cast(op.Equal(row, _positions(op, m)), op.result.dtype)
+
+
+def _positions(op, count):
+    """Return ``0, 1, ..., count - 1``."""
+    if is_symbolic(count):
+        return op.Range(*op.promote(0, count, 1, to=torch.int64))
+    return op.constant(torch.arange(count), torch.int64)
+
+
+@eye.samples
+def _(draw, s):
+    dtype = draw(s.choice(None, *DTYPES))
+    return s.call(n=draw(s.integers(0, 4)), m=draw(s.integers(0, 4)), dtype=dtype, device=None)
+
+
+@operator(aten.tril_indices.default, error=EXACT)
+def tril_indices(
+    *,
+    row: int,
+    col: int,
+    offset: int = 0,
+    dtype: torch.dtype | None = torch.int64,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Return the positions ``[2, n]`` on and below a diagonal of a matrix ``[row, col]``."""
+    return torch.tril_indices(row, col, offset, dtype=dtype or torch.int64, device=device)
+
+
+@operator(aten.triu_indices.default, error=EXACT)
+def triu_indices(
+    *,
+    row: int,
+    col: int,
+    offset: int = 0,
+    dtype: torch.dtype | None = torch.int64,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Return the positions ``[2, n]`` on and above a diagonal of a matrix ``[row, col]``."""
+    return torch.triu_indices(row, col, offset, dtype=dtype or torch.int64, device=device)
+
+
+def _indices(declared):
+    def lower(op, **attrs):
+        return op.constant(declared(**attrs), op.result.dtype)
+
+    return lower
+
+
+def _draw_indices(draw, s):
+    size = {"row": draw(s.integers(0, 4)), "col": draw(s.integers(0, 4))}
+    return s.call(**size, offset=draw(s.integers(-2, 2)), dtype=draw(s.choice(torch.int64, torch.int32)), device=None)
+
+
+tril_indices.onnx(_indices(tril_indices))
+triu_indices.onnx(_indices(triu_indices))
+tril_indices.samples(_draw_indices)
+triu_indices.samples(_draw_indices)
+
+
+@operator(aten.tril.default, quant=SAME_SCALE, error=EXACT)
+def tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
+    """Keep ``x[..., i, j]`` where ``j - i <= diagonal``, zeros elsewhere."""
+    return torch.tril(x, diagonal)
+
+
+@operator(aten.triu.default, quant=SAME_SCALE, error=EXACT)
+def triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
+    """Keep ``x[..., i, j]`` where ``j - i >= diagonal``, zeros elsewhere."""
+    return torch.triu(x, diagonal)
+
+
+def _triangle(*, upper):
+    def lower(op, x, *, diagonal):
+        narrow = op.dtype(x) in (torch.int32, torch.int16, torch.int8, torch.uint8)
+        whole = op.cast(x, torch.int64) if narrow else x  # ONNX Runtime has Trilu of int64 only
+        return op.cast(op.Trilu(whole, op.scalar(diagonal, torch.int64), upper=upper), op.result.dtype)
+
+    return lower
+
+
+def _draw_triangle(draw, s):
+    x = draw(s.tensor(rank=(2, 4), dtype=(torch.float32, torch.int64, torch.bool, torch.int32, torch.uint8)))
+    return s.call(x, diagonal=draw(s.integers(-4, 4)))
+
+
+tril.onnx(_triangle(upper=False))
+triu.onnx(_triangle(upper=True))
+tril.samples(_draw_triangle)
+triu.samples(_draw_triangle)

@@ -1,0 +1,319 @@
+"""Reductions of sides to one element: sums, products, extreme elements and truth."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE, DOT, EXACT, SOFTMAX
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+
+aten = torch.ops.aten
+
+SUMMABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+"""What runtimes sum and multiply; other integers go through int64, which wraps around to the same bits."""
+
+COMPARABLE = (*SUMMABLE, torch.uint8, torch.int8)
+"""What runtimes compare."""
+
+
+def as_sides(dim: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return one side, several or all of them (None, in ATen also none at all) in one form."""
+    if dim is None or dim == ():
+        return None
+    return (dim,) if isinstance(dim, int) else tuple(dim)
+
+
+def axes(op, x, dim):
+    """Return the reduced sides as an operand of Reduce*: absent for all of them, and for a 0-d tensor."""
+    sides = as_sides(dim)
+    rank = op.rank(x)
+    return op.ints([d % rank for d in sides]) if sides and rank else None
+
+
+def comparable(op, x):
+    """Return ``x`` in a dtype in which runtimes find extreme elements."""
+    if op.dtype(x) == torch.bool:
+        return op.cast(x, torch.uint8)
+    return x if op.dtype(x) in COMPARABLE else op.cast(x, torch.int32)
+
+
+def _summing(op_type):
+    """Return the lowering of a reduction that computes in the dtype of its result."""
+
+    def lower(op, x, *, dim, keepdim, dtype):
+        dtype = op.result.dtype
+        reduced = op.cast(x, dtype if dtype in SUMMABLE else torch.int64)
+        return op.cast(op.node(op_type, reduced, axes(op, x, dim), keepdims=keepdim), dtype)
+
+    return lower
+
+
+def _extreme(op_type):
+    """Return the lowering of a reduction to the largest or smallest element."""
+
+    def lower(op, x, *, dim, keepdim):
+        reduced = op.node(op_type, comparable(op, x), axes(op, x, dim), keepdims=keepdim)
+        return op.cast(reduced, op.result.dtype)
+
+    return lower
+
+
+def _truth(op_type):
+    """Return the lowering of a reduction of truth values, which runtimes compare as uint8."""
+
+    def lower(op, x, *, dim, keepdim):
+        truth = op.cast(x, torch.bool)
+        if dim == ():  # ATen reduces nothing here, unlike everywhere else
+            return op.cast(truth, op.result.dtype)
+        truth = op.cast(truth, torch.uint8)
+        reduced = op.node(op_type, truth, axes(op, x, dim), keepdims=keepdim)
+        return op.cast(op.cast(reduced, torch.bool), op.result.dtype)
+
+    return lower
+
+
+def draw_sides(draw, s, x):
+    """Draw None, one side, or several."""
+    if x.rank == 0 or draw(s.choice(False, False, True)):
+        return None
+    first = draw(s.integers(-x.rank, x.rank - 1))
+    second = draw(s.integers(0, x.rank - 1))
+    return (first,) if second == first % x.rank or draw(s.booleans()) else (first, second)
+
+
+def _draw_reduction(*dtypes, low=-3.0, high=3.0):
+    """Return samples of a tensor of one of the dtypes, reduced over any sides."""
+
+    def sample(draw, s):
+        x = draw(s.tensor(dtype=dtypes, low=low, high=high))
+        return s.call(x, dim=draw_sides(draw, s, x), keepdim=draw(s.booleans()))
+
+    return sample
+
+
+def _draw_typed_reduction(*dtypes, to):
+    """Return samples as `_draw_reduction` does, with a dtype of the result as well."""
+
+    def sample(draw, s):
+        x = draw(s.tensor(dtype=dtypes, low=-3, high=4))
+        return s.call(x, dim=draw_sides(draw, s, x), keepdim=draw(s.booleans()), dtype=draw(s.choice(None, *to)))
+
+    return sample
+
+
+def _draw_truth(*dtypes, **bounds):
+    """Return samples as `_draw_reduction` does, with the empty tuple of sides as well."""
+    plain = _draw_reduction(*dtypes, **bounds)
+
+    def sample(draw, s):
+        call = plain(draw, s)
+        return call if draw(s.integers(0, 5)) else s.call(*call.operands, dim=(), keepdim=call.attrs["keepdim"])
+
+    return sample
+
+
+# Sums and means
+
+
+@operator(aten.sum.default, aten.sum.dim_IntList, quant=OWN_SCALE, error=DOT)
+def sum_(
+    x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Sum over the sides ``dim`` (None: all), computed in ``dtype``; integers and truth values add up to int64."""
+    return torch.sum(x, dim, keepdim, dtype=dtype)
+
+
+sum_.onnx(_summing("ReduceSum"))
+sum_.samples(
+    _draw_typed_reduction(torch.float32, torch.int64, torch.bool, torch.uint8, to=(torch.float32, torch.int32))
+)
+
+
+@operator(aten.mean.default, aten.mean.dim, quant=OWN_SCALE, error=DOT)
+def mean(
+    x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Mean over the sides ``dim`` (None: all), computed in ``dtype``."""
+    return torch.mean(x, dim, keepdim, dtype=dtype)
+
+
+mean.onnx(_summing("ReduceMean"))
+mean.samples(_draw_typed_reduction(torch.float32, to=(torch.float32, torch.float64)))
+
+
+@operator(aten.nansum.default, error=DOT)
+def nansum(
+    x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Sum over the sides ``dim`` (None: all) of the elements that are numbers."""
+    return torch.nansum(x, dim, keepdim, dtype=dtype)
+
+
+@nansum.onnx
+def _(op, x, *, dim, keepdim, dtype):
+    kept = x
+    if op.dtype(x).is_floating_point:
+        kept = op.Where(op.IsNaN(x), op.like(x, 0.0), x)
+    total = op.ReduceSum(
+        op.cast(kept, op.result.dtype) if op.result.dtype in SUMMABLE else op.cast(kept, torch.int64),
+        axes(op, x, dim),
+        keepdims=keepdim,
+    )
+    return op.cast(total, op.result.dtype)
+
+
+nansum.samples(_draw_typed_reduction(torch.float32, torch.int64, to=(torch.float64,)))
+
+
+@operator(aten.nanmean.default, error=DOT)
+def nanmean(
+    x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Mean over the sides ``dim`` (None: all) of the elements that are numbers."""
+    return torch.nanmean(x, dim, keepdim, dtype=dtype)
+
+
+@nanmean.onnx
+def _(op, x, *, dim, keepdim, dtype):
+    missing, over = op.IsNaN(x), axes(op, x, dim)
+    (kept,) = op.promote(op.Where(missing, op.like(x, 0.0), x))
+    count = op.ReduceSum(op.cast(op.Not(missing), op.result.dtype), over, keepdims=keepdim)
+    return op.Div(op.ReduceSum(kept, over, keepdims=keepdim), count)
+
+
+nanmean.samples(_draw_typed_reduction(torch.float32, to=(torch.float64,)))
+
+
+@operator(aten.prod.default, aten.prod.dim_int, error=COMPOSE)
+def prod(x: Tensor, *, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    """Multiply the elements along the side ``dim`` (None: all elements); integers give int64."""
+    return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
+
+
+@prod.onnx
+def _(op, x, *, dim, keepdim, dtype):
+    return _summing("ReduceProd")(op, x, dim=dim, keepdim=keepdim and dim is not None, dtype=dtype)
+
+
+@prod.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.int32, torch.bool)))
+    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank and draw(s.booleans()) else None
+    return s.call(x, dim=dim, keepdim=draw(s.booleans()), dtype=draw(s.choice(None, torch.float32)))
+
+
+@operator(aten.logsumexp.default, error=SOFTMAX)
+def logsumexp(x: Tensor, *, dim: tuple[int, ...], keepdim: bool = False) -> Tensor:
+    """``log(sum(exp(x)))`` over the sides ``dim`` (none given: all), without overflow."""
+    return torch.logsumexp(x, dim, keepdim)
+
+
+@logsumexp.onnx
+def _(op, x, *, dim, keepdim):
+    (x_float,) = op.promote(x)
+    return op.ReduceLogSumExp(x_float, axes(op, x, dim), keepdims=keepdim)
+
+
+@logsumexp.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=-100, high=100))
+    return s.call(x, dim=draw_sides(draw, s, x) or tuple(range(x.rank)), keepdim=draw(s.booleans()))
+
+
+# Extreme elements
+
+
+@operator(aten.amax.default, aten.max.default, quant=SAME_SCALE, error=EXACT)
+def amax(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
+    """Return the largest element over the sides ``dim`` (none given: all)."""
+    return torch.amax(x, dim or (), keepdim)
+
+
+amax.onnx(_extreme("ReduceMax"))
+amax.samples(_draw_reduction(torch.float32, torch.int64, torch.int32, torch.bool, torch.uint8))
+
+
+@operator(aten.amin.default, aten.min.default, quant=SAME_SCALE, error=EXACT)
+def amin(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
+    """Return the smallest element over the sides ``dim`` (none given: all)."""
+    return torch.amin(x, dim or (), keepdim)
+
+
+amin.onnx(_extreme("ReduceMin"))
+amin.samples(_draw_reduction(torch.float32, torch.int64, torch.int16, torch.bool, torch.int8))
+
+
+@operator(aten.aminmax.default, quant=SAME_SCALE, error=EXACT)
+def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest element along the side ``dim`` (None: of all elements)."""
+    return torch.aminmax(x, dim=dim, keepdim=keepdim)
+
+
+@aminmax.onnx
+def _(op, x, *, dim, keepdim):
+    return tuple(_extreme(kind)(op, x, dim=dim, keepdim=keepdim) for kind in ("ReduceMin", "ReduceMax"))
+
+
+@aminmax.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64)))
+    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank and draw(s.booleans()) else None
+    return s.call(x, dim=dim, keepdim=draw(s.booleans()))
+
+
+# Truth
+
+
+@operator(aten.all.default, aten.all.dims, error=EXACT)
+def all_(x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+    """Whether every element over the sides ``dim`` (None: all) differs from zero."""
+    return torch.all(x, dim=dim, keepdim=keepdim)
+
+
+all_.onnx(_truth("ReduceMin"))
+all_.samples(_draw_truth(torch.bool, torch.float32, torch.int64, torch.uint8, low=0))
+
+
+@all_.from_torch(aten.all.dim)
+def _(x, dim, keepdim=False):
+    return all_.call(x, dim=(dim,), keepdim=keepdim)
+
+
+@operator(aten.any.default, aten.any.dims, error=EXACT)
+def any_(x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+    """Whether some element over the sides ``dim`` (None: all) differs from zero."""
+    return torch.any(x, dim=dim, keepdim=keepdim)
+
+
+any_.onnx(_truth("ReduceMax"))
+any_.samples(_draw_truth(torch.bool, torch.float32, torch.int64, torch.uint8, low=-1, high=1))
+
+
+@any_.from_torch(aten.any.dim)
+def _(x, dim, keepdim=False):
+    return any_.call(x, dim=(dim,), keepdim=keepdim)
+
+
+@operator(aten.count_nonzero.dim_IntList, error=EXACT)
+def count_nonzero(x: Tensor, *, dim: tuple[int, ...] | None = None) -> Tensor:
+    """Count the elements that are not zero, over the sides ``dim`` (None: all)."""
+    return torch.count_nonzero(x, dim)
+
+
+@count_nonzero.onnx
+def _(op, x, *, dim):
+    nonzero = op.cast(op.cast(x, torch.bool), torch.int64)
+    return op.ReduceSum(nonzero, axes(op, x, dim), keepdims=False)
+
+
+@count_nonzero.from_torch(aten.count_nonzero.default)
+def _(x, dim=None):
+    return count_nonzero.call(x, dim=as_sides(dim))
+
+
+@count_nonzero.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool), low=-1, high=1))
+    return s.call(x, dim=draw_sides(draw, s, x))

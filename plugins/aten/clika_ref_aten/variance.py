@@ -1,0 +1,122 @@
+"""Variance and standard deviation, alone and with the mean."""
+
+from __future__ import annotations
+
+import math
+from numbers import Number
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import NORM
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.reduction import as_sides, axes, draw_sides
+
+aten = torch.ops.aten
+
+
+def _moments(op, x, dim, correction, *, keepdim):
+    """Return the mean, with its sides kept, and the variance."""
+    over, shape = axes(op, x, dim), op.shape(x)
+    mean = op.ReduceMean(x, over, keepdims=True)
+    deviation = op.Sub(x, mean)
+    if correction == 0:
+        return mean, op.ReduceMean(op.Pow(deviation, op.like(x, 2)), over, keepdims=keepdim)
+    sides = as_sides(dim) if shape else None
+    count = math.prod(shape if sides is None else (shape[d] for d in sides))
+    squares = op.ReduceSumSquare(deviation, over, keepdims=keepdim)
+    return mean, op.Div(squares, _freedom(op, x, count, correction))
+
+
+def _freedom(op, x, count, correction):
+    """Return ``max(count - correction, 0)``: a sample that is too small gives 0 / 0 or infinity, as in eager."""
+    if not is_symbolic(count):
+        return op.like(x, max(count - correction, 0))
+    free = op.Sub(op.like(x, count), op.like(x, correction))
+    return op.Max(free, op.like(x, 0))
+
+
+def _mean_of(op, x, mean, dim, *, keepdim):
+    """Return the mean that `_moments` found, with its sides dropped unless they are kept."""
+    if keepdim or not op.rank(x):
+        return mean
+    return op.Squeeze(mean, axes(op, x, as_sides(dim) or range(op.rank(x))))
+
+
+def _lowering(*, root, with_mean):
+    """Return the lowering of the variance or its root, with the mean or without."""
+
+    def lower(op, x, *, dim, correction, keepdim):
+        mean, result = _moments(op, x, dim, correction, keepdim=keepdim)
+        result = op.Sqrt(result) if root else result
+        return (result, _mean_of(op, x, mean, dim, keepdim=keepdim)) if with_mean else result
+
+    return lower
+
+
+def _sample(draw, s):
+    x = draw(s.tensor(rank=(1, 4), side=(3, 6)))
+    dim, keepdim = draw_sides(draw, s, x), draw(s.booleans())
+    return s.call(x, dim=dim, correction=draw(s.choice(0, 1, 2, 0.5)), keepdim=keepdim)
+
+
+def _converters(declared, whole, over_sides, corrected):
+    """Declare ATen's three spellings of a variance as calls with a correction."""
+
+    @declared.from_torch(whole)
+    def _(x, unbiased=True):
+        return declared.call(x, correction=int(unbiased))
+
+    @declared.from_torch(over_sides)
+    def _(x, dim, unbiased=True, keepdim=False):
+        return declared.call(x, dim=as_sides(dim), correction=int(unbiased), keepdim=keepdim)
+
+    @declared.from_torch(corrected)
+    def _(x, dim=None, *, correction=None, keepdim=False):
+        return declared.call(x, dim=as_sides(dim), correction=1 if correction is None else correction, keepdim=keepdim)
+
+
+@operator(quant=OWN_SCALE, error=NORM)
+def var(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
+    """``sum((x - mean(x)) ** 2) / max(n - correction, 0)`` over the sides ``dim`` (None: all)."""
+    return torch.var(x, dim, correction=correction, keepdim=keepdim)
+
+
+@operator(quant=OWN_SCALE, error=NORM)
+def std(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
+    """``sqrt(var(x))`` over the sides ``dim`` (None: all)."""
+    return torch.std(x, dim, correction=correction, keepdim=keepdim)
+
+
+@operator(quant=OWN_SCALE, error=NORM)
+def var_mean(
+    x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``(var(x), mean(x))`` over the sides ``dim`` (None: all)."""
+    return torch.var_mean(x, dim, correction=correction, keepdim=keepdim)
+
+
+@operator(quant=OWN_SCALE, error=NORM)
+def std_mean(
+    x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``(std(x), mean(x))`` over the sides ``dim`` (None: all)."""
+    return torch.std_mean(x, dim, correction=correction, keepdim=keepdim)
+
+
+var.onnx(_lowering(root=False, with_mean=False))
+std.onnx(_lowering(root=True, with_mean=False))
+var_mean.onnx(_lowering(root=False, with_mean=True))
+std_mean.onnx(_lowering(root=True, with_mean=True))
+
+var.samples(_sample)
+std.samples(_sample)
+var_mean.samples(_sample)
+std_mean.samples(_sample)
+
+_converters(var, aten.var.default, aten.var.dim, aten.var.correction)
+_converters(std, aten.std.default, aten.std.dim, aten.std.correction)
+_converters(var_mean, aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)
+_converters(std_mean, aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)
