@@ -1,0 +1,153 @@
+"""Attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE
+from clika_ref.core.errors import ModelError
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
+from clika_ref_aten.spatial import floor_divide
+
+aten = torch.ops.aten
+
+MASKED = float("-inf")
+
+
+@operator(error=COMPOSE)
+def scaled_dot_product_attention(
+    x: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``softmax(scale * x[..., l, e] @ key[..., s, e].T + mask[..., l, s]) @ value[..., s, v]``.
+
+    ``scale`` is ``1 / sqrt(e)`` unless given; a boolean mask keeps where it is True. ``is_causal`` keeps ``s <= l``.
+    A row without any key left gives zeros. ``enable_gqa`` lets several heads (side -3) of ``x`` share one of ``key``.
+    """
+    return F.scaled_dot_product_attention(
+        x, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+@scaled_dot_product_attention.from_torch(aten.scaled_dot_product_attention.default)
+def _(  # noqa: PLR0917 - ATen passes them by position
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
+    enable_gqa=False,
+):
+    if dropout_p:
+        msg = (
+            f"scaled_dot_product_attention(dropout_p={dropout_p}): dropout inside attention cannot be captured, "
+            "since it has no deployable form; call model.eval(), or pass dropout_p=0.0 unless self.training"
+        )
+        raise ModelError(msg)
+    return scaled_dot_product_attention.call(
+        query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+@scaled_dot_product_attention.types
+def _(x, key, value, attn_mask=None, *, enable_gqa, **_):
+    batch = x.shape[:-2]
+    for other in () if enable_gqa else (key, value):
+        batch = _broadcast(batch, other.shape[:-2])
+    return TensorType(x.dtype, (*batch, x.shape[-2], value.shape[-1]))
+
+
+def _broadcast(a, b):
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
+    return tuple(n if m == 1 else m for n, m in pairs)
+
+
+@scaled_dot_product_attention.onnx
+def _(op, x, key, value, attn_mask=None, *, is_causal, scale, enable_gqa):
+    batch, keys, width = op.shape(key)[:-2], op.shape(key)[-2], op.shape(key)[-1]
+    axes = list(range(op.rank(key)))
+    columns = op.Transpose(key, perm=[*axes[:-2], axes[-1], axes[-2]])
+    op.declare(columns, TensorType(op.dtype(key), (*batch, width, keys)))
+    scaled = op.Mul(x, _scale(op, x) if scale is None else op.like(x, scale))
+    op.declare(scaled, TensorType(op.dtype(x), op.shape(x)))
+    scores = _grouped(op, scaled, columns, enable_gqa)
+    alive = None
+    if is_causal:
+        scores = op.Add(scores, _bias(op, _lower_triangle(op, op.shape(x)[-2], keys), x))
+    if attn_mask is not None:
+        boolean = op.dtype(attn_mask) == torch.bool
+        bias = _bias(op, attn_mask, x) if boolean else op.cast(attn_mask, op.dtype(x))
+        scores = op.Add(scores, bias)
+        best = op.ReduceMax(bias, op.ints([-1]), keepdims=1)
+        alive = op.Not(op.Equal(best, op.like(x, MASKED)))
+    weights = op.Softmax(scores, axis=-1)
+    op.declare(weights, TensorType(op.dtype(x), (*op.shape(x)[:-1], keys)))
+    result = _grouped(op, weights, value, enable_gqa)
+    return result if alive is None else op.Where(alive, result, op.like(x, 0.0))
+
+
+def _scale(op, x):
+    width = op.shape(x)[-1]
+    if is_symbolic(width):
+        return op.Reciprocal(op.Sqrt(op.scalar(width, op.dtype(x))))
+    return op.like(x, 1 / math.sqrt(width))
+
+
+def _bias(op, kept, x):
+    """Return what a boolean mask adds to the scores; added, because ``-inf`` in a score stays what eager makes it."""
+    return op.Where(kept, op.like(x, 0.0), op.like(x, MASKED))
+
+
+def _lower_triangle(op, rows, columns):
+    """Return ``bool[rows, columns]``, True where the column is not right of the row, counted from the top left."""
+
+    def positions(count):
+        if not is_symbolic(count):
+            return op.constant(torch.arange(count), torch.int64)
+        return op.Range(*(op.scalar(n, torch.int64) for n in (0, count, 1)))
+
+    return op.GreaterOrEqual(op.Unsqueeze(positions(rows), op.ints([1])), positions(columns))
+
+
+def _grouped(op, a, b, enabled):
+    """Return ``a @ b``; where heads of ``a`` share one of ``b``, their rows are stacked instead of ``b`` repeated."""
+    heads, shared = (op.shape(a)[-3], op.shape(b)[-3]) if enabled else (1, 1)
+    if heads == shared:
+        return op.MatMul(a, b)
+    *batch, _, rows, inner = op.shape(a)
+    stacked = op.reshape(a, (*batch, shared, floor_divide(heads, shared) * rows, inner))
+    return op.reshape(op.MatMul(stacked, b), (*batch, heads, rows, op.shape(b)[-1]))
+
+
+@scaled_dot_product_attention.samples
+def _(draw, s):
+    batch = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 1))))
+    shared, grouped = draw(s.integers(1, 3)), draw(s.choice(False, False, True))
+    heads = shared * draw(s.integers(1, 3)) if grouped else shared
+    length, keys, width, out = (draw(s.integers(1, 6)) for _ in range(4))
+    x = draw(s.tensor(shape=(*batch, heads, length, width)))
+    key = draw(s.tensor(shape=(*batch, shared, keys, width)))
+    value = draw(s.tensor(shape=(*batch, shared, keys, out)))
+    kind = draw(s.choice("none", "bool", "float", "causal"))
+    mask = None
+    if kind in ("bool", "float"):
+        shape = (*(draw(s.choice(n, 1)) for n in (*batch, heads)), length, keys)[draw(s.integers(0, len(batch) + 1)) :]
+        mask = draw(s.tensor(shape=shape, dtype=torch.bool if kind == "bool" else torch.float32))
+    scale = draw(s.choice(None, 1.0, 0.3))
+    return s.call(x, key, value, mask, is_causal=kind == "causal", scale=scale, enable_gqa=grouped)
