@@ -1,0 +1,105 @@
+"""Normalizations over the last sides of each element of a batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import NORM
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.normalization import EPSILONS, divided, or_filled, scaled, statistics, together, widened
+
+aten = torch.ops.aten
+
+
+def _samples(*, with_bias):
+    def sampler(draw, s):
+        x = draw(s.tensor(rank=(1, 4), dtype=FLOATS))
+        sides = x.shape[-draw(s.integers(1, x.rank)) :]
+        operands = [draw(s.tensor(shape=sides, dtype=x.dtype)) if draw(s.booleans()) else None]
+        if with_bias:
+            operands.append(draw(s.tensor(shape=sides, dtype=x.dtype)) if draw(s.booleans()) else None)
+        epsilons = EPSILONS if with_bias else (None, *EPSILONS)
+        return s.call(x, *operands, normalized_shape=sides, eps=draw(s.choice(*epsilons)))
+
+    return sampler
+
+
+@operator(aten.layer_norm.default, quant=OWN_SCALE, error=NORM)
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    normalized_shape: tuple[int, ...],
+    eps: float = 1e-5,
+) -> Tensor:
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last sides, which are ``normalized_shape``."""
+    return torch.layer_norm(x, normalized_shape, weight, bias, eps, torch.backends.cudnn.enabled)
+
+
+@layer_norm.onnx
+def _(op, x, weight, bias, *, normalized_shape, eps):
+    x, weight, bias = together(op, x, weight, bias)
+    if op.dtype(x) == torch.float64:
+        result, _, _ = _composed(op, x, weight, bias, normalized_shape=normalized_shape, eps=eps)
+    else:
+        weight = or_filled(op, weight, x, 1, *normalized_shape)
+        result = op.LayerNormalization(x, weight, bias, axis=-len(normalized_shape), epsilon=float(eps))
+    return op.cast(result, op.result.dtype)
+
+
+layer_norm.samples(_samples(with_bias=True))
+
+
+def _composed(op, x, weight, bias, *, normalized_shape, eps):
+    axes = list(range(-len(normalized_shape), 0))
+    centred, mean, variance = statistics(op, x, axes)
+    deviation = op.Sqrt(op.Add(variance, op.like(variance, eps)))
+    return scaled(op, op.Div(centred, deviation), weight, bias), mean, op.Reciprocal(deviation)
+
+
+@operator(aten.native_layer_norm.default, quant=OWN_SCALE, error=NORM)
+def native_layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    normalized_shape: tuple[int, ...],
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Result of `layer_norm`, the mean, and ``1 / sqrt(var + eps)``; the latter two in at least float32."""
+    result, mean, rstd = torch.native_layer_norm(x, normalized_shape, weight, bias, eps)
+    wide = torch.promote_types(x.dtype, torch.float32)  # float32 on a GPU, but the dtype of x on a CPU
+    return result, mean.to(wide), rstd.to(wide)
+
+
+@native_layer_norm.onnx
+def _(op, x, weight, bias, *, normalized_shape, eps):
+    parts = _composed(op, *widened(op, x, weight, bias), normalized_shape=normalized_shape, eps=eps)
+    return tuple(op.cast(part, result.dtype) for part, result in zip(parts, op.results, strict=True))
+
+
+native_layer_norm.samples(_samples(with_bias=True))
+
+
+@operator(aten.rms_norm.default, quant=OWN_SCALE, error=NORM)
+def rms_norm(
+    x: Tensor, weight: Tensor | None = None, *, normalized_shape: tuple[int, ...], eps: float | None = None
+) -> Tensor:
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last sides; ``eps`` is by default that of the dtype."""
+    return torch.rms_norm(x, normalized_shape, weight, eps)
+
+
+@rms_norm.onnx
+def _(op, x, weight, *, normalized_shape, eps):
+    x, weight = widened(op, x, weight)
+    eps = torch.finfo(op.dtype(x)).eps if eps is None else eps
+    axes = op.ints(range(-len(normalized_shape), 0))
+    square = op.ReduceMean(op.Pow(x, op.like(x, 2)), axes, keepdims=1)  # Pow: the form that ONNX Runtime fuses
+    return op.cast(scaled(op, divided(op, x, square, eps), weight, None), op.result.dtype)
+
+
+rms_norm.samples(_samples(with_bias=False))

@@ -1,0 +1,321 @@
+"""Normalizations: subtract a mean, divide by a deviation, then scale and shift."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import NORM
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.activation import FLOATS, fits_attribute
+
+aten = torch.ops.aten
+
+EPSILONS = (1e-5, 1e-3, 0.1)
+
+
+def together(op, *operands):
+    """Return operands in one dtype: as they are where all agree, else in the widest of them and float32."""
+    dtypes = {op.dtype(o) for o in operands if o is not None}
+    if len(dtypes) == 1:
+        return operands
+    return in_dtype(op, functools.reduce(torch.promote_types, dtypes, torch.float32), *operands)
+
+
+def widened(op, *operands):
+    """Return operands in at least float32, as eager computes statistics."""
+    dtypes = {op.dtype(o) for o in operands if o is not None}
+    return in_dtype(op, functools.reduce(torch.promote_types, dtypes, torch.float32), *operands)
+
+
+def in_dtype(op, dtype, *operands):
+    """Return operands, some of which may be None, in a dtype."""
+    return tuple(None if o is None else op.cast(o, dtype) for o in operands)
+
+
+def or_filled(op, value, x, number, *sides):
+    """Return ``value``, or where it is None a tensor of that shape full of ``number``, in the dtype of ``x``."""
+    if value is not None:
+        return value
+    if is_symbolic(sides):
+        return op.Expand(op.like(x, number), op.ints(sides))
+    return op.constant(torch.full(sides, float(number)), op.dtype(x))
+
+
+def per_channel(op, vector, rank):
+    """Return ``vector[c]`` in a shape that lines up with ``x[n, c, ...]`` of the given rank."""
+    return vector if rank <= 2 else op.Reshape(vector, op.ints([-1] + [1] * (rank - 2)))
+
+
+def statistics(op, x, axes):
+    """Return ``x`` minus its mean along ``axes``, that mean, and the biased variance, all with sides of 1."""
+    mean = op.ReduceMean(x, op.ints(axes), keepdims=1)
+    centred = op.Sub(x, mean)
+    return centred, mean, op.ReduceMean(op.Mul(centred, centred), op.ints(axes), keepdims=1)
+
+
+def divided(op, centred, variance, eps):
+    """Return ``centred / sqrt(variance + eps)``."""
+    return op.Div(centred, op.Sqrt(op.Add(variance, op.like(variance, eps))))
+
+
+def scaled(op, x, weight, bias):
+    """Return ``x * weight + bias``, either of which may be None."""
+    x = x if weight is None else op.Mul(x, weight)
+    return x if bias is None else op.Add(x, bias)
+
+
+def channel_scaled(op, x, weight, bias, rank):
+    """Return ``x[n, c, ...] * weight[c] + bias[c]``, either of which may be None."""
+    return scaled(op, x, *(None if v is None else per_channel(op, v, rank) for v in (weight, bias)))
+
+
+def all_but_channels(rank):
+    """Return the axes of ``x[n, c, ...]`` over which batch statistics run."""
+    return [i for i in range(rank) if i != 1]
+
+
+@operator(aten.batch_norm.default, quant=OWN_SCALE, error=NORM)
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    *,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``(x - mean[c]) / sqrt(var[c] + eps) * weight[c] + bias[c]`` for ``x[n, c, ...]``.
+
+    Mean and variance are the running ones; with ``training`` those of the batch. The running statistics are never
+    written here: `running_mean_update` and `running_var_update` compute their next values, with ``momentum``.
+    """
+    stats = (None, None) if training else (running_mean, running_var)
+    return torch.batch_norm(x, weight, bias, *stats, training, momentum, eps, torch.backends.cudnn.enabled)
+
+
+@batch_norm.onnx
+def _(op, x, *vectors, training, momentum, eps):
+    rank = op.rank(x)
+    if not training:
+        return with_running(op, x, *vectors, eps=eps)
+    x, weight, bias = widened(op, x, *vectors[:2])
+    centred, _, variance = statistics(op, x, all_but_channels(rank))
+    result = channel_scaled(op, divided(op, centred, variance, eps), weight, bias, rank)
+    return op.cast(result, op.result.dtype)
+
+
+def with_running(op, x, *vectors, eps):
+    """Return ``x`` normalized by given statistics: one node, which runtimes fold into the convolution before."""
+    rank, channels = op.rank(x), op.shape(x)[1]
+    x, weight, bias, mean, var = together(op, x, *vectors)
+    if fits_attribute(op, eps):
+        weight, bias = or_filled(op, weight, x, 1, channels), or_filled(op, bias, x, 0, channels)
+        return op.cast(op.BatchNormalization(x, weight, bias, mean, var, epsilon=float(eps)), op.result.dtype)
+    centred = op.Sub(x, per_channel(op, mean, rank))
+    result = divided(op, centred, per_channel(op, var, rank), eps)
+    return op.cast(channel_scaled(op, result, weight, bias, rank), op.result.dtype)
+
+
+def _channel_operands(draw, s, x):
+    """Draw weight and bias (both or neither), and running statistics, for ``x[n, c, ...]``."""
+
+    def vector(low, high):
+        return draw(s.tensor(shape=(x.shape[1],), dtype=x.dtype, low=low, high=high))
+
+    affine = (vector(-2, 2), vector(-2, 2)) if draw(s.booleans()) else (None, None)
+    return (*affine, vector(-1, 1), vector(0.1, 2))
+
+
+@batch_norm.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(2, 5), side=(2, 5), dtype=FLOATS))
+    training = draw(s.booleans())
+    weight, bias, mean, var = _channel_operands(draw, s, x)
+    if training and draw(s.booleans()):
+        mean = var = None
+    return s.call(
+        x,
+        weight,
+        bias,
+        mean,
+        var,
+        training=training,
+        momentum=draw(s.choice(0.1, 0.3)),
+        eps=draw(s.choice(*EPSILONS)),
+    )
+
+
+@operator(aten.instance_norm.default, quant=OWN_SCALE, error=NORM)
+def instance_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    *,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``(x - mean[n, c]) / sqrt(var[n, c] + eps) * weight[c] + bias[c]`` for ``x[n, c, ...]``.
+
+    Without ``use_input_stats`` mean and variance are the running ones. These are never written here, as in
+    `batch_norm`.
+    """
+    stats = (None, None) if use_input_stats else (running_mean, running_var)
+    return torch.instance_norm(x, weight, bias, *stats, use_input_stats, momentum, eps, torch.backends.cudnn.enabled)
+
+
+@instance_norm.onnx
+def _(op, x, *vectors, use_input_stats, momentum, eps):
+    rank, channels = op.rank(x), op.shape(x)[1]
+    if not use_input_stats:
+        return with_running(op, x, *vectors, eps=eps)
+    x, weight, bias = together(op, x, *vectors[:2])
+    if rank > 2 and op.dtype(x) != torch.float64:
+        weight, bias = or_filled(op, weight, x, 1, channels), or_filled(op, bias, x, 0, channels)
+        return op.cast(op.InstanceNormalization(x, weight, bias, epsilon=float(eps)), op.result.dtype)
+    x, weight, bias = widened(op, x, weight, bias)
+    centred, _, variance = statistics(op, x, list(range(2, rank)))
+    result = channel_scaled(op, divided(op, centred, variance, eps), weight, bias, rank)
+    return op.cast(result, op.result.dtype)
+
+
+@instance_norm.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(3, 5), side=(2, 5), dtype=FLOATS))
+    use_input_stats = draw(s.booleans())
+    weight, bias, mean, var = _channel_operands(draw, s, x)
+    if use_input_stats and draw(s.booleans()):
+        mean = var = None
+    return s.call(
+        x,
+        weight,
+        bias,
+        mean,
+        var,
+        use_input_stats=use_input_stats,
+        momentum=draw(s.choice(0.1, 0.3)),
+        eps=draw(s.choice(*EPSILONS)),
+    )
+
+
+@operator(aten.group_norm.default, quant=OWN_SCALE, error=NORM)
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    num_groups: int,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``(x - mean[n, g]) / sqrt(var[n, g] + eps) * weight[c] + bias[c]`` for ``x[n, c, ...]`` in groups of channels."""
+    return torch.group_norm(x, num_groups, weight, bias, eps, torch.backends.cudnn.enabled)
+
+
+@group_norm.onnx
+def _(op, x, weight, bias, *, num_groups, eps):
+    rank, shape = op.rank(x), op.shape(x)
+    x, weight, bias = together(op, x, weight, bias)
+    grouped = op.Reshape(x, op.ints([0, num_groups, -1]))  # 0: the batch as it is
+    if op.dtype(x) == torch.float64:
+        centred, _, variance = statistics(op, grouped, [2])
+        normal = divided(op, centred, variance, eps)
+    else:
+        one, zero = or_filled(op, None, x, 1, num_groups), or_filled(op, None, x, 0, num_groups)
+        normal = op.InstanceNormalization(grouped, one, zero, epsilon=float(eps))
+    result = channel_scaled(op, op.reshape(normal, shape), weight, bias, rank)
+    return op.cast(result, op.result.dtype)
+
+
+@group_norm.samples
+def _(draw, s):
+    num_groups = draw(s.choice(1, 2, 3))
+    shape = list(draw(s.tensor(rank=(2, 5), side=(2, 4))).shape)
+    shape[1] = num_groups * draw(s.integers(1, 3))
+    x = draw(s.tensor(shape=shape, dtype=FLOATS))
+    weight, bias, _, _ = _channel_operands(draw, s, x)
+    return s.call(x, weight, bias, num_groups=num_groups, eps=draw(s.choice(*EPSILONS)))
+
+
+def _updated(x, running_mean, running_var, momentum, per_instance):
+    """Return running statistics after one batch, exactly as the module would leave them."""
+    mean, var = running_mean.clone(), running_var.clone()
+    update = torch.instance_norm if per_instance else torch.batch_norm
+    update(x, None, None, mean, var, True, momentum, 1e-5, False)
+    return mean, var
+
+
+def _moved(op, running, batch, momentum):
+    """Return ``(1 - momentum) * running + momentum * batch`` in the dtype of the running statistics."""
+    wide = op.cast(running, op.dtype(batch))
+    old = op.Mul(wide, op.like(batch, 1 - momentum))
+    return op.cast(op.Add(old, op.Mul(batch, op.like(batch, momentum))), op.dtype(running))
+
+
+def _first_operand_but_one(x, running, *, momentum, per_instance):
+    return running
+
+
+def _update_samples(low, high):
+    def sampler(draw, s):
+        per_instance = draw(s.booleans())
+        x = draw(s.tensor(rank=(3 if per_instance else 2, 5), side=(2, 5), dtype=FLOATS))
+        running = draw(s.tensor(shape=(x.shape[1],), dtype=x.dtype, low=low, high=high))
+        return s.call(x, running, momentum=draw(s.choice(0.1, 0.3, 1.0)), per_instance=per_instance)
+
+    return sampler
+
+
+@operator(error=NORM)
+def running_mean_update(x: Tensor, running_mean: Tensor, *, momentum: float, per_instance: bool = False) -> Tensor:
+    """``(1 - momentum) * running_mean[c] + momentum * mean[c]`` of ``x[n, c, ...]``, after one training step.
+
+    ``per_instance`` averages statistics of each image, as instance normalization does.
+    """
+    return _updated(x, running_mean, torch.ones_like(running_mean), momentum, per_instance)[0]
+
+
+@running_mean_update.onnx
+def _(op, x, running_mean, *, momentum, per_instance):
+    rank = op.rank(x)
+    (x,) = widened(op, x)
+    return _moved(op, running_mean, op.ReduceMean(x, op.ints(all_but_channels(rank)), keepdims=0), momentum)
+
+
+running_mean_update.types(_first_operand_but_one)
+running_mean_update.samples(_update_samples(-1, 1))
+
+
+@operator(error=NORM)
+def running_var_update(x: Tensor, running_var: Tensor, *, momentum: float, per_instance: bool = False) -> Tensor:
+    """``(1 - momentum) * running_var[c] + momentum * var[c]`` of ``x[n, c, ...]``, with the unbiased variance.
+
+    ``per_instance`` averages statistics of each image, as instance normalization does.
+    """
+    return _updated(x, torch.zeros_like(running_var), running_var, momentum, per_instance)[1]
+
+
+@running_var_update.onnx
+def _(op, x, running_var, *, momentum, per_instance):
+    shape = op.shape(x)
+    axes = list(range(2, len(shape))) if per_instance else all_but_channels(len(shape))
+    count = functools.reduce(lambda a, b: a * b, (shape[i] for i in axes), 1)
+    (x,) = widened(op, x)
+    centred = op.Sub(x, op.ReduceMean(x, op.ints(axes), keepdims=1))
+    total = op.ReduceSum(op.Mul(centred, centred), op.ints(axes), keepdims=0)
+    variance = op.Div(total, op.scalar(count - 1, op.dtype(x)))
+    if per_instance:
+        variance = op.ReduceMean(variance, op.ints([0]), keepdims=0)
+    return _moved(op, running_var, variance, momentum)
+
+
+running_var_update.types(_first_operand_but_one)
+running_var_update.samples(_update_samples(0.1, 2))
