@@ -6,9 +6,8 @@ import pytest
 import torch
 from clika_ref_aten.plugin import clika_ref_operators
 
-from clika_ref.core.inference import infer
 from clika_ref.core.types import TensorType
-from one_operator import draw_case, graph_of, mismatch, run_onnx
+from one_operator import draw_case, graph_of, mismatch, run_onnx, types_of
 
 OPERATORS = sorted(clika_ref_operators(), key=lambda op: op.name)
 DRAWS = 12
@@ -19,8 +18,12 @@ def test_inferred_types_are_those_of_real_results(op):
     for seed in range(DRAWS):
         case = draw_case(op, seed)
         operands = [TensorType(o.dtype, tuple(o.shape)) if isinstance(o, torch.Tensor) else o for o in case.operands]
-        found = infer(op, operands, case.attrs)
-        assert found == tuple(TensorType(r.dtype, tuple(r.shape)) for r in case.eager()), str(case)
+        real = tuple(TensorType(r.dtype, tuple(r.shape)) for r in case.eager())
+        found = types_of(case, operands)
+        if all(t.is_static for t in found):
+            assert found == real, str(case)
+        else:  # sizes depend on the data
+            assert [(t.dtype, t.rank) for t in found] == [(t.dtype, t.rank) for t in real], str(case)
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if not op.random], ids=lambda op: op.name)

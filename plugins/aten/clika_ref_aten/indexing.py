@@ -1,0 +1,315 @@
+"""Operators that read elements at computed positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.errors import PassError, TargetError
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.types import TensorType
+
+aten = torch.ops.aten
+
+MASKS = (torch.bool, torch.uint8)
+"""Index dtypes that say which elements are meant instead of where they are."""
+
+
+def refuse_data_dependent(*operands, **attrs):
+    """Type rule of operators whose result is as large as the data say.
+
+    Raises:
+        PassError: always; whoever adds such a node gives its types.
+    """
+    raise PassError("the size of the result depends on the data; give the types of the node")
+
+
+# What `index` and `index_put` share
+
+
+def broadcast_shape(*shapes):
+    """Return the shape to which shapes broadcast.
+
+    Raises:
+        PassError: two sides may differ.
+    """
+    rank = max(map(len, shapes), default=0)
+    result = [1] * rank
+    for shape in shapes:
+        for i, side in enumerate(shape, rank - len(shape)):
+            if result[i] == 1:
+                result[i] = side
+            elif side not in (1, result[i]):
+                msg = f"the sides {result[i]} and {side} do not broadcast"
+                raise PassError(msg)
+    return tuple(result)
+
+
+def is_mask(dtype):
+    """Whether an index of this dtype is a mask."""
+    return dtype in MASKS
+
+
+def entries(op, indices):
+    """Return one entry per indexed side: None, or integer positions; a mask of rank r gives r of them."""
+    result = []
+    for index in indices:
+        if index is None:
+            result.append(None)
+        elif not is_mask(op.dtype(index)):
+            result.append(op.cast(index, torch.int64))
+        elif op.rank(index) == 0:
+            raise TargetError("a 0-d mask as an index adds a side of length 0 or 1; use torch.where or a 1-d mask")
+        else:
+            rows = op.NonZero(op.cast(index, torch.bool))
+            result += [op.Gather(rows, op.constant(r, torch.int64), axis=0) for r in range(op.rank(index))]
+    return result
+
+
+def bring_together(op, x, found):
+    """Make the indexed sides of ``x`` one side: return it, the sides before and behind, positions, the permutation.
+
+    Sides that are not neighbours go to the front, as ATen has it; else the permutation is None.
+    """
+    shape = op.shape(x)
+    dims = [d for d, e in enumerate(found) if e is not None]
+    order = None
+    if dims[-1] - dims[0] >= len(dims):
+        order = [*dims, *(d for d in range(len(shape)) if d not in dims)]
+        x, shape = op.Transpose(x, perm=order), tuple(shape[d] for d in order)
+    start = 0 if order else dims[0]
+    before, inside, behind = shape[:start], shape[start : start + len(dims)], shape[start + len(dims) :]
+    if len(dims) > 1:
+        x = op.reshape(x, (*before, math.prod(inside), *behind))
+    return x, before, behind, _position(op, inside, [e for e in found if e is not None]), order
+
+
+def _position(op, sides, found):
+    """Return the position in the flattened sides; Mod wraps negative entries, and the first may stay negative."""
+    total = found[0]
+    for side, entry in zip(sides[1:], found[1:], strict=True):
+        length = op.scalar(side, torch.int64)
+        total = op.Add(op.Mul(total, length), op.Mod(entry, length))
+    return total
+
+
+def only_mask(op, indices):
+    """Return the side at which the only index, a mask, stands; None where the indices are of another form."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if len(given) == 1 and is_mask(op.dtype(given[0][1])) and op.rank(given[0][1]):
+        return given[0][0]
+    return None
+
+
+# Operators
+
+
+@operator(aten.index.Tensor, quant=SAME_SCALE, error=EXACT)
+def index(x: Tensor, *indices: Tensor | None) -> Tensor:
+    """``x[i, j, ...]``: positions broadcast together, None keeps a side whole, a mask selects where it holds."""
+    return aten.index.Tensor(x, list(indices))
+
+
+@index.types
+def _(x, *indices):
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if any(is_mask(i.dtype) for _, i in given):
+        refuse_data_dependent()
+    dims = [d for d, _ in given]
+    shape = broadcast_shape(*(i.shape for _, i in given))
+    kept = [side for d, side in enumerate(x.shape) if d not in dims]
+    start = dims[0] if dims[-1] - dims[0] < len(dims) else 0
+    return TensorType(x.dtype, (*kept[:start], *shape, *kept[start:]))
+
+
+@index.onnx
+def _(op, x, *indices):
+    at = only_mask(op, indices)
+    if at is None:
+        merged, before, _, position, _ = bring_together(op, x, entries(op, indices))
+        return op.Gather(merged, position, axis=len(before))
+    mask, shape = indices[at], op.shape(x)
+    rank = op.rank(mask)
+    if rank > 1:
+        x = op.reshape(x, (*shape[:at], math.prod(shape[at : at + rank]), *shape[at + rank :]))
+        mask = op.Reshape(mask, op.ints([-1]))
+    return op.Compress(x, op.cast(mask, torch.bool), axis=at)
+
+
+@index.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), dtype=(torch.float32, torch.int64, torch.bool)))
+    return s.call(x, *draw_indices(draw, s, x))
+
+
+def draw_indices(draw, s, x, *, masks=True):
+    """Draw one mask, or positions for some sides that broadcast together."""
+    rank = x.rank
+    if masks and draw(s.choice(False, False, True)):
+        at = draw(s.integers(0, rank - 1))
+        covered = draw(s.integers(1, rank - at))
+        mask = draw(s.tensor(shape=x.shape[at : at + covered], dtype=torch.bool))
+        free = rank - at - covered
+        if free and draw(s.booleans()):
+            low = x.shape[at + covered]
+            return (*[None] * at, mask, draw(s.tensor(shape=(), dtype=torch.int64, low=-low, high=low - 1)))
+        return (*[None] * at, mask)
+    common = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 2))))
+    dims = [d for d in range(rank) if draw(s.booleans())] or [rank - 1]
+    indices = [None] * (dims[-1] + 1)
+    for d in dims:
+        shape = tuple(side if draw(s.booleans()) else 1 for side in common)[draw(s.integers(0, 1)) :]
+        dtype = draw(s.choice(torch.int64, torch.int32))
+        indices[d] = draw(s.tensor(shape=shape, dtype=dtype, low=-x.shape[d], high=x.shape[d] - 1))
+    return tuple(indices)
+
+
+@operator(aten.index_select.default, quant=SAME_SCALE, error=EXACT)
+def index_select(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
+    """Take the slices ``index[n]`` (0-d: one of them) along the side ``dim``."""
+    return torch.index_select(x, dim, index)
+
+
+@index_select.onnx
+def _(op, x, index, *, dim):
+    if op.rank(x) == 0:
+        return op.Identity(x)
+    if op.rank(index) == 0:
+        index = op.reshape(index, (1,))
+    return op.Gather(x, index, axis=dim)
+
+
+@index_select.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), dtype=(torch.float32, torch.int64)))
+    dim = draw(s.integers(-x.rank, x.rank - 1))
+    shape = (draw(s.integers(1, 4)),) if draw(s.integers(0, 3)) else ()
+    positions = s.tensor(shape=shape, dtype=(torch.int64, torch.int32), low=0, high=x.shape[dim] - 1)
+    return s.call(x, draw(positions), dim=dim)
+
+
+def as_vector(op, x):
+    """Return a 0-d tensor as one of length 1, others as they are: ATen mixes the two in gather and scatter."""
+    return x if op.rank(x) else op.reshape(x, (1,))
+
+
+@operator(aten.gather.default, quant=SAME_SCALE, error=EXACT)
+def gather(x: Tensor, index: Tensor, *, dim: int, sparse_grad: bool = False) -> Tensor:
+    """``y[i, j, ...] = x[index[i, j, ...], j, ...]`` for ``dim`` 0, and so on for the others."""
+    return torch.gather(x, dim, index, sparse_grad=sparse_grad)
+
+
+@gather.onnx
+def _(op, x, index, *, dim, sparse_grad):
+    result = op.GatherElements(as_vector(op, x), as_vector(op, index), axis=dim)
+    return result if op.rank(index) else op.reshape(result, ())
+
+
+@gather.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool)))
+    if x.rank == 0:
+        return s.call(x, draw(s.tensor(shape=(), dtype=torch.int64, low=0, high=0)), dim=draw(s.choice(0, -1)))
+    dim = draw(s.integers(-x.rank, x.rank - 1))
+    shape = [draw(s.integers(1, side)) for side in x.shape]
+    shape[dim] = draw(s.integers(1, 6))
+    positions = draw(s.tensor(shape=shape, dtype=torch.int64, low=0, high=x.shape[dim] - 1))
+    return s.call(x, positions, dim=dim, sparse_grad=draw(s.booleans()))
+
+
+@operator(aten.take.default, quant=SAME_SCALE, error=EXACT)
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """``x.flatten()[index]``, in the shape of ``index``."""
+    return torch.take(x, index)
+
+
+@take.onnx
+def _(op, x, index):
+    return op.Gather(op.Reshape(x, op.ints([-1])), index, axis=0)
+
+
+@take.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64)))
+    count = math.prod(x.shape)
+    return s.call(x, draw(s.tensor(rank=(0, 3), dtype=torch.int64, low=-count, high=count - 1)))
+
+
+@operator(aten.take_along_dim.default, quant=SAME_SCALE, error=EXACT)
+def take_along_dim(x: Tensor, indices: Tensor, *, dim: int | None = None) -> Tensor:
+    """`gather` after ``x`` and ``indices`` broadcast on the other sides; of the flattened two where ``dim`` is None."""
+    return torch.take_along_dim(x, indices, dim)
+
+
+@take_along_dim.types
+def _(x, indices, *, dim):
+    if dim is None:
+        return TensorType(x.dtype, (math.prod(indices.shape),))
+    axis = dim % x.rank
+    shape = list(broadcast_shape(_without(x.shape, axis), _without(indices.shape, axis)))
+    shape[axis] = indices.shape[axis]
+    return TensorType(x.dtype, tuple(shape))
+
+
+def _without(shape, axis):
+    return tuple(1 if d == axis else side for d, side in enumerate(shape))
+
+
+@take_along_dim.onnx
+def _(op, x, indices, *, dim):
+    if dim is None:
+        return op.Gather(op.Reshape(x, op.ints([-1])), op.Reshape(indices, op.ints([-1])), axis=0)
+    axis = dim % op.rank(x)
+    target = list(op.result.shape)
+    source = [*target[:axis], op.shape(x)[axis], *target[axis + 1 :]]
+    return op.GatherElements(_expand(op, x, source), _expand(op, indices, target), axis=axis)
+
+
+def _expand(op, x, shape):
+    return x if op.shape(x) == tuple(shape) else op.Expand(x, op.ints(shape))
+
+
+@take_along_dim.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 3)))
+    if draw(s.integers(0, 3)) == 0:
+        return s.call(x, draw(s.tensor(dtype=torch.int64, low=0, high=math.prod(x.shape) - 1)), dim=None)
+    dim = draw(s.integers(-x.rank, x.rank - 1))
+    shape = [side if draw(s.booleans()) else 1 for side in x.shape]
+    shape[dim] = draw(s.integers(1, 4))
+    return s.call(x, draw(s.tensor(shape=shape, dtype=torch.int64, low=0, high=x.shape[dim] - 1)), dim=dim)
+
+
+@operator(aten.embedding.default, quant=SAME_SCALE, error=EXACT)
+def embedding(
+    weight: Tensor,
+    indices: Tensor,
+    *,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Take the rows ``indices[...]`` of ``weight[n, d]``; the attributes matter to its gradient only."""
+    return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+
+
+@embedding.onnx
+def _(op, weight, indices, *, padding_idx, scale_grad_by_freq, sparse):
+    return op.Gather(weight, indices, axis=0)
+
+
+@embedding.samples
+def _(draw, s):
+    weight = draw(s.tensor(rank=2))
+    indices = draw(s.tensor(rank=(0, 3), dtype=(torch.int64, torch.int32), low=0, high=weight.shape[0] - 1))
+    return s.call(
+        weight,
+        indices,
+        padding_idx=draw(s.choice(-1, 0)),
+        scale_grad_by_freq=draw(s.booleans()),
+        sparse=draw(s.booleans()),
+    )
