@@ -72,6 +72,8 @@ class OnnxBuilder:
             if not isinstance(operand, ir.Value | None):
                 msg = f"op.{op_type}: operand {operand!r} is a {type(operand).__name__}; use op.like(x, number) for numbers"
                 raise PluginError(msg)
+        while operands and operands[-1] is None:  # ORT crashes on an absent bias of LayerNormalization
+            operands = operands[:-1]
         attributes = [ir.convenience.convert_attribute(k, _plain(v)) for k, v in attrs.items() if v is not None]
         node = ir.Node(domain, op_type, operands, attributes, num_outputs=outputs, name=self._name(op_type))
         node.metadata_props.update(self.metadata)
@@ -177,8 +179,14 @@ class OnnxBuilder:
     def reshape(self, x: ir.Value, shape: Sequence[Any]) -> ir.Value:
         """Return ``x`` in another shape, whose sides may be size expressions.
 
-        One expression is written as -1 and needs no arithmetic at run time.
+        Expressions that stay in their place are written as 0, one expression alone as -1: neither needs arithmetic
+        at run time. (Both together would fail on an empty tensor, whose missing side ONNX cannot find.)
         """
+        known_type = self._types[x]
+        own = known_type.shape if isinstance(known_type, TensorType) else ()
+        kept = [0 if is_symbolic(side) and i < len(own) and side == own[i] else side for i, side in enumerate(shape)]
+        if 0 not in shape and not is_symbolic(tuple(kept)):
+            return self.Reshape(x, self.ints(kept))
         sides = list(shape)
         symbolic = [i for i, side in enumerate(sides) if is_symbolic(side)]
         known = all(isinstance(s, int) and s > 0 for s in sides if not is_symbolic(s))

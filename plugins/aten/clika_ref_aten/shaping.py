@@ -1,4 +1,4 @@
-"""Operators that give the same elements another shape or order."""
+"""Operators that give the same elements another shape, or their sides another order."""
 
 from __future__ import annotations
 
@@ -6,13 +6,186 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT
+from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.types import TensorType
+from clika_ref_aten.moving import MOVABLE, quotient, tidy, total
 
 aten = torch.ops.aten
 
 
-@operator(aten.permute.default, quant=SAME_SCALE, error=EXACT)
+@operator(quant=SAME_SCALE, error=EXACT)
+def reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
+    """The elements of ``x`` in their order, in another shape of as many elements."""
+    return x.reshape(shape)
+
+
+@reshape.onnx
+def _(op, x, *, shape):
+    return x if shape == op.shape(x) else op.reshape(x, shape)
+
+
+@reshape.types
+def _(x, *, shape):
+    counts = total(x.shape), total(shape)
+    if all(isinstance(n, int) for n in counts) and counts[0] != counts[1]:
+        raise ValueError(f"{x} has {counts[0]} elements, the shape {shape} has {counts[1]}")
+    return TensorType(x.dtype, shape)
+
+
+@reshape.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
+    cut = draw(s.integers(0, x.rank))
+    merged = (total(x.shape[:cut]), total(x.shape[cut:]))
+    return s.call(x, shape=draw(s.choice(merged, (1, *merged), (total(x.shape),), x.shape[::-1], (*x.shape, 1))))
+
+
+@reshape.write_back
+def _(build, base, new, *, shape):
+    return build(reshape, new, shape=base.type.shape, types=(base.type,))
+
+
+@reshape.from_torch(aten.reshape.default, aten._reshape_copy.default)  # noqa: SLF001 - a name of ATen's
+def _(x, shape):
+    return reshape.call(x, shape=_without_unknown(x.type.shape, shape))
+
+
+@reshape.from_torch(aten.view.default, aten.view_copy.default)
+@reshape.from_torch(aten._unsafe_view.default, aten._reshape_alias.default)  # noqa: SLF001 - as above
+def _(x, size, stride=None):
+    return reshape.call(x, shape=_without_unknown(x.type.shape, size))
+
+
+@reshape.from_torch(aten.view_as.default, aten.reshape_as.default)
+def _(x, other):
+    return reshape.call(x, shape=other.type.shape)
+
+
+@reshape.from_torch(aten.flatten.using_ints)
+def _(x, start_dim=0, end_dim=-1):
+    shape = x.type.shape or (1,)
+    first, last = start_dim % len(shape), end_dim % len(shape) + 1
+    return reshape.call(x, shape=(*shape[:first], total(shape[first:last]), *shape[last:]))
+
+
+@reshape.from_torch(aten.ravel.default)
+def _(x):
+    return reshape.call(x, shape=(total(x.type.shape),))
+
+
+@reshape.from_torch(aten.unflatten.int)
+def _(x, dim, sizes):
+    shape, dim = x.type.shape, dim % x.type.rank
+    return reshape.call(x, shape=(*shape[:dim], *_without_unknown((shape[dim],), sizes), *shape[dim + 1 :]))
+
+
+@reshape.from_torch(aten.atleast_1d.default)
+def _(x):
+    return reshape.call(x, shape=x.type.shape or (1,))
+
+
+@reshape.from_torch(aten.atleast_2d.default)
+def _(x):
+    return reshape.call(x, shape=(*(1,) * (2 - x.type.rank), *x.type.shape))
+
+
+@reshape.from_torch(aten.atleast_3d.default)
+def _(x):
+    shape = x.type.shape or (1,)
+    return reshape.call(x, shape={1: (1, *shape, 1), 2: (*shape, 1)}.get(len(shape), shape))
+
+
+def _without_unknown(shape, wanted):
+    """Return ``wanted`` with the side -1, which ATen leaves to the number of elements, computed."""
+    wanted = tuple(map(tidy, wanted))
+    if -1 not in wanted:
+        return wanted
+    i = wanted.index(-1)
+    rest = total(wanted[:i] + wanted[i + 1 :])
+    return (*wanted[:i], quotient(total(shape), rest), *wanted[i + 1 :])
+
+
+@operator(quant=SAME_SCALE, error=EXACT)
+def squeeze(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
+    """``x`` without those of the given sides that have length 1; a side of dynamic length is never among them."""
+    return x.squeeze(dims)
+
+
+@squeeze.onnx
+def _(op, x, *, dims):
+    gone = _ones(op.shape(x), dims)
+    return op.Squeeze(x, op.ints(gone)) if gone else x
+
+
+@squeeze.types
+def _(x, *, dims):
+    gone = _ones(x.shape, dims)
+    dynamic = [d for d in dims if x.rank and not isinstance(x.shape[d], int)]
+    if dynamic:
+        raise ValueError(f"whether side {dynamic[0]} of {x} has length 1 differs from call to call")
+    return TensorType(x.dtype, tuple(n for i, n in enumerate(x.shape) if i not in gone))
+
+
+@squeeze.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), side=(1, 2), dtype=MOVABLE))
+    every = tuple(range(x.rank))
+    return s.call(x, dims=draw(s.choice((0,), (-1,), every, every[:2], ())))
+
+
+@squeeze.write_back
+def _(build, base, new, *, dims):
+    return build(reshape, new, shape=base.type.shape, types=(base.type,))
+
+
+@squeeze.from_torch(aten.squeeze.default, aten.squeeze_copy.default)
+def _(x):
+    return squeeze.call(x, dims=_ones(x.type.shape, range(x.type.rank)))
+
+
+@squeeze.from_torch(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
+def _(x, dim):
+    return squeeze.call(x, dims=_ones(x.type.shape, dim if isinstance(dim, tuple | list) else (dim,)))
+
+
+def _ones(shape, dims):
+    """Return which of the given sides surely have length 1."""
+    return tuple(sorted({d % len(shape) for d in dims if shape[d] == 1})) if shape else ()
+
+
+@operator(aten.unsqueeze.default, aten.unsqueeze_copy.default, quant=SAME_SCALE, error=EXACT)
+def unsqueeze(x: Tensor, *, dim: int) -> Tensor:
+    """``x`` with one more side, of length 1, as side ``dim`` of the result."""
+    return x.unsqueeze(dim)
+
+
+@unsqueeze.onnx
+def _(op, x, *, dim):
+    return op.Unsqueeze(x, op.ints([dim]))
+
+
+@unsqueeze.types
+def _(x, *, dim):
+    if not -x.rank - 1 <= dim <= x.rank:
+        raise ValueError(f"{x} cannot get a side {dim}")
+    dim %= x.rank + 1
+    return TensorType(x.dtype, (*x.shape[:dim], 1, *x.shape[dim:]))
+
+
+@unsqueeze.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=MOVABLE))
+    return s.call(x, dim=draw(s.integers(-x.rank - 1, x.rank)))
+
+
+@unsqueeze.write_back
+def _(build, base, new, *, dim):
+    return build(squeeze, new, dims=(dim % (base.type.rank + 1),), types=(base.type,))
+
+
+@operator(aten.permute.default, aten.permute_copy.default, quant=SAME_SCALE, error=EXACT)
 def permute(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
     """Reorder sides: side ``i`` of the result is side ``dims[i]`` of ``x``."""
     return x.permute(dims)
@@ -20,17 +193,23 @@ def permute(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
 
 @permute.onnx
 def _(op, x, *, dims):
-    return op.Transpose(x, perm=[d % len(dims) for d in dims]) if dims else op.Identity(x)
+    order = [d % len(dims) for d in dims]
+    return x if order == sorted(order) else op.Transpose(x, perm=order)
+
+
+@permute.types
+def _(x, *, dims):
+    if sorted(d % max(x.rank, 1) for d in dims) != list(range(x.rank)):
+        raise ValueError(f"{dims} is no order of the sides of {x}")
+    return TensorType(x.dtype, tuple(x.shape[d] for d in dims))
 
 
 @permute.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4)))
+    x = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
     order = list(range(x.rank))
-    dims = []
-    for _ in range(x.rank):
-        dims.append(order.pop(draw(s.integers(0, len(order) - 1))))
-    return s.call(x, dims=tuple(dims))
+    picked = [order.pop(draw(s.integers(0, len(order) - 1))) for _ in range(x.rank)]
+    return s.call(x, dims=tuple(d - draw(s.choice(0, x.rank)) for d in picked))
 
 
 @permute.write_back
@@ -41,10 +220,52 @@ def _(build, base, new, *, dims):
     return build(permute, new, dims=tuple(inverse), types=(base.type,))
 
 
-@permute.from_torch(aten.transpose.int, aten.swapaxes.default)
+@permute.from_torch(aten.transpose.int, aten.transpose_copy.int)
 def _(x, dim0, dim1):
+    return _swapped(x, dim0, dim1)
+
+
+@permute.from_torch(aten.swapaxes.default)
+def _(x, axis0, axis1):
+    return _swapped(x, axis0, axis1)
+
+
+@permute.from_torch(aten.swapdims.default)
+def _(x, dim0, dim1):
+    return _swapped(x, dim0, dim1)
+
+
+@permute.from_torch(aten.mT.default)
+def _(x):
+    return _swapped(x, -2, -1)
+
+
+@permute.from_torch(aten.mH.default, aten.adjoint.default, aten.matrix_H.default)
+def _(x):
+    if x.type.dtype.is_complex:
+        raise ModelError(
+            f"the adjoint of {x.type} conjugates, and complex tensors are not supported: "
+            "keep real and imaginary parts as two real tensors"
+        )
+    return _swapped(x, -2, -1) if x.type.rank else permute.call(x, dims=())
+
+
+@permute.from_torch(aten.t.default, aten.t_copy.default, aten.numpy_T.default)
+def _(x):
+    return permute.call(x, dims=tuple(reversed(range(x.type.rank))))
+
+
+@permute.from_torch(aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist)
+def _(x, source, destination):
     rank = max(x.type.rank, 1)
+    pairs = zip(*(d if isinstance(d, tuple | list) else (d,) for d in (source, destination)), strict=True)
+    places = {there % rank: here % rank for here, there in pairs}
+    rest = iter(d for d in range(x.type.rank) if d not in places.values())
+    return permute.call(x, dims=tuple(places[i] if i in places else next(rest) for i in range(x.type.rank)))
+
+
+def _swapped(x, first, second):
     dims = list(range(x.type.rank))
     if dims:
-        dims[dim0 % rank], dims[dim1 % rank] = dims[dim1 % rank], dims[dim0 % rank]
+        dims[first], dims[second] = dims[second], dims[first]
     return permute.call(x, dims=tuple(dims))

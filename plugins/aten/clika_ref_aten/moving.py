@@ -1,0 +1,119 @@
+"""What operators that only move elements share: arithmetic of lengths that may be expressions, and dtypes to try."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy import functions as torch_sympy
+
+from clika_ref.core.types import Dim, TensorType
+
+MOVABLE = (torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool)
+"""One dtype of each kind of storage: an operator that moves elements takes all of them."""
+
+
+FAR = torch.iinfo(torch.int64).max
+"""The end of a slice that has none: ONNX clamps it to the side, as Python does."""
+
+
+def tidy(length: Any) -> Dim:
+    """Return a length as a Python number where it is one."""
+    return int(length) if isinstance(length, sympy.Integer) else length
+
+
+def total(lengths: tuple[Dim, ...]) -> Dim:
+    """Return the product of lengths."""
+    return tidy(math.prod(lengths))
+
+
+def quotient(a: Dim, b: Dim) -> Dim:
+    """Return ``a / b`` rounded down; where it is a whole number for all sizes, without a rounding in the expression."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    for exact in (a / b, sympy.cancel(sympy.sympify(a) / b)):
+        if exact.is_integer:
+            return tidy(exact)
+    return tidy(torch_sympy.FloorDiv(a, b))
+
+
+def least(a: Dim, b: Dim) -> Dim:
+    """Return the lesser length, as one of the two where it is always that one."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    for low, high in ((a, b), (b, a)):
+        if sympy.sympify(high - low).is_nonnegative or (isinstance(low, torch_sympy.FloorDiv) and low.args[0] == high):
+            return low
+    return torch_sympy.Min(a, b)
+
+
+def most(a: Dim, b: Dim) -> Dim:
+    """Return the greater length, as one of the two where it is always that one."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    other = least(a, b)
+    return (
+        torch_sympy.Max(a, b) if isinstance(other, torch_sympy.Min) and other not in (a, b) else b if other is a else a
+    )
+
+
+def is_nonnegative(number: Any) -> bool:
+    """Whether a number or an expression is at least 0 for all sizes."""
+    return bool(sympy.sympify(number).is_nonnegative)
+
+
+def extent(side: Dim, start: Any, end: Any, step: Dim) -> Dim:
+    """Return how many elements ``[start:end:step]`` selects of a side.
+
+    An expression of which the sign is unknown is taken to lie within the side, as the exporter takes it.
+    """
+    start, end = (0 if start is None else start), (None if end == FAR else end)
+    first = most(side + start, 0) if isinstance(start, int) and start < 0 else start
+    last = side if end is None else end
+    if isinstance(last, int) and last < 0:
+        last = side + last
+    elif is_nonnegative(last):
+        last = least(last, side)
+    length = tidy(last - first)
+    if isinstance(length, int) or (isinstance(start, int) and start != 0) or isinstance(end, int):
+        length = most(length, 0)
+    return length if step == 1 else quotient(length + step - 1, step)
+
+
+def same_type(x: TensorType, *others: TensorType, **attrs: Any) -> TensorType:
+    """Type rule of operators whose result has the type of the first operand."""
+    return x
+
+
+def with_side(x: TensorType, dim: int, length: Dim) -> TensorType:
+    """Return a type with one side changed."""
+    shape = list(x.shape)
+    shape[dim] = length
+    return replace(x, shape=tuple(shape))
+
+
+def numbered(op: Any, length: Dim) -> Any:
+    """Return int64[length] that counts from 0."""
+    if isinstance(length, int):
+        return op.constant(torch.arange(length), torch.int64)
+    ends = (op.scalar(n, torch.int64) for n in (0, length, 1))
+    return op.declare(op.Range(*ends), torch.int64)
+
+
+def strided(op: Any, sizes: tuple[Dim, ...], strides: tuple[Dim, ...], offset: Dim) -> Any:
+    """Return int64[sizes] that holds ``offset + i * strides[0] + j * strides[1] + ...`` at ``[i, j, ...]``."""
+    rank = len(sizes)
+    if all(isinstance(n, int) for n in (*sizes, *strides, offset)):
+        places = torch.full((1,) * rank, offset)
+        for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+            places = places + (torch.arange(size) * stride).reshape(-1, *[1] * (rank - axis - 1))
+        return op.constant(places, torch.int64)
+    places = op.scalar(offset, torch.int64)
+    for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        steps = op.Mul(numbered(op, size), op.scalar(stride, torch.int64))
+        steps = op.Unsqueeze(steps, op.ints(range(1, rank - axis))) if axis < rank - 1 else steps
+        places = op.Add(places, steps)
+    return places

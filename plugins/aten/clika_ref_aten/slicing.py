@@ -1,0 +1,203 @@
+"""Operators that select a range or one element of a side, and those that write there."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
+from clika_ref.core.types import TensorType
+from clika_ref_aten.moving import FAR, MOVABLE, extent, is_nonnegative, numbered, same_type, with_side
+
+aten = torch.ops.aten
+
+
+@operator(aten.slice.Tensor, aten.slice_copy.Tensor, quant=SAME_SCALE, error=EXACT)
+def slice_(x: Tensor, *, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    """Elements ``start, start + step, ...`` before ``end`` of one side.
+
+    Negative bounds count from the end of the side, bounds outside it are moved to its ends.
+    """
+    return aten.slice.Tensor(x, dim, start, end, step)
+
+
+@slice_.onnx
+def _(op, x, *, dim, start, end, step):
+    return cut(op, x, dim, start=start, end=end, step=step)
+
+
+@slice_.types
+def _(x, *, dim, start, end, step):
+    return with_side(x, dim, extent(x.shape[dim], start, end, step))
+
+
+@slice_.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), side=(1, 6), dtype=MOVABLE))
+    return s.call(x, dim=draw(s.integers(-x.rank, x.rank - 1)), **_bounds(draw, s))
+
+
+@slice_.write_back
+def _(build, base, new, **attrs):
+    return build(slice_scatter, base, new, types=(base.type,), **attrs)
+
+
+@slice_.from_torch(aten.narrow.default, aten.narrow_copy.default)
+def _(x, dim, start, length):
+    if isinstance(start, int) and start < 0:
+        start = x.type.shape[dim] + start
+    return slice_.call(x, dim=dim, start=start, end=start + length)
+
+
+@operator(aten.slice_scatter.default, quant=SHARED_SCALE, error=EXACT)
+def slice_scatter(
+    x: Tensor, src: Tensor, *, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """``x`` with its slice ``[start:end:step]`` along one side replaced by ``src``."""
+    return torch.slice_scatter(x, src, dim, start, end, step)
+
+
+slice_scatter.types(same_type)
+
+
+@slice_scatter.onnx
+def _(op, x, src, *, dim, start, end, step):
+    return overwrite(op, x, src, dim, start=start, end=end, step=step)
+
+
+@slice_scatter.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), side=(1, 6), dtype=MOVABLE))
+    dim, bounds = draw(s.integers(-x.rank, x.rank - 1)), _bounds(draw, s)
+    shape = with_side(TensorType(x.dtype, x.shape), dim, extent(x.shape[dim], **bounds)).shape
+    return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype)), dim=dim, **bounds)
+
+
+def _bounds(draw: Any, s: Any) -> dict[str, Any]:
+    return {
+        "start": draw(s.choice(None, 0, 1, 2, -1, -2, -20, 9)),
+        "end": draw(s.choice(None, FAR, 3, 1, -1, -3, 20)),
+        "step": draw(s.choice(1, 1, 2, 3)),
+    }
+
+
+@operator(aten.select.int, aten.select_copy.int, quant=SAME_SCALE, error=EXACT)
+def select(x: Tensor, *, dim: int, index: int) -> Tensor:
+    """The elements at one index of a side, which the result lacks."""
+    return x.select(dim, index)
+
+
+@select.onnx
+def _(op, x, *, dim, index):
+    return op.Gather(x, op.scalar(index, torch.int64), axis=dim)
+
+
+@select.types
+def _(x, *, dim, index):
+    side = x.shape[dim]
+    if isinstance(index, int) and isinstance(side, int) and not -side <= index < side:
+        raise ValueError(f"there is no index {index} on side {dim} of {x}")
+    dim %= x.rank
+    return TensorType(x.dtype, x.shape[:dim] + x.shape[dim + 1 :])
+
+
+@select.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), dtype=MOVABLE))
+    dim = draw(s.integers(-x.rank, x.rank - 1))
+    return s.call(x, dim=dim, index=draw(s.integers(-x.shape[dim], x.shape[dim] - 1)))
+
+
+@select.write_back
+def _(build, base, new, **attrs):
+    return build(select_scatter, base, new, types=(base.type,), **attrs)
+
+
+@operator(aten.select_scatter.default, quant=SHARED_SCALE, error=EXACT)
+def select_scatter(x: Tensor, src: Tensor, *, dim: int, index: int) -> Tensor:
+    """``x`` with the elements at one index of a side replaced by ``src``."""
+    return torch.select_scatter(x, src, dim, index)
+
+
+select_scatter.types(same_type)
+
+
+@select_scatter.onnx
+def _(op, x, src, *, dim, index):
+    dim %= op.rank(x)
+    row = op.Unsqueeze(op.cast(src, op.dtype(x)), op.ints([dim]))
+    return overwrite(op, x, row, dim, start=index, end=FAR if index == -1 else index + 1)
+
+
+@select_scatter.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), dtype=MOVABLE))
+    dim = draw(s.integers(-x.rank, x.rank - 1))
+    shape = [n for i, n in enumerate(x.shape) if i != dim % x.rank]
+    src = draw(s.tensor(shape=shape, dtype=x.dtype))
+    return s.call(x, src, dim=dim, index=draw(s.integers(-x.shape[dim], x.shape[dim] - 1)))
+
+
+@operator(aten.unbind.int, aten.unbind_copy.int, quant=SAME_SCALE, error=EXACT)
+def unbind(x: Tensor, *, dim: int = 0) -> tuple[Tensor, ...]:
+    """One result for each index of a side, which the results lack."""
+    return x.unbind(dim)
+
+
+@unbind.onnx
+def _(op, x, *, dim):
+    return tuple(op.Gather(x, op.scalar(i, torch.int64), axis=dim) for i in range(len(op.results)))
+
+
+@unbind.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 4), dtype=MOVABLE))
+    return s.call(x, dim=draw(s.integers(-x.rank, x.rank - 1)))
+
+
+@unbind.write_back
+def _(build, base, new, *, index, dim):
+    return build(select_scatter, base, new, types=(base.type,), dim=dim, index=index)
+
+
+def cut(op: Any, x: Any, dim: int, *, start: Any = 0, end: Any = FAR, step: Any = 1) -> Any:
+    """Return ``x[start:end:step]`` along a side, without a node where that is all of it."""
+    start, end = 0 if start is None else start, FAR if end is None else end
+    if start == 0 and end == FAR and step == 1:
+        return x
+    steps = () if step == 1 else (op.ints([step]),)
+    return op.Slice(x, op.ints([start]), op.ints([end]), op.ints([dim]), *steps)
+
+
+def overwrite(op: Any, x: Any, src: Any, dim: int, *, start: Any, end: Any, step: Any = 1) -> Any:
+    """Return the operand ``x`` with ``src`` in place of its slice ``[start:end:step]``.
+
+    Where the slice is one run, what lies before and after it is joined with ``src``: copies only, no indices.
+    """
+    dim %= op.rank(x)
+    side = op.shape(x)[dim]
+    src = op.cast(src, op.dtype(x))
+    start, end = 0 if start is None else start, FAR if end is None else end
+    if all(isinstance(n, int) for n in (side, start, end, step)):
+        start, end, step = builtins.slice(start, end, step).indices(side)
+        end = FAR if end == side else max(start, end)
+    if step == 1 and _is_one_run(start, end):
+        before = [] if start == 0 else [cut(op, x, dim, end=start)]
+        after = [] if end == FAR else [cut(op, x, dim, start=end)]
+        return op.Concat(*before, src, *after, axis=dim) if before or after else src
+    places = cut(op, numbered(op, side), 0, start=start, end=end, step=step)
+    trailing = op.rank(x) - dim - 1
+    places = op.Unsqueeze(places, op.ints(range(1, 1 + trailing))) if trailing else places
+    return op.ScatterElements(x, op.Expand(places, op.Shape(src)), src, axis=dim)
+
+
+def _is_one_run(start: Any, end: Any) -> bool:
+    """Whether ``x[:start]`` and ``x[end:]`` are what the slice leaves, whatever the sizes."""
+    if isinstance(start, int) and isinstance(end, int):
+        return start == 0 or end == FAR or ((start < 0) == (end < 0) and start <= end)
+    return start == 0 or end == FAR or (is_nonnegative(start) and is_nonnegative(end - start))
