@@ -1,0 +1,254 @@
+"""The log of one compilation: calm on the console, in full in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import importlib.metadata
+import re
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+import torch
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.passes import PassReport
+from clika_ref.reporting.console import duration, is_quiet, progress_console
+
+BUFFER_BYTES = 1 << 16
+"""Written to disk at the end of each stage anyway; in between, one system call for some 1,000 lines."""
+
+COLUMN_WIDTHS = (12, 36)
+"""Of what was done, and of how much; they line the durations up below each other."""
+
+
+class CompilationLog:
+    """What happened while a model was compiled; a context manager that closes the file.
+
+    ``timings`` holds the seconds of each stage in the order in which the stages began; a stage that ran twice counts
+    the sum. Made by `open`; without arguments, a log that only keeps time.
+    """
+
+    def __init__(self, path: Path | None = None, file: TextIO | None = None, console: Console | None = None) -> None:
+        self.path = path
+        self.timings: dict[str, float] = {}
+        self._file = file
+        self._console = console
+        self._stages: list[Stage] = []
+        self._live: Live | None = None
+        self._second = -1
+        self._stamp = ""
+
+    @classmethod
+    def open(cls, logs_dir: Path | str | None, *, console: bool = True) -> CompilationLog:
+        """Start a log, with a file ``clika_<date>_<time>.log`` in ``logs_dir`` unless that is None.
+
+        Raises:
+            ModelError: the file cannot be made.
+        """
+        shown = progress_console() if console and not is_quiet() else None
+        if logs_dir is None:
+            return cls(console=shown)
+        path, file = _create(Path(logs_dir))
+        log = cls(path, file, shown)
+        log._print(f"Created log at: {path}")
+        return log
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self._write_error(error)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; the log may still be used, for the console only."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # what could not be written was reported when the buffer ran over
+                file.close()
+
+    def detail(self, text: str) -> None:
+        """Write text to the file, each of its lines under the time of the system clock."""
+        if self._file is None:
+            return
+        now = int(time.time())
+        if now != self._second:  # formatting the time costs more than writing the line
+            self._second = now
+            self._stamp = time.strftime("[%Y-%m-%d %H:%M:%S] ", time.localtime(now))
+        if "\n" in text:
+            text = text.replace("\n", f"\n{self._stamp}")
+        try:
+            self._file.write(f"{self._stamp}{text}\n")
+        except OSError as error:
+            self._lose_file(error)
+
+    def say(self, text: str) -> None:
+        """Write text to the console and to the file."""
+        self.detail(text)
+        self._print(text)
+
+    def warning(self, text: str) -> None:
+        """Write a warning to the console, in yellow, and to the file."""
+        self.detail(f"Warning: {text}")
+        self._print(f"Warning: {text}", style="yellow")
+
+    warn = warning
+
+    def header(self, settings: Mapping[str, Mapping[str, object]]) -> None:
+        """Write the versions and all settings to the file: one block for each title, one line for each setting."""
+        self.detail(f"clika-ref Version: {importlib.metadata.version('clika-ref')}")
+        self.detail(f"'torch' Version: {torch.__version__}")
+        self.detail(f"Python Version: {' '.join(sys.version.split())}")  # some builds break it into two lines
+        for title, block in settings.items():
+            lines = [f"+ {name} = {value}" for name, value in block.items()]
+            self.detail("\n".join(["", f"{title}:", *lines]))
+        self.detail("")
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[Stage]:
+        """Time one stage, show it while it runs on a terminal, and leave one line when it ends."""
+        stage = Stage(name)
+        self._begin(stage)
+        try:
+            yield stage
+        except BaseException as error:
+            self._end(stage, error)
+            raise
+        self._end(stage, None)
+
+    def removed(self, reports: Iterable[PassReport]) -> None:
+        """Write what passes removed: a line for each run to the file, the sums in one line to the console."""
+        sums: Counter[str] = Counter()
+        for report in reports:
+            if report.removed > 0:
+                self.detail(f"Removed {report.removed} {report.removes}")
+                sums[report.removes] += report.removed
+        if sums:
+            text = ", ".join(f"{count:,} {what}" for what, count in sums.items())
+            self._print(f"{'Removed':<{COLUMN_WIDTHS[0]}}{text}")
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        if self._console is not None:
+            self._console.print(text, style=style, markup=False, highlight=False)  # float32[b, 3] is no markup
+
+    def _flush(self) -> None:
+        if self._file is not None:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._lose_file(error)
+
+    def _lose_file(self, error: OSError) -> None:
+        self.close()  # first: warning() would write to it again
+        self.warning(f"the log {self.path} ends here ({error.strerror}); the compilation goes on without it")
+
+    def _write_error(self, error: Exception) -> None:
+        # The error passes every open stage on its way up, and is written once. The mark is on the error, as the error
+        # kept here would keep its frames, and with them the model, alive.
+        if "clika_logged" not in error.__dict__:
+            error.__dict__["clika_logged"] = True
+            self.detail("".join(traceback.format_exception(error)).rstrip())
+
+    def _begin(self, stage: Stage) -> None:
+        self._stages.append(stage)
+        self.timings.setdefault(stage.name, 0.0)
+        self.detail(f"Starting {stage.name}")
+        if self._live is None and self._console is not None and self._console.is_terminal:
+            spinner = Spinner("dots", style="cyan")
+            # print() of the user's own forward is lifted above the moving line, but only where it goes to the same
+            # terminal: rich would send it to stderr although stdout is a file.
+            self._live = Live(
+                get_renderable=lambda: self._moving_line(spinner),
+                console=self._console,
+                transient=True,
+                refresh_per_second=8,
+                redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+            )
+            self._live.start(refresh=True)
+
+    def _end(self, stage: Stage, error: BaseException | None) -> None:
+        seconds = time.perf_counter() - stage.started
+        self._stages.remove(stage)
+        self.timings[stage.name] += seconds
+        if not self._stages and self._live is not None:
+            self._live.stop()
+            self._live = None
+        if error is None:
+            self.detail(stage.text)
+            self.detail(f"Done {stage.name} in {seconds:.2f} s")
+            self._print(columns(stage.text, seconds))
+        else:
+            verb = "Failed" if isinstance(error, Exception) else "Interrupted"
+            self.detail(f"{verb} {stage.name} after {seconds:.2f} s")
+            self._print(columns(f"{verb}  {stage.name}", seconds), style="red")
+            if isinstance(error, Exception):
+                self._write_error(error)
+        self._flush()
+
+    def _moving_line(self, spinner: Spinner) -> RenderableType:
+        if not self._stages:  # the terminal is painted once more while the last stage ends
+            return ""
+        stage = self._stages[-1]
+        text = columns(stage.text, time.perf_counter() - stage.started)
+        spinner.update(text=Text(text, no_wrap=True, overflow="ellipsis"))
+        return spinner
+
+
+class Stage:
+    """One stage of a compilation; made by `CompilationLog.stage`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = name[:1].upper() + name[1:]
+        self.started = time.perf_counter()
+
+    def update(self, text: str) -> None:
+        """Show text beside the spinner from its next turn on: cheap enough to call for every node."""
+        self.text = text
+
+    def done(self, text: str) -> None:
+        """Set the line that the stage leaves when it ends; two spaces part what was done from how much of it."""
+        self.text = text
+
+
+def columns(text: str, seconds: float) -> str:
+    """Return the line of a stage.
+
+    >>> columns("Captured  1,018 calls", 2.41)
+    'Captured    1,018 calls                            2.4 s'
+    """
+    what, *amounts = re.split(r"\s{2,}", text.strip())
+    first, second = COLUMN_WIDTHS
+    left = f"{what:<{first}}{'  '.join(amounts)}" if amounts else what
+    return f"{left:<{first + second}}{duration(seconds):>8}"
+
+
+def _create(folder: Path) -> tuple[Path, TextIO]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            now = dt.datetime.now().astimezone()
+            path = folder / f"clika_{now:%Y-%m-%d_%H-%M-%S.%f}.log"  # no colons: Windows refuses them
+            with contextlib.suppress(FileExistsError):  # another process, in the same microsecond
+                # A name with half a surrogate must not end a compilation: hence the error handler.
+                return path, path.open("x", BUFFER_BYTES, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        msg = (
+            f"cannot write a log into logs_dir {str(folder)!r}: {error.strerror}; "
+            "give a folder that can be written, or logs_dir=None for no file"
+        )
+        raise ModelError(msg) from error

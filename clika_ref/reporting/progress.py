@@ -1,0 +1,155 @@
+"""``SimpleProgressBar``: a progress bar with count, rate and time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from clika_ref.core.errors import ModelError
+from clika_ref.reporting.console import duration, is_quiet, progress_console
+
+T = TypeVar("T")
+
+BAR_WIDTH = 40
+
+
+class SimpleProgressBar(Generic[T]):
+    """A progress bar over an iterable, or one that is moved by hand.
+
+    On a terminal it shows description, bar, count, rate in elements per second, and time; elsewhere it writes one line
+    when it ends. The argument order is that of tqdm.
+
+    ```python
+    for batch in SimpleProgressBar(loader, desc="Calibrating"): ...
+
+    with SimpleProgressBar(total=1000, desc="Downloading") as bar:
+        bar.update(10)
+    ```
+
+    Args:
+        iterable: what to iterate over; may be left out, with `update` called by hand.
+        desc: what is being done.
+        total: the number of elements; by default ``len(iterable)``, and unknown for a generator.
+        unit: what one element is called in the rate.
+        disable: whether to show nothing.
+
+    Raises:
+        ModelError: ``iterable`` cannot be iterated over, or ``total`` is negative.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[T] | None = None,
+        desc: str = "",
+        total: int | None = None,
+        *,
+        unit: str = "it",
+        disable: bool = False,
+    ) -> None:
+        if iterable is not None and not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
+            hint = f"; for a bar of that many steps write total={iterable}" if isinstance(iterable, int) else ""
+            msg = f"SimpleProgressBar({iterable!r}): a {type(iterable).__name__} cannot be iterated over{hint}"
+            raise ModelError(msg)
+        if total is not None and total < 0:
+            msg = f"SimpleProgressBar(total={total}): give the number of elements, or None where it is unknown"
+            raise ModelError(msg)
+        self.desc = desc
+        self.total = total if total is not None else _length(iterable)
+        self.count = 0
+        self._iterable = iterable
+        self._unit = unit
+        self._console: Console | None = None if disable or is_quiet() else progress_console()
+        self._live: Live | None = None
+        self._started: float | None = None
+        self._ended: float | None = None
+
+    def __len__(self) -> int:
+        if self.total is None:
+            msg = f"the iterable of SimpleProgressBar({self.desc!r}) has no length; pass total= if you know it"
+            raise TypeError(msg)  # what len() of a generator raises, and list() of this bar expects
+        return self.total
+
+    def __iter__(self) -> Iterator[T]:
+        if self._iterable is None:
+            msg = "SimpleProgressBar without an iterable: pass one, or call update() instead of iterating"
+            raise ModelError(msg)
+        with self:
+            for element in self._iterable:
+                yield element
+                self.count += 1
+
+    def update(self, n: int = 1) -> None:
+        """Move on by ``n`` elements."""
+        if self._started is None:
+            self.start()
+        self.count += n
+
+    def start(self) -> None:
+        """Show the bar and start its clock; a bar that was closed starts anew."""
+        if self._started is not None and self._ended is None:
+            return
+        self.count, self._started, self._ended = 0, time.perf_counter(), None
+        if self._console is not None and self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._line, console=self._console, redirect_stdout=False, refresh_per_second=8
+            )
+            self._live.start(refresh=True)
+
+    def close(self) -> None:
+        """Stop the clock and leave the last line."""
+        if self._started is None or self._ended is not None:
+            return
+        self._ended = time.perf_counter()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._console is not None:
+            self._console.print(str(self), markup=False)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the start until the end, or until now."""
+        if self._started is None:
+            return 0.0
+        return (time.perf_counter() if self._ended is None else self._ended) - self._started
+
+    def __str__(self) -> str:
+        """Description, count, time and rate: ``Calibrating  20/20  6.0 s  3.31 it/s``."""
+        return "  ".join(part for part in (self.desc, self._facts()) if part)
+
+    def _facts(self) -> str:
+        count = f"{self.count:,}" if self.total is None else f"{self.count:,}/{self.total:,}"
+        seconds = self.seconds
+        rate = f"{self.count / seconds:,.2f}" if self.count and seconds else "-"
+        return f"{count}  {duration(seconds)}  {rate} {self._unit}/s"
+
+    def _line(self) -> RenderableType:
+        total = self.count if self.total is None and self._ended is not None else self.total
+        bar = ProgressBar(total=total, completed=self.count, width=BAR_WIDTH)  # moves to and fro without a total
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_row(*([Text(self.desc)] if self.desc else []), bar, Text(self._facts()))
+        return row
+
+
+def _length(iterable: Any) -> int | None:
+    try:
+        return len(iterable)
+    except TypeError:  # generators, None, and loaders over iterable datasets, which have __len__ but refuse
+        return None
