@@ -23,7 +23,7 @@ VIA_FLOAT32 = {torch.float64: torch.float32}
 
 
 def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype]):
-    """Add one node on operands of one dtype, in the dtype that ``via`` names where runtimes have no kernel for theirs."""
+    """Add one node on operands of one dtype, or of the dtype that ``via`` names where runtimes lack a kernel."""
     dtype = op.dtype(operands[0])
     if dtype not in via:
         return op.node(op_type, *operands)

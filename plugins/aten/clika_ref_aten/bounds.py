@@ -1,0 +1,173 @@
+"""The larger, the smaller and the bounded of elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.elementwise import ANY, NUMBERS, binary, computed, operand_for, sign_bit, two
+
+aten = torch.ops.aten
+
+WITHOUT_ORDER = {torch.int16: torch.int32}
+"""ONNX Runtime has no Max and Min for these dtypes."""
+
+
+@operator(aten.maximum.default, aten.max.other, quant=OWN_SCALE, error=EXACT)
+def maximum(x: Tensor, y: Tensor) -> Tensor:
+    """The larger of two elements; NaN where one is NaN."""
+    return torch.maximum(x, y)
+
+
+maximum.onnx(binary("Max", logical="Or", via=WITHOUT_ORDER))
+maximum.samples(two(dtype=ANY, number=False))
+
+
+@operator(aten.minimum.default, aten.min.other, quant=OWN_SCALE, error=EXACT)
+def minimum(x: Tensor, y: Tensor) -> Tensor:
+    """The smaller of two elements; NaN where one is NaN."""
+    return torch.minimum(x, y)
+
+
+minimum.onnx(binary("Min", logical="And", via=WITHOUT_ORDER))
+minimum.samples(two(dtype=ANY, number=False))
+
+
+def _without_nan(op_type: str, wins: str) -> Callable[..., Any]:
+    """Return the lowering of a choice that takes the other element where one is NaN."""
+    bounded = binary(op_type, logical="Or" if op_type == "Max" else "And", via=WITHOUT_ORDER)
+
+    def lower(op, x, y):
+        if not op.result.dtype.is_floating_point:
+            return bounded(op, x, y)
+        x, y = op.promote(x, y)
+        return op.Where(op.Or(op.node(wins, x, y), op.IsNaN(y)), x, y)
+
+    return lower
+
+
+@operator(aten.fmax.default, quant=OWN_SCALE, error=EXACT)
+def fmax(x: Tensor, y: Tensor) -> Tensor:
+    """The larger of two elements; the other one where one is NaN."""
+    return torch.fmax(x, y)
+
+
+fmax.onnx(_without_nan("Max", "Greater"))
+fmax.samples(two(dtype=ANY, number=False))
+
+
+@operator(aten.fmin.default, quant=OWN_SCALE, error=EXACT)
+def fmin(x: Tensor, y: Tensor) -> Tensor:
+    """The smaller of two elements; the other one where one is NaN."""
+    return torch.fmin(x, y)
+
+
+fmin.onnx(_without_nan("Min", "Less"))
+fmin.samples(two(dtype=ANY, number=False))
+
+
+@operator(
+    aten.clamp.default,
+    aten.clamp.Tensor,
+    aten.clip.default,
+    aten.clip.Tensor,
+    aten.clamp_min.default,
+    aten.clamp_min.Tensor,
+    quant=OWN_SCALE,
+    error=EXACT,
+)
+def clamp(x: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None) -> Tensor:
+    """``minimum(maximum(x, min), max)``, elementwise, without bounds that are None; both of one kind if given."""
+    return torch.clamp(x, min, max)
+
+
+@clamp.onnx
+def _(op, x, min=None, max=None):
+    dtype = op.result.dtype
+    numbers = all(isinstance(bound, int | float) for bound in (min, max))
+    if numbers and dtype != torch.int16:
+        return op.Clip(*op.promote(x, min, max))
+    (result,) = op.promote(x)  # not Clip: runtimes put the largest finite number in place of an absent bound
+    if min is not None:
+        result = computed(op, "Max", *op.promote(result, min), via=WITHOUT_ORDER)
+    if max is not None:
+        result = computed(op, "Min", *op.promote(result, max), via=WITHOUT_ORDER)
+    return result
+
+
+@clamp.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=NUMBERS, low=-9, high=9))
+    both = draw(s.choice("both", "min", "max"))
+    if draw(s.booleans()):
+        whole = draw(s.booleans()) or not x.dtype.is_floating_point
+        low, high = (0, draw(s.integers(1, 6))) if whole else (draw(s.floats(-3, 0)), draw(s.floats(-1, 3)))
+    else:
+        low, high = (operand_for(draw, s, x, dtype=NUMBERS, number=False) for _ in range(2))
+    return s.call(x, low if both != "max" else None, high if both != "min" else None)
+
+
+@clamp.from_torch(aten.clamp_max.default, aten.clamp_max.Tensor)
+def _(x, max):
+    return clamp.call(x, None, max)
+
+
+@operator(aten.copysign.Tensor, aten.copysign.Scalar, quant=OWN_SCALE, error=EXACT)
+def copysign(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``|x|`` with the sign of ``y``, elementwise; -0.0 is negative."""
+    return torch.copysign(x, y)
+
+
+@copysign.onnx
+def _(op, x, y):
+    sign, (x, y) = y, op.promote(x, y)
+    size = op.Abs(x)
+    if isinstance(sign, int | float):
+        return op.Neg(size) if math.copysign(1, sign) < 0 else size
+    return op.Where(sign_bit(op, y), op.Neg(size), size)
+
+
+copysign.samples(two(dtype=NUMBERS))
+
+
+@operator(aten.nan_to_num.default, quant=OWN_SCALE, error=EXACT)
+def nan_to_num(
+    x: Tensor, *, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    """``x`` with NaN and both infinities replaced; by 0, the largest and the smallest finite number where None."""
+    return torch.nan_to_num(x, nan, posinf, neginf)
+
+
+@nan_to_num.onnx
+def _(op, x, *, nan, posinf, neginf):
+    if not op.dtype(x).is_floating_point:
+        return x
+    limits = torch.finfo(op.dtype(x))
+    filled = op.Where(op.IsNaN(x), op.like(x, nan or 0.0), x)
+    if posinf is None and neginf is None and math.isfinite(nan or 0.0):
+        return op.Clip(filled, op.like(x, limits.min), op.like(x, limits.max))
+    high = op.like(x, limits.max if posinf is None else posinf)
+    low = op.like(x, limits.min if neginf is None else neginf)
+    filled = op.Where(op.Equal(x, op.like(x, math.inf)), high, filled)
+    return op.Where(op.Equal(x, op.like(x, -math.inf)), low, filled)
+
+
+@nan_to_num.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float16, torch.float32, torch.int64), low=-9, high=9))
+    if x.dtype == torch.float16 and draw(s.booleans()):
+        x = draw(s.tensor(dtype=torch.float16, low=-1e5, high=1e5))  # beyond 65504 float16 is infinite
+    return s.call(
+        x,
+        nan=draw(s.choice(None, 1.5)),
+        posinf=draw(s.choice(None, 2.5)),
+        neginf=draw(s.choice(None, -0.5)),
+    )

@@ -1,0 +1,239 @@
+"""Exponentials, logarithms and what is made of them, elementwise."""
+
+from __future__ import annotations
+
+import math
+from numbers import Number
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import ulp
+from clika_ref.core.operators import operator
+from clika_ref_aten.elementwise import ANY, FLOATS, NUMBERS, SINGLE, VIA_FLOAT32, one, operand_for, two, unary
+
+aten = torch.ops.aten
+
+# Near 1 a logarithm is small, but its operand is not: the companion.
+LOGARITHM = ulp(8, 1.0)
+
+
+@operator(aten.exp.default, error=ulp(8))
+def exp(x: Tensor) -> Tensor:
+    """``e ** x``, elementwise."""
+    return torch.exp(x)
+
+
+exp.onnx(unary("Exp"))
+exp.samples(one(dtype=ANY))
+
+
+@operator(aten.exp2.default, aten.special_exp2.default, error=ulp(8))
+def exp2(x: Tensor) -> Tensor:
+    """``2 ** x``, elementwise."""
+    return torch.exp2(x)
+
+
+@exp2.onnx
+def _(op, x):
+    (x,) = op.promote(x)
+    return op.Pow(op.like(x, 2), x)  # exp(x * ln 2) would multiply the rounding of x * ln 2 by x
+
+
+exp2.samples(one(dtype=ANY))
+
+
+@operator(aten.expm1.default, aten.special_expm1.default, error=ulp(8))
+def expm1(x: Tensor) -> Tensor:
+    """``e ** x - 1``, elementwise, precise near 0."""
+    return torch.expm1(x)
+
+
+@expm1.onnx
+def _(op, x):
+    (x,) = op.promote(x)
+    half = op.Tanh(op.Mul(x, op.like(x, 0.5)))  # tanh(x / 2) is (e^x - 1) / (e^x + 1), so that nothing cancels
+    return op.Mul(half, op.Add(op.Exp(x), op.like(x, 1)))
+
+
+expm1.samples(one(dtype=ANY))
+
+
+@operator(aten.log.default, error=LOGARITHM)
+def log(x: Tensor) -> Tensor:
+    """The natural logarithm, elementwise; NaN of negative numbers."""
+    return torch.log(x)
+
+
+log.onnx(unary("Log"))
+log.samples(one(dtype=ANY, low=0.1, high=9))
+
+
+@operator(aten.log2.default, error=LOGARITHM)
+def log2(x: Tensor) -> Tensor:
+    """The logarithm to base 2, elementwise."""
+    return torch.log2(x)
+
+
+@log2.onnx
+def _(op, x):
+    return _logarithm(op, x, math.log(2))
+
+
+log2.samples(one(dtype=ANY, low=0.1, high=9))
+
+
+@operator(aten.log10.default, error=LOGARITHM)
+def log10(x: Tensor) -> Tensor:
+    """The logarithm to base 10, elementwise."""
+    return torch.log10(x)
+
+
+@log10.onnx
+def _(op, x):
+    return _logarithm(op, x, math.log(10))
+
+
+log10.samples(one(dtype=ANY, low=0.1, high=9))
+
+
+def _logarithm(op, x, of_base: float):
+    natural = op.Log(*op.promote(x))
+    return op.Div(natural, op.like(natural, of_base))
+
+
+@operator(aten.log1p.default, aten.special_log1p.default, error=ulp(8))
+def log1p(x: Tensor) -> Tensor:
+    """``log(1 + x)``, elementwise, precise near 0."""
+    return torch.log1p(x)
+
+
+@log1p.onnx
+def _(op, x):
+    (x,) = op.promote(x)
+    raised = op.Add(x, op.like(x, 1))
+    kept = op.Sub(raised, op.like(x, 1))
+    logarithm = op.Log(raised)
+    # What rounding took from 1 + x is added back, to first order; where it took nothing, 1 + x may be infinite or 0.
+    mended = op.Add(logarithm, op.Div(op.Sub(x, kept), raised))
+    return op.Where(op.Equal(kept, x), logarithm, mended)
+
+
+log1p.samples(one(dtype=ANY, low=-0.6, high=9))
+
+
+@operator(aten.logaddexp.default, error=LOGARITHM)
+def logaddexp(x: Tensor, y: Tensor) -> Tensor:
+    """``log(e**x + e**y)``, elementwise, without overflow on the way."""
+    return torch.logaddexp(x, y)
+
+
+@logaddexp.onnx
+def _(op, x, y):
+    return _log_of_sum(op, x, y, 1.0)
+
+
+logaddexp.samples(two(dtype=FLOATS, number=False, low=-9, high=9))
+
+
+@operator(aten.logaddexp2.default, error=LOGARITHM)
+def logaddexp2(x: Tensor, y: Tensor) -> Tensor:
+    """``log2(2**x + 2**y)``, elementwise, without overflow on the way."""
+    return torch.logaddexp2(x, y)
+
+
+@logaddexp2.onnx
+def _(op, x, y):
+    return _log_of_sum(op, x, y, math.log(2))
+
+
+logaddexp2.samples(two(dtype=(torch.float32, torch.float64), number=False, low=-9, high=9))
+
+
+def _log_of_sum(op, x, y, of_base: float):
+    """Add ``log(1 + base ** -|x - y|)``, which Softplus computes, to the larger operand."""
+    x, y = op.promote(x, y)
+    distance = op.Where(op.Equal(x, y), op.like(x, 0), op.Abs(op.Sub(x, y)))  # inf - inf is NaN, but equal
+    more = op.Softplus(op.Mul(distance, op.like(x, -of_base)))
+    return op.Add(op.Max(x, y), more if of_base == 1 else op.Div(more, op.like(x, of_base)))
+
+
+@operator(aten.logit.default, aten.special_logit.default, error=LOGARITHM)
+def logit(x: Tensor, *, eps: float | None = None) -> Tensor:
+    """``log(x / (1 - x))``, elementwise; ``x`` is first bounded to ``[eps, 1 - eps]`` if that is given."""
+    return torch.logit(x, eps)
+
+
+@logit.onnx
+def _(op, x, *, eps):
+    (x,) = op.promote(x)
+    if eps is not None and eps >= 0:
+        x = op.Clip(x, op.like(x, eps), op.like(x, 1 - eps))
+    return op.Log(op.Div(x, op.Sub(op.like(x, 1), x)))
+
+
+@logit.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.float64), low=0.1, high=0.9))
+    return s.call(x, eps=draw(s.choice(None, 0.3, 0.0)))
+
+
+@operator(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, error=ulp(8, "x"))
+def xlogy(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """``x * log(y)``, elementwise; 0 where ``x`` is 0, unless ``y`` is NaN."""
+    return torch.xlogy(x, y)
+
+
+@xlogy.onnx
+def _(op, x, y):
+    x, y = op.promote(x, y)
+    zero = op.And(op.Equal(x, op.like(x, 0)), op.Not(op.IsNaN(y)))
+    return op.Where(zero, op.like(x, 0), op.Mul(x, op.Log(y)))
+
+
+@xlogy.samples
+def _(draw, s):
+    y = draw(s.tensor(dtype=NUMBERS, low=0.6, high=4))
+    x = operand_for(draw, s, y, dtype=NUMBERS, number=True, low=-2, high=2)
+    return s.call(x, y) if draw(s.booleans()) or not hasattr(x, "dtype") else s.call(x, draw(s.floats(0.5, 4)))
+
+
+@operator(aten.erf.default, aten.special_erf.default, error=ulp(8))
+def erf(x: Tensor) -> Tensor:
+    """The error function, elementwise."""
+    return torch.erf(x)
+
+
+erf.onnx(unary("Erf", via=VIA_FLOAT32))
+erf.samples(one(dtype=SINGLE))
+
+
+@operator(aten.erfc.default, aten.special_erfc.default, error=ulp(8, 1.0))
+def erfc(x: Tensor) -> Tensor:
+    """``1 - erf(x)``, elementwise; computed so by ONNX, hence less precise where it is small."""
+    return torch.erfc(x)
+
+
+@erfc.onnx
+def _(op, x):
+    ones = unary("Erf", via=VIA_FLOAT32)(op, x)
+    return op.Sub(op.like(ones, 1), ones)
+
+
+erfc.samples(one(dtype=SINGLE, high=0.5))
+
+
+@operator(aten.sinc.default, aten.special_sinc.default, error=ulp(8, 1.0))
+def sinc(x: Tensor) -> Tensor:
+    """``sin(pi * x) / (pi * x)``, elementwise; 1 at 0."""
+    return torch.sinc(x)
+
+
+@sinc.onnx
+def _(op, x):
+    (x,) = op.promote(x)
+    angle = op.Mul(x, op.like(x, math.pi))
+    return op.Where(op.Equal(x, op.like(x, 0)), op.like(x, 1), op.Div(op.Sin(angle), angle))
+
+
+sinc.samples(one(dtype=ANY))

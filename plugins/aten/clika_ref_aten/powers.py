@@ -1,0 +1,142 @@
+"""Powers and roots, elementwise."""
+
+from __future__ import annotations
+
+from numbers import Number
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import ulp
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.elementwise import ANY, FLOATS, NUMBERS, computed, one, operand_for, two, unary
+
+aten = torch.ops.aten
+
+
+@operator(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, error=ulp(8))
+def pow_(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """``x ** y``, elementwise."""
+    return torch.pow(x, y)
+
+
+def _power(op, x, y):
+    dtype = op.result.dtype
+    exponent, (x, y) = y, op.promote(x, y)
+    match exponent:
+        case 1:
+            return x
+        case 0.5:
+            return op.Sqrt(x)
+        case -0.5:
+            return op.Reciprocal(op.Sqrt(x))
+        case -1:
+            return op.Reciprocal(x)
+        case int() if not dtype.is_floating_point and exponent > 1:
+            return _product(op, x, exponent)
+    narrow = dict.fromkeys((torch.int16, torch.int8, torch.uint8), torch.int64)
+    return computed(op, "Pow", x, y, via=narrow)
+
+
+def _product(op, x, exponent: int):
+    """Multiply out an integer power by repeated squaring: ONNX Runtime's Pow rounds integers to float64."""
+    result = None
+    while exponent:
+        if exponent & 1:
+            result = x if result is None else op.Mul(result, x)
+        exponent >>= 1
+        x = op.Mul(x, x) if exponent else x
+    return result
+
+
+pow_.onnx(_power)
+
+
+@pow_.samples
+def _(draw, s):
+    form = draw(s.choice("integer", "root", "number first", "tensors"))
+    if form == "integer":
+        return s.call(draw(s.tensor(dtype=ANY)), draw(s.choice(2, 0, 1, 3, 4, 5)))
+    x = draw(s.tensor(dtype=FLOATS, low=0.3, high=3))
+    if form == "root":
+        return s.call(x, draw(s.choice(0.5, -0.5, -1, -2.0, 1.7)))
+    if form == "number first":
+        return s.call(draw(s.choice(2, 10000.0, 0.5)), draw(s.tensor(dtype=NUMBERS, low=0, high=3)))
+    low = 0.6
+    x = draw(s.tensor(dtype=NUMBERS, low=low, high=3))
+    return s.call(x, operand_for(draw, s, x, dtype=NUMBERS, number=False, low=low, high=3))
+
+
+@operator(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar, error=ulp(8))
+def float_power(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+    """``x ** y``, elementwise, computed in float64."""
+    return torch.float_power(x, y)
+
+
+float_power.onnx(_power)
+
+
+@float_power.samples
+def _(draw, s):
+    if draw(s.booleans()):
+        return s.call(draw(s.floats(0.5, 3)), draw(s.tensor(dtype=NUMBERS)))
+    return two(dtype=NUMBERS, low=0.6, high=3)(draw, s)
+
+
+@operator(aten.square.default, quant=OWN_SCALE, error=ulp(8))
+def square(x: Tensor) -> Tensor:
+    """``x * x``, elementwise."""
+    return torch.square(x)
+
+
+@square.onnx
+def _(op, x):
+    (x,) = op.promote(x)
+    return op.Mul(x, x)
+
+
+square.samples(one(dtype=ANY))
+
+
+@operator(aten.sqrt.default, error=ulp(8))
+def sqrt(x: Tensor) -> Tensor:
+    """The square root, elementwise; NaN of negative numbers."""
+    return torch.sqrt(x)
+
+
+sqrt.onnx(unary("Sqrt"))
+sqrt.samples(one(dtype=ANY, low=0, high=9))
+
+
+@operator(aten.rsqrt.default, error=ulp(8))
+def rsqrt(x: Tensor) -> Tensor:
+    """``1 / sqrt(x)``, elementwise."""
+    return torch.rsqrt(x)
+
+
+@rsqrt.onnx
+def _(op, x):
+    (x,) = op.promote(x)
+    return op.Reciprocal(op.Sqrt(x))
+
+
+rsqrt.samples(one(dtype=NUMBERS, low=0.6, high=9))
+
+
+@operator(aten.hypot.default, error=ulp(8))
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    """``sqrt(x**2 + y**2)``, elementwise, without overflow on the way."""
+    return torch.hypot(x, y)
+
+
+@hypot.onnx
+def _(op, x, y):
+    x, y = (op.Abs(v) for v in op.promote(x, y))
+    longer = op.Max(x, y)
+    ratio = op.Div(op.Min(x, y), longer)
+    length = op.Mul(longer, op.Sqrt(op.Add(op.Mul(ratio, ratio), op.like(x, 1))))
+    return op.Where(op.IsNaN(ratio), longer, length)  # 0 / 0 and inf / inf: the longer leg is the answer
+
+
+hypot.samples(two(dtype=FLOATS, number=False))

@@ -1,0 +1,181 @@
+"""Trigonometric and hyperbolic functions, elementwise; angles are in radians."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import ulp
+from clika_ref.core.operators import operator
+from clika_ref_aten.elementwise import ANY, NUMBERS, SINGLE, VIA_FLOAT32, one, sign_bit, two, unary
+
+aten = torch.ops.aten
+
+
+@operator(aten.sin.default, error=ulp(8, 1.0))
+def sin(x: Tensor) -> Tensor:
+    """The sine, elementwise."""
+    return torch.sin(x)
+
+
+sin.onnx(unary("Sin"))
+sin.samples(one(dtype=ANY, low=-9, high=9))
+
+
+@operator(aten.cos.default, error=ulp(8, 1.0))
+def cos(x: Tensor) -> Tensor:
+    """The cosine, elementwise."""
+    return torch.cos(x)
+
+
+cos.onnx(unary("Cos"))
+cos.samples(one(dtype=ANY, low=-9, high=9))
+
+
+@operator(aten.tan.default, error=ulp(8, 1.0))
+def tan(x: Tensor) -> Tensor:
+    """The tangent, elementwise."""
+    return torch.tan(x)
+
+
+@tan.onnx
+def _(op, x):
+    (x,) = op.promote(x)
+    if op.dtype(x) == torch.float64:  # ONNX Runtime has these two in float64, but not Tan
+        return op.Div(op.Sin(x), op.Cos(x))
+    return op.Tan(x)
+
+
+tan.samples(one(dtype=ANY, low=-1.2, high=1.2))
+
+
+@operator(aten.asin.default, aten.arcsin.default, error=ulp(8))
+def asin(x: Tensor) -> Tensor:
+    """The angle in ``[-pi/2, pi/2]`` whose sine is ``x``, elementwise."""
+    return torch.asin(x)
+
+
+asin.onnx(unary("Asin", via=VIA_FLOAT32))
+asin.samples(one(dtype=SINGLE, low=-1, high=1))
+
+
+@operator(aten.acos.default, aten.arccos.default, error=ulp(8, 1.0))
+def acos(x: Tensor) -> Tensor:
+    """The angle in ``[0, pi]`` whose cosine is ``x``, elementwise."""
+    return torch.acos(x)
+
+
+acos.onnx(unary("Acos", via=VIA_FLOAT32))
+acos.samples(one(dtype=SINGLE, low=-1, high=1))
+
+
+@operator(aten.atan.default, aten.arctan.default, error=ulp(8))
+def atan(x: Tensor) -> Tensor:
+    """The angle in ``[-pi/2, pi/2]`` whose tangent is ``x``, elementwise."""
+    return torch.atan(x)
+
+
+atan.onnx(unary("Atan", via=VIA_FLOAT32))
+atan.samples(one(dtype=SINGLE))
+
+
+@operator(aten.sinh.default, error=ulp(8))
+def sinh(x: Tensor) -> Tensor:
+    """``(e**x - e**-x) / 2``, elementwise."""
+    return torch.sinh(x)
+
+
+sinh.onnx(unary("Sinh", via=VIA_FLOAT32))
+sinh.samples(one(dtype=SINGLE))
+
+
+@operator(aten.cosh.default, error=ulp(8))
+def cosh(x: Tensor) -> Tensor:
+    """``(e**x + e**-x) / 2``, elementwise."""
+    return torch.cosh(x)
+
+
+cosh.onnx(unary("Cosh", via=VIA_FLOAT32))
+cosh.samples(one(dtype=SINGLE))
+
+
+@operator(aten.asinh.default, aten.arcsinh.default, error=ulp(8))
+def asinh(x: Tensor) -> Tensor:
+    """The number whose sinh is ``x``, elementwise."""
+    return torch.asinh(x)
+
+
+asinh.onnx(unary("Asinh", via=VIA_FLOAT32))
+asinh.samples(one(dtype=SINGLE))
+
+
+@operator(aten.acosh.default, aten.arccosh.default, error=ulp(8, 1.0))
+def acosh(x: Tensor) -> Tensor:
+    """The number at least 0 whose cosh is ``x``, elementwise; NaN below 1."""
+    return torch.acosh(x)
+
+
+acosh.onnx(unary("Acosh", via=VIA_FLOAT32))
+acosh.samples(one(dtype=SINGLE, low=1, high=9))
+
+
+@operator(aten.atanh.default, aten.arctanh.default, error=ulp(8))
+def atanh(x: Tensor) -> Tensor:
+    """The number whose tanh is ``x``, elementwise; NaN outside ``[-1, 1]``."""
+    return torch.atanh(x)
+
+
+atanh.onnx(unary("Atanh", via=VIA_FLOAT32))
+atanh.samples(one(dtype=SINGLE, low=-0.9, high=0.9))
+
+
+@operator(aten.atan2.default, aten.arctan2.default, error=ulp(8))
+def atan2(y: Tensor, x: Tensor) -> Tensor:
+    """The angle in ``[-pi, pi]`` of the point ``(x, y)``, elementwise."""
+    return torch.atan2(y, x)
+
+
+@atan2.onnx
+def _(op, y, x):
+    y, x = op.promote(y, x)
+    height, width = op.Abs(y), op.Abs(x)
+    # 0 / 0 is an angle of 0, inf / inf is one of pi / 4: sign gives both tangents.
+    slope = op.Where(op.Equal(height, width), op.Sign(height), op.Div(height, width))
+    angle = unary("Atan", via=VIA_FLOAT32)(op, slope)
+    angle = op.Where(sign_bit(op, x), op.Sub(op.like(x, math.pi), angle), angle)
+    return op.Where(sign_bit(op, y), op.Neg(angle), angle)
+
+
+atan2.samples(two(dtype=(torch.float32, torch.float16), number=False))
+
+
+@operator(aten.deg2rad.default, error=ulp(8))
+def deg2rad(x: Tensor) -> Tensor:
+    """``x * pi / 180``, elementwise."""
+    return torch.deg2rad(x)
+
+
+@deg2rad.onnx
+def _(op, x):
+    (x,) = op.promote(x)
+    return op.Mul(x, op.like(x, math.pi / 180))
+
+
+deg2rad.samples(one(dtype=NUMBERS, low=-99, high=99))
+
+
+@operator(aten.rad2deg.default, error=ulp(8))
+def rad2deg(x: Tensor) -> Tensor:
+    """``x * 180 / pi``, elementwise."""
+    return torch.rad2deg(x)
+
+
+@rad2deg.onnx
+def _(op, x):
+    (x,) = op.promote(x)
+    return op.Mul(x, op.like(x, 180 / math.pi))
+
+
+rad2deg.samples(one(dtype=NUMBERS))
