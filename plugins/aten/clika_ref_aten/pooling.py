@@ -1,0 +1,335 @@
+"""Pooling with windows of one size."""
+
+from __future__ import annotations
+
+import math
+
+import sympy
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._sympy.functions import Min
+
+from clika_ref.core.accuracy import DOT, EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.types import TensorType
+from clika_ref_aten.spatial import batched, ceil_divide, floor_divide, spread
+
+aten = torch.ops.aten
+
+AS_FLOATS = {torch.int16: torch.float32, torch.int32: torch.float64, torch.int64: torch.float64}
+"""Integers of which ONNX has no MaxPool, and floats that hold them exactly (int64 up to 2**53)."""
+
+
+def _windows(sides, kernel_size, stride, padding, dilation=1):
+    """Return kernel, stride, padding and dilation of each side; without a stride, windows touch."""
+    kernel = spread(kernel_size, sides)
+    return kernel, spread(stride or kernel, sides), spread(padding, sides), spread(dilation, sides)
+
+
+def _count(n, k, s, p, d, *, ceil_mode):
+    """Return the number of windows along a side; the last one must start inside it or in the padding before it."""
+    covered = n + 2 * p - d * (k - 1) - 1
+    if not ceil_mode:
+        return floor_divide(covered, s) + 1
+    fitting, starting = ceil_divide(covered, s) + 1, ceil_divide(n + p, s)
+    return Min(sympy.sympify(fitting), sympy.sympify(starting)) if is_symbolic(n) else min(fitting, starting)
+
+
+def _type(sides, *extra):
+    """Return the type rule of a pooling: fake tensors ask whether a side of unknown length is large enough."""
+
+    def rule(x, *, kernel_size, stride, padding, dilation=1, ceil_mode, **_):
+        windows = zip(x.shape[-sides:], *_windows(sides, kernel_size, stride, padding, dilation), strict=True)
+        shape = (*x.shape[:-sides], *(_count(*window, ceil_mode=ceil_mode) for window in windows))
+        return tuple(TensorType(dtype, shape) for dtype in (x.dtype, *extra))
+
+    return rule
+
+
+def _ends(lengths, counts, windows, *, ceil_mode):
+    """Return the padding after each side that lets all windows fit, or None where it is not known or ONNX refuses it.
+
+    Numbers instead of ONNX's ``ceil_mode``, because runtimes disagree on windows that start in the padding.
+    """
+    kernel, _, padding, _ = windows
+    if not ceil_mode:
+        return list(padding)
+    if is_symbolic(tuple(lengths)):
+        return None
+    spatial = zip(lengths, counts, *windows, strict=True)
+    ends = [max((count - 1) * s + d * (k - 1) + 1 - n - p, p) for n, count, k, s, p, d in spatial]
+    return ends if all(end < k for end, k in zip(ends, kernel, strict=True)) else None
+
+
+def _cut(op, x, counts):
+    """Return the leading ``counts`` windows of each spatial side: what starts beyond is ONNX's alone."""
+    axes = list(range(-len(counts), 0))
+    return op.Slice(x, op.ints([0] * len(axes)), op.ints(counts), op.ints(axes))
+
+
+def _max_pool(sides, outputs=1):
+    def lower(op, x, *, kernel_size, stride, padding, dilation, ceil_mode):
+        windows = _windows(sides, kernel_size, stride, padding, dilation)
+        kernel, strides, begins, dilations = windows
+        lengths, counts = op.shape(x)[-sides:], op.result.shape[-sides:]
+        ends = _ends(lengths, counts, windows, ceil_mode=ceil_mode)
+        pooled = op.MaxPool(
+            op.cast(x, AS_FLOATS.get(op.dtype(x), op.dtype(x))),
+            outputs=outputs,
+            kernel_shape=kernel,
+            strides=strides,
+            pads=[*begins, *(begins if ends is None else ends)],
+            dilations=dilations,
+            ceil_mode=1 if ends is None else None,
+        )
+        values, *indices = [pooled] if outputs == 1 else pooled
+        indices = [op.declare(i, torch.int64) for i in indices]
+        kept = [r if ends is not None else _cut(op, r, counts) for r in (values, *indices)]
+        values = op.cast(kept[0], op.dtype(x))
+        if outputs == 1:
+            return values
+        plane = math.prod(lengths)  # ONNX counts through the whole tensor, PyTorch through one plane
+        return values, op.Mod(kept[1], op.scalar(plane, torch.int64))
+
+    return batched(sides, lower)
+
+
+def _samples(sides, dtypes, *, dilated, unique=False):
+    def sample(draw, s):
+        kernel = tuple(draw(s.choice(2, 3, 1)) for _ in range(draw(s.choice(sides, 1))))
+        attrs = {
+            "kernel_size": kernel,
+            "stride": draw(s.choice((), (1,), (2,), (3,), (2, 3, 1)[:sides])),
+            "padding": tuple(draw(s.integers(0, k // 2)) for k in kernel),
+            "ceil_mode": draw(s.booleans()),
+        }
+        if dilated:
+            attrs["dilation"] = draw(s.choice((1,), (2,), (1, 2, 1)[:sides]))
+        batch = (draw(s.integers(1, 3)),) if draw(s.choice(True, True, False)) else ()
+        shape = (*batch, draw(s.integers(1, 3)), *(draw(s.integers(5, 8)) for _ in range(sides)))
+        return s.call(draw(s.tensor(shape=shape, dtype=dtypes, low=-50, high=50, unique=unique)), **attrs)
+
+    return sample
+
+
+NUMBERS = (torch.float32, torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@operator(aten.max_pool1d.default, quant=SAME_SCALE, error=EXACT)
+def max_pool1d(
+    x: Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0,),
+    dilation: tuple[int, ...] = (1,),
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The largest element of each window of ``x[n, c, w]``."""
+    return torch.max_pool1d(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+max_pool1d.types(_type(1))
+max_pool1d.onnx(_max_pool(1))
+max_pool1d.samples(_samples(1, torch.float32, dilated=True))
+
+
+@operator(aten.max_pool2d.default, quant=SAME_SCALE, error=EXACT)
+def max_pool2d(
+    x: Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0, 0),
+    dilation: tuple[int, ...] = (1, 1),
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The largest element of each window of ``x[n, c, h, w]``."""
+    return torch.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+max_pool2d.types(_type(2))
+max_pool2d.onnx(_max_pool(2))
+max_pool2d.samples(_samples(2, NUMBERS, dilated=True))
+
+
+@operator(aten.max_pool3d.default, quant=SAME_SCALE, error=EXACT)
+def max_pool3d(
+    x: Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0, 0, 0),
+    dilation: tuple[int, ...] = (1, 1, 1),
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The largest element of each window of ``x[n, c, d, h, w]``."""
+    return torch.max_pool3d(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+max_pool3d.types(_type(3))
+max_pool3d.onnx(_max_pool(3))
+max_pool3d.samples(_samples(3, NUMBERS, dilated=True))
+
+
+@operator(aten.max_pool1d_with_indices.default, quant=SAME_SCALE, error=EXACT)
+def max_pool1d_with_indices(
+    x: Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0,),
+    dilation: tuple[int, ...] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The largest element of each window of ``x[n, c, w]``, and its position along ``w``."""
+    return F.max_pool1d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+max_pool1d_with_indices.types(_type(1, torch.int64))
+max_pool1d_with_indices.onnx(_max_pool(1, outputs=2))
+max_pool1d_with_indices.samples(_samples(1, torch.float32, dilated=True, unique=True))
+
+
+@operator(aten.max_pool2d_with_indices.default, quant=SAME_SCALE, error=EXACT)
+def max_pool2d_with_indices(
+    x: Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0, 0),
+    dilation: tuple[int, ...] = (1, 1),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The largest element of each window of ``x[n, c, h, w]``, and its position in the plane, counted row by row."""
+    return F.max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+max_pool2d_with_indices.types(_type(2, torch.int64))
+max_pool2d_with_indices.onnx(_max_pool(2, outputs=2))
+max_pool2d_with_indices.samples(_samples(2, NUMBERS[:-2], dilated=True, unique=True))
+
+
+@operator(aten.max_pool3d_with_indices.default, quant=SAME_SCALE, error=EXACT)
+def max_pool3d_with_indices(
+    x: Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0, 0, 0),
+    dilation: tuple[int, ...] = (1, 1, 1),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The largest element of each window of ``x[n, c, d, h, w]``, and its position in the volume."""
+    return F.max_pool3d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+max_pool3d_with_indices.types(_type(3, torch.int64))
+max_pool3d_with_indices.onnx(_max_pool(3, outputs=2))
+max_pool3d_with_indices.samples(_samples(3, torch.float32, dilated=True, unique=True))
+
+
+def _avg_pool(sides):
+    def lower(op, x, *, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override=None):
+        windows = _windows(sides, kernel_size, stride, padding)
+        kernel, strides, begins, _ = windows
+        lengths, counts = op.shape(x)[-sides:], op.result.shape[-sides:]
+        ends = _ends(lengths, counts, windows, ceil_mode=ceil_mode)
+        counted = count_include_pad or divisor_override is not None
+        if counted and ceil_mode and any(begins):
+            # Padding counts, but what a window has beyond it does not: only elements that really exist can say so.
+            x = op.Pad(x, op.ints([*begins, *begins]), None, op.ints(range(-sides, 0)))
+            ends = None if ends is None else [end - p for end, p in zip(ends, begins, strict=True)]
+            begins = (0,) * sides
+        whole = divisor_override is not None and ceil_mode
+        if whole:  # a sum: what lies beyond must be zeros that count
+            x = op.Pad(x, op.ints([0] * sides + [s - 1 for s in strides]), None, op.ints(range(-sides, 0)))
+        pads = [*begins, *(begins if ends is None or whole else ends)]
+        pooled = op.AveragePool(
+            x,
+            kernel_shape=kernel,
+            strides=strides,
+            pads=pads,
+            ceil_mode=1 if ends is None and not whole else None,
+            count_include_pad=1 if counted and any(pads) and not ceil_mode else None,
+        )
+        if ends is None or whole:
+            pooled = _cut(op, pooled, counts)
+        if divisor_override is None:
+            return pooled
+        return op.Mul(pooled, op.like(pooled, math.prod(kernel) / divisor_override))
+
+    return batched(sides, lower)
+
+
+def _samples_of_averages(sides, *, divided):
+    def sample(draw, s):
+        call = _samples(sides, torch.float32, dilated=False)(draw, s)
+        call.attrs["count_include_pad"] = draw(s.choice(True, False))
+        if divided:
+            call.attrs["divisor_override"] = draw(s.choice(None, None, 1, 5, -2))
+        return call
+
+    return sample
+
+
+@operator(aten.avg_pool1d.default, quant=OWN_SCALE, error=DOT)
+def avg_pool1d(
+    x: Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The mean of each window of ``x[n, c, w]``, over the padding too where ``count_include_pad``."""
+    return torch.avg_pool1d(x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+avg_pool1d.types(_type(1))
+avg_pool1d.onnx(_avg_pool(1))
+avg_pool1d.samples(_samples_of_averages(1, divided=False))
+
+
+@operator(aten.avg_pool2d.default, quant=OWN_SCALE, error=DOT)
+def avg_pool2d(
+    x: Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The mean of each window of ``x[n, c, h, w]``, over the padding too where ``count_include_pad``."""
+    return F.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+avg_pool2d.types(_type(2))
+avg_pool2d.onnx(_avg_pool(2))
+avg_pool2d.samples(_samples_of_averages(2, divided=True))
+
+
+@operator(aten.avg_pool3d.default, quant=OWN_SCALE, error=DOT)
+def avg_pool3d(
+    x: Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (),
+    padding: tuple[int, ...] = (0, 0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The mean of each window of ``x[n, c, d, h, w]``, over the padding too where ``count_include_pad``."""
+    return F.avg_pool3d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+avg_pool3d.types(_type(3))
+avg_pool3d.onnx(_avg_pool(3))
+avg_pool3d.samples(_samples_of_averages(3, divided=True))
