@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,11 +71,21 @@ def entries(op, indices):
     return result
 
 
-def bring_together(op, x, found):
-    """Make the indexed sides of ``x`` one side: return it, the sides before and behind, positions, the permutation.
+class Together(NamedTuple):
+    """A tensor whose indexed sides are one side: ``x[before, n, behind]`` and positions along ``n``.
 
-    Sides that are not neighbours go to the front, as ATen has it; else the permutation is None.
+    ``order`` is the permutation that brought them together, None where they were neighbours.
     """
+
+    x: Any
+    before: tuple[Any, ...]
+    behind: tuple[Any, ...]
+    position: Any
+    order: list[int] | None
+
+
+def bring_together(op, x, found):
+    """Make the indexed sides of ``x`` one side; those that are not neighbours go to the front, as ATen has it."""
     shape = op.shape(x)
     dims = [d for d, e in enumerate(found) if e is not None]
     order = None
@@ -85,7 +96,7 @@ def bring_together(op, x, found):
     before, inside, behind = shape[:start], shape[start : start + len(dims)], shape[start + len(dims) :]
     if len(dims) > 1:
         x = op.reshape(x, (*before, math.prod(inside), *behind))
-    return x, before, behind, _position(op, inside, [e for e in found if e is not None]), order
+    return Together(x, before, behind, _position(op, inside, [e for e in found if e is not None]), order)
 
 
 def _position(op, sides, found):
@@ -130,8 +141,8 @@ def _(x, *indices):
 def _(op, x, *indices):
     at = only_mask(op, indices)
     if at is None:
-        merged, before, _, position, _ = bring_together(op, x, entries(op, indices))
-        return op.Gather(merged, position, axis=len(before))
+        merged = bring_together(op, x, entries(op, indices))
+        return op.Gather(merged.x, merged.position, axis=len(merged.before))
     mask, shape = indices[at], op.shape(x)
     rank = op.rank(mask)
     if rank > 1:
