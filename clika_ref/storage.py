@@ -1,0 +1,180 @@
+"""Files that appear whole or not at all: written beside their place, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from clika_ref.core.errors import ModelError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""What the system says when no more bytes fit: disk full, quota used up, file too large for the file system."""
+
+
+@contextlib.contextmanager
+def write_atomically(path: Path | str) -> Iterator[BinaryIO]:
+    """Yield a binary file that takes its place at ``path`` when the block ends without an exception.
+
+    Until then, and after any failure or interrupt, what was at ``path`` stays as it was.
+
+    Raises:
+        ModelError: the folder is missing or cannot be written, ``path`` is no place for a file, or the disk is full.
+    """
+    with AtomicFiles(path) as files:
+        yield files.open(path)
+
+
+@dataclass
+class _Pending:
+    """A file on its way to its place."""
+
+    path: Path
+    temporary: Path
+    handle: BinaryIO
+    backup: Path | None = None
+
+
+class AtomicFiles:
+    """Several files that appear together: ``main`` last, so that whoever finds it new finds the others new as well.
+
+    After any failure or interrupt the old files are back. Only a crash of the machine between two renames can leave new
+    companions beside an old ``main``: no file system renames several files at once.
+
+    ```python
+    with AtomicFiles("model.onnx") as files:
+        files.open("model.onnx").write(graph)
+        files.open("model.onnx.data").write(weights)
+    ```
+    """
+
+    def __init__(self, main: Path | str) -> None:
+        self.main = _real(main)
+        self._pending: list[_Pending] = []
+
+    def open(self, path: Path | str) -> BinaryIO:
+        """Return a binary file that becomes ``path`` when the block ends.
+
+        Raises:
+            ModelError: no file can be written there.
+        """
+        place = _real(path)
+        # A short name of its own: the place's name with a suffix could exceed the 255 bytes of a file name. Opened
+        # with the default mode, unlike tempfile's, so that the umask decides who may read the result.
+        temporary = place.with_name(f".clika-{secrets.token_hex(8)}.tmp")
+        try:
+            _refuse_place(place)
+            handle = temporary.open("xb")
+        except OSError as error:
+            raise _explained(error, place) from error
+        self._pending.append(_Pending(place, temporary, handle))
+        return handle
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._commit()
+        except OSError as failure:
+            raise _explained(failure, self.main) from failure
+        finally:
+            self._clear()
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise _explained(error, self.main) from error
+
+    def _commit(self) -> None:
+        for file in self._pending:
+            file.handle.flush()
+            os.fsync(file.handle.fileno())
+            file.handle.close()
+            if file.path.exists():
+                shutil.copymode(file.path, file.temporary)
+        order = sorted(self._pending, key=lambda file: file.path == self.main)  # stable, with main at the end
+        try:
+            for file in order[:-1]:
+                file.backup = _set_aside(file.path)
+                file.temporary.replace(file.path)
+            for file in order[-1:]:  # its renaming is the moment at which everything counts
+                file.temporary.replace(file.path)
+        except BaseException:  # an interrupt as well: the old companions belong to the old main
+            for file in order[:-1]:
+                if file.backup is not None:
+                    file.backup.replace(file.path)
+                elif not file.temporary.exists():
+                    file.path.unlink(missing_ok=True)
+            raise
+        for folder in {file.path.parent for file in order}:
+            _sync_folder(folder)
+
+    def _clear(self) -> None:
+        for file in self._pending:
+            with contextlib.suppress(OSError):  # closing writes what is buffered, which fails again on a full disk
+                file.handle.close()
+            file.temporary.unlink(missing_ok=True)
+            if file.backup is not None:
+                file.backup.unlink(missing_ok=True)
+        self._pending.clear()
+
+
+def _real(path: Path | str) -> Path:
+    # Behind a symbolic link, the file that it points to is replaced, not the link.
+    return Path(os.path.realpath(path))
+
+
+def _refuse_place(place: Path) -> None:
+    if not place.parent.is_dir():
+        reason = "is not a folder" if place.parent.exists() else "does not exist"
+        remedy = "choose another path" if place.parent.exists() else "create it, or choose another path"
+        msg = f"cannot write {str(place)!r}: {str(place.parent)!r} {reason}; {remedy}"
+        raise ModelError(msg)
+    if place.is_dir():
+        msg = f"cannot write {str(place)!r}: it is a folder; add a file name"
+        raise ModelError(msg)
+    if place.exists() and not stat.S_ISREG(place.stat().st_mode):
+        # Renaming would put a plain file in the place of, for example, /dev/null.
+        msg = f"cannot write {str(place)!r}: it is a device, pipe or socket, not a plain file; choose another path"
+        raise ModelError(msg)
+
+
+def _set_aside(path: Path) -> Path | None:
+    if not path.exists():
+        return None
+    backup = path.with_name(f".clika-{secrets.token_hex(8)}.tmp")
+    try:
+        backup.hardlink_to(path)
+    except OSError:  # exFAT and some network shares have no hard links
+        path.rename(backup)
+    return backup
+
+
+def _sync_folder(folder: Path) -> None:
+    # A rename lasts once the folder is on disk. Windows cannot open folders, and needs no such step.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _explained(error: OSError, place: Path) -> ModelError:
+    if error.errno in FULL:
+        free = shutil.disk_usage(place.parent).free / 1e6
+        reason = f"no more bytes fit there ({error.strerror}; {free:,.0f} MB are free)"
+        remedy = "free some space, or choose a path on another disk"
+    else:
+        reason = error.strerror or str(error)
+        remedy = "choose a path that you may write to"
+    return ModelError(f"cannot write {str(place)!r}: {reason}; {remedy}. What was there before is unchanged.")

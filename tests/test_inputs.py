@@ -1,0 +1,352 @@
+"""Moving nested inputs between devices, and catching the inputs of modules and methods."""
+
+import copy
+import dataclasses
+from collections import OrderedDict, UserDict, defaultdict, deque
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from clika_ref.core.errors import ModelError
+from clika_ref.inputs import clika_install_inputs_catcher, clika_move_to_device
+
+META = torch.device("meta")
+"""A device that is always there, and is not where tensors are made."""
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: list
+
+
+class SubList(list):
+    pass
+
+
+class SubDict(dict):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    images: torch.Tensor
+    sizes: list
+    made_later: int = dataclasses.field(init=False, default=7)
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("x",)
+    x: torch.Tensor
+
+
+class MovesItself:
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device):
+        return MovesItself(self.x.to(device))
+
+
+def x() -> torch.Tensor:
+    return torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "tensors"),
+    [
+        (x, lambda r: [r]),
+        (lambda: (x(), [x()]), lambda r: [r[0], r[1][0]]),
+        (lambda: {"a": x(), "b": {"c": x()}}, lambda r: [r["a"], r["b"]["c"]]),
+        (lambda: OrderedDict(b=x(), a=x()), lambda r: [r["b"], r["a"]]),
+        (lambda: defaultdict(list, a=x()), lambda r: [r["a"]]),
+        (lambda: UserDict(a=x()), lambda r: [r["a"]]),
+        (lambda: SubDict(a=x()), lambda r: [r["a"]]),
+        (lambda: SubList([x()]), lambda r: [r[0]]),
+        (lambda: deque([x()], maxlen=3), lambda r: [r[0]]),
+        (lambda: Pair(x(), [x()]), lambda r: [r.left, r.right[0]]),
+        (lambda: Batch(x(), [x()]), lambda r: [r.images, r.sizes[0]]),
+        (lambda: Slotted(x()), lambda r: [r.x]),
+        (lambda: MovesItself(x()), lambda r: [r.x]),
+    ],
+)
+def test_every_tensor_moves_and_nesting_and_type_stay(make, tensors):
+    given = make()
+    moved = clika_move_to_device(given, META)
+    assert type(moved) is type(given)
+    assert all(t.device == META for t in tensors(moved))
+    assert all(t.device.type == "cpu" for t in tensors(given)), "what was passed has changed"
+    if hasattr(given, "keys"):
+        assert list(moved) == list(given)
+
+
+def test_facts_beside_the_tensors_are_kept():
+    moved = clika_move_to_device(Batch(x(), [1, "two", None]), "meta")
+    assert moved.sizes == [1, "two", None]
+    assert moved.made_later == 7
+    assert clika_move_to_device(defaultdict(list, a=x()), "meta").default_factory is list
+    assert clika_move_to_device(deque([x()], maxlen=3), "meta").maxlen == 3
+
+
+def test_outputs_of_transformers_stay_outputs():
+    from transformers import BatchEncoding  # noqa: PLC0415 - takes seconds, needed by this test only
+    from transformers.modeling_outputs import BaseModelOutput  # noqa: PLC0415
+
+    moved = clika_move_to_device(BaseModelOutput(last_hidden_state=x(), hidden_states=(x(), x())), META)
+    assert type(moved) is BaseModelOutput
+    assert [t.device for t in (moved.last_hidden_state, moved["last_hidden_state"], *moved.hidden_states)] == [META] * 4
+    assert list(moved) == ["last_hidden_state", "hidden_states"]
+    given = BatchEncoding({"input_ids": x()})
+    assert clika_move_to_device(given, META)["input_ids"].device == META
+    assert given["input_ids"].device.type == "cpu"
+
+
+def test_packed_sequences_move_in_their_own_way():
+    moved = clika_move_to_device([pack_sequence([x(), x()[:1]])], META)[0]
+    assert moved.data.device == META
+    assert moved.batch_sizes.device.type == "cpu"  # PyTorch wants them there
+
+
+def test_a_tensor_that_occurs_twice_stays_one():
+    t = x()
+    a, b = clika_move_to_device((t, {"again": t}), META)
+    assert a is b["again"]
+
+
+def test_modules_and_everything_else_are_left_alone():
+    module, made = torch.nn.Linear(2, 2), object()
+    moved = clika_move_to_device([module, made, torch.Tensor, 3, None], META)
+    assert moved[0] is module
+    assert module.weight.device.type == "cpu"
+    assert moved[1:] == [made, torch.Tensor, 3, None]
+
+
+@pytest.mark.parametrize("device", ["gpu", 3.5, None])
+def test_a_device_that_is_none_is_refused(device):
+    with pytest.raises(
+        ModelError, match=r"clika_move_to_device\(\.\.\., .*\): not a device \(.+\); write for example \"cpu\""
+    ):
+        clika_move_to_device(x(), device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_here_is_named():
+    with pytest.raises(
+        ModelError,
+        match=r"a tensor of shape \[2, 3\] cannot be moved to 'cuda:1': .+; choose a device that this machine",
+    ):
+        clika_move_to_device([x()], "cuda:1")
+
+
+class Net(torch.nn.Module):
+    def forward(self, x, y=None, *, scale=1.0, options=None):
+        return x * scale if y is None else x + y
+
+    def decode(self, z):
+        if z.ndim == 0:
+            message = "no sides"
+            raise ValueError(message)
+        return z.mul_(2)
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return type(a) is type(b) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple | list):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def test_calls_are_caught_in_the_form_that_compiling_takes():
+    net = Net()
+    caught = clika_install_inputs_catcher(net)
+    net(x())
+    net(x(), x() * 2)
+    net(x=x(), y=x())
+    net(x(), scale=2.0, options={"deep": [x()]})
+    net([1.0], [2.0])
+    expected = [
+        x(),
+        (x(), x() * 2),
+        {"x": x(), "y": x()},
+        (x(), {"scale": 2.0, "options": {"deep": [x()]}}),
+        ([1.0], [2.0]),
+    ]
+    assert same(caught(), expected)
+
+
+def test_one_list_or_dict_stays_one_positional_argument():
+    net = torch.nn.Identity()
+    caught = clika_install_inputs_catcher(net)
+    net([x()])
+    net({"x": x()})
+    assert same(caught(), [([x()],), ({"x": x()},)])
+
+
+def test_the_catcher_is_gone_once_it_was_called():
+    net = Net()
+    caught = clika_install_inputs_catcher(net)
+    net(x())
+    assert len(caught()) == 1
+    assert not net._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
+    net(x())
+    assert len(caught()) == 1
+    anew = clika_install_inputs_catcher(net)
+    net(x(), x())
+    assert len(anew()) == 1
+
+
+def test_what_is_caught_is_what_was_passed_whatever_happens_to_it_later():
+    net = Net()
+    t, deep = torch.ones(3, requires_grad=True), [torch.ones(2), []]
+    caught = clika_install_inputs_catcher(net.decode)
+    with torch.no_grad():
+        net.decode(t)
+    deeper = clika_install_inputs_catcher(net)
+    net(t, options=deep)
+    deep[0].zero_()
+    deep[1].append(1)
+    (first,), (second,) = caught(), deeper()
+    assert first.tolist() == [1, 1, 1]
+    assert not first.requires_grad
+    assert same(second[1], {"options": [torch.ones(2), []]})
+
+
+def test_the_users_own_hooks_do_not_change_what_is_caught():
+    net = Net()
+    net.register_forward_pre_hook(lambda _, args: (args[0] * 100,))
+    caught = clika_install_inputs_catcher(net)
+    net(x())
+    assert same(caught(), [x()])
+
+
+def test_tensors_caught_in_inference_mode_can_be_trained_on():
+    net = Net()
+    caught = clika_install_inputs_catcher(net)
+    with torch.inference_mode():
+        net(x())
+    (t,) = caught()
+    assert not t.is_inference()
+    (torch.ones(2, 3, requires_grad=True) * t).sum().backward()
+
+
+def test_a_method_is_caught_and_restored_exactly():
+    net = Net()
+    before = dict(vars(net))
+    caught = clika_install_inputs_catcher(net.decode)
+    assert net.decode(x()).sum() == 12
+    assert net.decode.__name__ == "decode"
+    assert net.decode.__doc__ == Net.decode.__doc__
+    assert same(caught(), [x()])
+    assert vars(net) == before
+    assert net.decode == Net.decode.__get__(net)
+
+
+def test_a_method_set_on_the_object_itself_is_put_back():
+    net = Net()
+    mine = net.__dict__["decode"] = Net.decode.__get__(net)
+    caught = clika_install_inputs_catcher(net.decode)
+    net.decode(x())
+    assert len(caught()) == 1
+    assert net.__dict__["decode"] is mine
+
+
+def test_calls_that_raise_are_caught_and_leave_the_method_restorable():
+    net = Net()
+    caught = clika_install_inputs_catcher(net.decode)
+    with pytest.raises(ValueError, match="no sides"):
+        net.decode(torch.tensor(1.0))
+    net.decode(z=x())
+    assert same(caught(), [torch.tensor(1.0), {"z": x()}])
+    assert "decode" not in vars(net)
+
+
+def test_forward_itself_can_be_caught_as_a_method():
+    net = Net()
+    caught = clika_install_inputs_catcher(net.forward)
+    net.forward(x())
+    net(x())
+    assert same(caught(), [x(), x()])
+
+
+def test_uninstalling_ends_it_and_keeps_what_was_caught():
+    net = Net()
+    caught = clika_install_inputs_catcher(net.decode)
+    net.decode(x())
+    caught.uninstall()
+    caught.uninstall()
+    assert "decode" not in vars(net)
+    assert same(caught(), [x()])
+
+
+@pytest.mark.parametrize("pick", [lambda n: n, lambda n: n.decode])
+def test_no_call_at_all_is_an_error_that_leaves_nothing_installed(pick):
+    net = Net()
+    caught = clika_install_inputs_catcher(pick(net))
+    with pytest.raises(ModelError, match=r"Net(\.decode)? was not called while .*; run the pipeline before this"):
+        caught()
+    assert not net._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
+    assert "decode" not in vars(net)
+
+
+def test_a_method_that_is_being_caught_cannot_be_caught_twice():
+    net = Net()
+    caught = clika_install_inputs_catcher(net.decode)
+    with pytest.raises(ModelError, match=r"the inputs of Net\.decode are being caught already; call the first catcher"):
+        clika_install_inputs_catcher(net.decode)
+    caught.uninstall()
+
+
+class Odd:
+    __slots__ = ()
+
+    def run(self):
+        pass
+
+    @classmethod
+    def make(cls):
+        pass
+
+
+def hidden(self):
+    pass
+
+
+class Renamed:
+    public = hidden
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            torch.relu,
+            r"cannot catch the inputs of .*relu.*, a builtin_function_or_method: pass a module, or a method of",
+        ),
+        (lambda t: t, r"cannot catch the inputs of <function .*, a function: pass a module, or a method of an object"),
+        (Net, r"cannot catch the inputs of <class .*Net'>, a class: pass a module"),
+        (Odd.make, r"cannot catch the inputs of <bound method Odd\.make.*, a method: pass a module, or a method of an"),
+        (None, r"cannot catch the inputs of None, a NoneType: pass a module"),
+        (Odd().run, r"cannot catch the inputs of Odd\.run: 'Odd' object attribute 'run' is read-only; pass the module"),
+        (
+            Renamed().public,
+            r"cannot catch the inputs of hidden: its object does not hold it as 'hidden'; pass the module",
+        ),
+    ],
+)
+def test_what_cannot_be_caught_is_refused_with_the_remedy(target, message):
+    with pytest.raises(ModelError, match=message):
+        clika_install_inputs_catcher(target)
+    assert not hasattr(target, "hidden")
+
+
+def test_a_module_that_was_caught_can_be_copied():
+    net = Net()
+    caught = clika_install_inputs_catcher(net)
+    net(x())
+    caught()
+    assert copy.deepcopy(net)(x()).shape == (2, 3)

@@ -1,0 +1,288 @@
+"""Files that appear whole or not at all: what failures, interrupts and full disks leave behind."""
+
+import errno
+import os
+import re
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clika_ref.core.errors import ModelError
+from clika_ref.storage import AtomicFiles, write_atomically
+
+OLD, NEW = b"old", b"new content"
+
+
+@pytest.fixture
+def old(tmp_path) -> Path:
+    """A file that is there already."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(OLD)
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def write(path: Path, *chunks: bytes, error: BaseException | None = None) -> None:
+    """Write chunks, then fail if an error is given."""
+    with write_atomically(path) as file:
+        for chunk in chunks:
+            file.write(chunk)
+        if error is not None:
+            raise error
+
+
+class FullFile:
+    """A file on a disk that turns out to be full at one moment: after 15 bytes, or when a method is called."""
+
+    def __init__(self, handle, moment: str) -> None:
+        self.handle, self.moment, self.room = handle, moment, 15
+
+    def refuse(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(self, data: bytes) -> int:
+        self.room -= len(data)
+        if self.moment == "write" and self.room < 0:
+            self.refuse()
+        return self.handle.write(data)
+
+    def __getattr__(self, name):
+        return self.refuse if name == self.moment else getattr(self.handle, name)
+
+
+def test_the_file_appears_when_the_block_ends_and_not_before(tmp_path):
+    path = tmp_path / "model.onnx"
+    with write_atomically(str(path)) as file:
+        file.write(NEW)
+        file.flush()
+        assert not path.exists()
+    assert path.read_bytes() == NEW
+    assert names(tmp_path) == ["model.onnx"]
+
+
+def test_an_old_file_is_replaced_and_keeps_its_mode(old):
+    old.chmod(0o640)
+    with write_atomically(old) as file:
+        file.write(NEW)
+        assert old.read_bytes() == OLD
+    assert old.read_bytes() == NEW
+    assert stat.S_IMODE(old.stat().st_mode) == 0o640
+
+
+def test_a_new_file_has_the_mode_that_the_umask_asks_for(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with write_atomically(tmp_path / "model.onnx"):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.onnx").stat().st_mode) == 0o640
+
+
+def test_the_bytes_are_on_disk_before_the_name_is(old, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: events.append("sync") or fsync(fd))
+    monkeypatch.setattr(Path, "replace", lambda self, to: events.append("rename") or replace(self, to))
+    with write_atomically(old) as file:
+        file.write(NEW)
+    assert events == ["sync", "rename", "sync"]  # the last is the folder
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt(), SystemExit(1), OSError(errno.EIO, "odd")])
+def test_any_failure_passes_on_and_leaves_the_old_file_alone(old, error):
+    with pytest.raises(type(error)) as caught:
+        write(old, NEW, error=error)
+    assert caught.value is error
+    assert old.read_bytes() == OLD
+    assert names(old.parent) == ["model.onnx"]
+
+
+@pytest.mark.parametrize("moment", ["write", "flush", "fileno", "close"])
+def test_a_full_disk_is_named_with_the_remedy_and_the_old_file_stays(old, monkeypatch, moment):
+    real_open, opened = Path.open, []
+
+    def full(path, mode):
+        opened.append(real_open(path, mode))
+        return FullFile(opened[-1], moment)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(ModelError) as caught:
+            write(old, *[NEW] * 10)
+    opened[0].close()
+    message = (
+        r"cannot write '.*model\.onnx': no more bytes fit there \(No space left on device; [\d,]+ MB are free\); "
+        r"free some space, or choose a path on another disk\. What was there before is unchanged\."
+    )
+    assert re.fullmatch(message, str(caught.value))
+    assert old.read_bytes() == OLD
+    assert names(old.parent) == ["model.onnx"]
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs limits on the size of files")
+def test_a_real_limit_of_the_system_is_the_same(old):
+    code = (
+        "import resource, signal, sys\n"
+        "from clika_ref.storage import write_atomically\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
+        "with write_atomically(sys.argv[1]) as file:\n"
+        "    file.write(bytes(1 << 20))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, old], capture_output=True, text=True, check=False)
+    assert "ModelError: cannot write" in done.stderr
+    assert "no more bytes fit there (File too large" in done.stderr
+    assert old.read_bytes() == OLD
+    assert names(old.parent) == ["model.onnx"]
+
+
+def test_a_real_interrupt_while_writing_leaves_the_old_file_alone(old):
+    code = (
+        "import os, signal, sys\n"
+        "from clika_ref.storage import write_atomically\n"
+        "with write_atomically(sys.argv[1]) as file:\n"
+        "    file.write(bytes(1 << 20))\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    while True: file.write(bytes(1 << 10))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, old], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert old.read_bytes() == OLD
+    assert names(old.parent) == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (
+            "absent/model.onnx",
+            r"cannot write '.*model\.onnx': '.*absent' does not exist; create it, or choose another path",
+        ),
+        ("file/model.onnx", r"cannot write '.*model\.onnx': '.*file' is not a folder; choose another path"),
+        ("folder", r"cannot write '.*folder': it is a folder; add a file name"),
+        ("pipe", r"cannot write '.*pipe': it is a device, pipe or socket, not a plain file; choose another path"),
+        ("n" * 300, r"cannot write '.*n': File name too long; choose a path that you may write to"),
+    ],
+)
+def test_a_place_for_no_file_is_refused_with_the_remedy(tmp_path, place, message):
+    (tmp_path / "file").write_bytes(OLD)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    before = names(tmp_path)
+    with pytest.raises(ModelError, match=message), write_atomically(tmp_path / place):
+        pass
+    assert names(tmp_path) == before
+
+
+def test_a_folder_that_refuses_new_files_is_named(tmp_path, monkeypatch):
+    def refuse(self, mode):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # root, as whom tests may run, is refused by no mode
+    with (
+        pytest.raises(ModelError, match=r"cannot write '.*m': Permission denied; choose a path that you may write to"),
+        write_atomically(tmp_path / "m"),
+    ):
+        pass
+
+
+def test_behind_a_link_the_file_is_replaced_and_the_link_stays(old, tmp_path):
+    link = tmp_path / "link.onnx"
+    link.symlink_to(old)
+    with write_atomically(link) as file:
+        file.write(NEW)
+    assert link.is_symlink()
+    assert old.read_bytes() == NEW
+
+
+def test_the_longest_name_is_no_longer_on_its_way(tmp_path):
+    path = tmp_path / ("n" * 255)
+    with write_atomically(path) as file:
+        file.write(NEW)
+    assert path.read_bytes() == NEW
+
+
+# Several files at once
+
+
+@pytest.fixture
+def both(old) -> tuple[Path, Path]:
+    """A model and its weights, both there already."""
+    data = old.with_name("model.onnx.data")
+    data.write_bytes(OLD)
+    return old, data
+
+
+def write_both(main: Path, data: Path) -> None:
+    with AtomicFiles(main) as files:
+        files.open(main).write(NEW)
+        files.open(data).write(NEW * 2)
+
+
+def test_several_files_appear_together_and_the_main_one_last(both, monkeypatch):
+    order = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda self, to: order.append(to.name) or replace(self, to))
+    write_both(*both)
+    assert order == ["model.onnx.data", "model.onnx"]
+    assert [path.read_bytes() for path in both] == [NEW, NEW * 2]
+    assert names(both[0].parent) == ["model.onnx", "model.onnx.data"]
+
+
+def test_a_new_companion_of_a_new_main_needs_nothing_before_it(tmp_path):
+    write_both(tmp_path / "a.onnx", tmp_path / "a.data")
+    assert names(tmp_path) == ["a.data", "a.onnx"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+@pytest.mark.parametrize("links", [True, False])
+def test_if_the_main_file_cannot_take_its_place_the_old_companion_returns(both, monkeypatch, error, links):
+    replace = Path.replace
+
+    def stop_at_main(self, to):
+        if to.name == "model.onnx":
+            raise error
+        return replace(self, to)
+
+    def no_links(self, to):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "replace", stop_at_main)
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", no_links)
+    expected = ModelError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        write_both(*both)
+    assert [path.read_bytes() for path in both] == [OLD, OLD]
+    assert names(both[0].parent) == ["model.onnx", "model.onnx.data"]
+
+
+def test_if_the_main_file_cannot_take_its_place_a_new_companion_goes_again(old, monkeypatch):
+    replace = Path.replace
+
+    def stop_at_main(self, to):
+        if to.name == "model.onnx":
+            raise KeyboardInterrupt
+        return replace(self, to)
+
+    monkeypatch.setattr(Path, "replace", stop_at_main)
+    with pytest.raises(KeyboardInterrupt):
+        write_both(old, old.with_name("model.onnx.data"))
+    assert names(old.parent) == ["model.onnx"]
+    assert old.read_bytes() == OLD
+
+
+def test_a_second_place_that_is_refused_takes_back_the_first(old):
+    with pytest.raises(ModelError, match="does not exist"):
+        write_both(old, old.parent / "absent" / "model.onnx.data")
+    assert names(old.parent) == ["model.onnx"]
+    assert old.read_bytes() == OLD
