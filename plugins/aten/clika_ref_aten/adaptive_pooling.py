@@ -1,0 +1,231 @@
+"""Pooling to a given size: window ``i`` of ``m`` along a side of ``n`` is ``[floor(i n / m), ceil((i + 1) n / m))``."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clika_ref.core.accuracy import DOT, EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.types import TensorType
+from clika_ref_aten.spatial import batched, ceil_divide, spread
+
+aten = torch.ops.aten
+
+
+def _type(sides, *extra):
+    def rule(x, *, output_size):
+        shape = (*x.shape[:-sides], *spread(output_size, sides))
+        return tuple(TensorType(dtype, shape) for dtype in (x.dtype, *extra))
+
+    return rule
+
+
+def _range(op, count):
+    """Return ``int64[count]``: 0, 1, 2, ..."""
+    if not is_symbolic(count):
+        return op.constant(torch.arange(count), torch.int64)
+    return op.Range(*(op.scalar(n, torch.int64) for n in (0, count, 1)))
+
+
+def _windows(op, n, m):
+    """Return ``int64[m, k]``, the positions of each window, and ``bool[m, k]``, whether they lie inside it.
+
+    ``k`` is the longest possible window; shorter ones repeat their last. All lie inside where there is no mask.
+    """
+    if is_symbolic((n, m)):
+        return _computed_windows(op, n, m)
+    i = torch.arange(m)[:, None]
+    starts, ends = i * n // m, ((i + 1) * n + m - 1) // m
+    positions = starts + torch.arange(int((ends - starts).max()))
+    inside = positions < ends
+    mask = None if inside.all() else op.constant(inside, torch.bool)
+    return op.constant(torch.minimum(positions, ends - 1), torch.int64), mask
+
+
+def _computed_windows(op, n, m):
+    """Return what `_windows` does, computed at run time."""
+    length, count, one = (op.scalar(v, torch.int64) for v in (n, m, 1))
+    i = op.Unsqueeze(_range(op, m), op.ints([1]))
+    starts = op.Div(op.Mul(i, length), count)
+    beyond = op.Sub(op.Add(op.Mul(op.Add(i, one), length), count), one)
+    ends = op.Div(beyond, count)
+    positions = op.Add(starts, _range(op, ceil_divide(n, m) + 1))
+    return op.Min(positions, op.Sub(ends, one)), op.Less(positions, ends)
+
+
+def _average_along(op, x, *, axis, trailing, n, m):
+    """Return ``x`` with one side pooled. Elements outside a window are not multiplied by 0: that spreads infinities."""
+    positions, inside = _windows(op, n, m)
+    windows = op.Gather(x, positions, axis=axis)
+    if inside is None:
+        return op.ReduceMean(windows, op.ints([axis + 1]), keepdims=0)
+    if trailing:
+        inside = op.Unsqueeze(inside, op.ints(range(2, 2 + trailing)))
+    sums = op.ReduceSum(op.Where(inside, windows, op.like(x, 0.0)), op.ints([axis + 1]), keepdims=0)
+    return op.Div(sums, op.ReduceSum(op.cast(inside, op.dtype(x)), op.ints([1]), keepdims=0))
+
+
+def _divides(lengths, counts):
+    """Whether all windows of each side have one length, known now, and do not overlap."""
+    return not is_symbolic((*lengths, *counts)) and all(n % m == 0 for n, m in zip(lengths, counts, strict=True))
+
+
+def _adaptive_avg_pool(sides):
+    def lower(op, x, *, output_size):
+        rank, lengths, counts = op.rank(x), op.shape(x)[-sides:], spread(output_size, sides)
+        axes = range(rank - sides, rank)
+        if all(m == 1 for m in counts):
+            return _mean(op, x, axes)
+        if _divides(lengths, counts) and rank == sides + 2 and op.dtype(x) != torch.float64:
+            kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
+            return op.AveragePool(x, kernel_shape=kernel, strides=kernel)
+        pooled = x
+        for axis, n, m in zip(axes, lengths, counts, strict=True):
+            if m == 1:
+                pooled = op.ReduceMean(pooled, op.ints([axis]), keepdims=1)
+            elif n != m:
+                pooled = _average_along(op, pooled, axis=axis, trailing=rank - axis - 1, n=n, m=m)
+        return op.Identity(x) if pooled is x else pooled
+
+    return lower
+
+
+def _mean(op, x, axes):
+    if axes.start == 2 and op.dtype(x) != torch.float64:  # ONNX Runtime has no double kernel
+        return op.GlobalAveragePool(x)
+    return op.ReduceMean(x, op.ints(axes), keepdims=1)
+
+
+def _samples(sides, *, unique=False):
+    def sample(draw, s):
+        batch = (draw(s.integers(1, 3)),) if draw(s.choice(True, True, False)) else ()
+        lengths = [draw(s.choice(4, 6, 5, 7)) for _ in range(sides)]
+        even = draw(s.booleans())
+        size = tuple(draw(s.choice(1, 2, n) if even else s.choice(1, 2, 3, 5, n, 9)) for n in lengths)
+        dtype = (torch.float32, torch.float32, torch.float64)
+        x = draw(s.tensor(shape=(*batch, draw(s.integers(1, 3)), *lengths), dtype=dtype, unique=unique))
+        return s.call(x, output_size=draw(s.choice(size, size, (1,) * sides)))
+
+    return sample
+
+
+@operator(aten.adaptive_avg_pool1d.default, quant=OWN_SCALE, error=DOT)
+def adaptive_avg_pool1d(x: Tensor, *, output_size: tuple[int, ...]) -> Tensor:
+    """The mean of each of ``output_size`` windows of ``x[n, c, w]``."""
+    return F.adaptive_avg_pool1d(x, output_size)
+
+
+adaptive_avg_pool1d.types(_type(1))
+adaptive_avg_pool1d.onnx(_adaptive_avg_pool(1))
+adaptive_avg_pool1d.samples(_samples(1))
+
+
+@operator(
+    aten.adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool2d.default,  # noqa: SLF001 - ATen's name
+    quant=OWN_SCALE,
+    error=DOT,
+)
+def adaptive_avg_pool2d(x: Tensor, *, output_size: tuple[int, ...]) -> Tensor:
+    """The mean of each of ``output_size`` windows of ``x[n, c, h, w]``."""
+    return F.adaptive_avg_pool2d(x, output_size)
+
+
+adaptive_avg_pool2d.types(_type(2))
+adaptive_avg_pool2d.onnx(_adaptive_avg_pool(2))
+adaptive_avg_pool2d.samples(_samples(2))
+
+
+@operator(
+    aten.adaptive_avg_pool3d.default,
+    aten._adaptive_avg_pool3d.default,  # noqa: SLF001 - ATen's name
+    quant=OWN_SCALE,
+    error=DOT,
+)
+def adaptive_avg_pool3d(x: Tensor, *, output_size: tuple[int, ...]) -> Tensor:
+    """The mean of each of ``output_size`` windows of ``x[n, c, d, h, w]``."""
+    return F.adaptive_avg_pool3d(x, output_size)
+
+
+adaptive_avg_pool3d.types(_type(3))
+adaptive_avg_pool3d.onnx(_adaptive_avg_pool(3))
+adaptive_avg_pool3d.samples(_samples(3))
+
+
+def _adaptive_max_pool(sides):
+    def lower(op, x, *, output_size):
+        lengths, counts = op.shape(x)[-sides:], spread(output_size, sides)
+        if _divides(lengths, counts):
+            kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
+            values, places = op.MaxPool(x, outputs=2, kernel_shape=kernel, strides=kernel)
+            # ONNX counts through the whole tensor, PyTorch through one plane
+            return values, op.Mod(op.declare(places, torch.int64), op.scalar(math.prod(lengths), torch.int64))
+        if all(m == 1 for m in counts):
+            windows = op.Reshape(x, op.ints([0, 0] + [1] * sides + [-1]))
+            best = op.ArgMax(windows, axis=-1, keepdims=1)
+            return op.Squeeze(op.GatherElements(windows, best, axis=-1), op.ints([-1])), op.Squeeze(best, op.ints([-1]))
+        return _largest_of_gathered(op, x, lengths, counts)
+
+    return batched(sides, lower)
+
+
+def _largest_of_gathered(op, x, lengths, counts):
+    """Gather all windows side by side, and take the first largest element of each."""
+    sides = len(counts)
+    windows, places = x, None
+    for i, (n, m) in enumerate(zip(lengths, counts, strict=True)):
+        positions, _ = _windows(op, n, m)
+        windows = op.Gather(windows, positions, axis=2 + 2 * i)
+        places = positions if places is None else _extended(op, places, positions, n)
+    windows = op.Transpose(windows, perm=[0, 1, *range(2, 2 + 2 * sides, 2), *range(3, 3 + 2 * sides, 2)])
+    windows = op.Reshape(windows, op.ints([0] * (sides + 2) + [-1]))
+    places = op.Transpose(places, perm=[*range(0, 2 * sides, 2), *range(1, 2 * sides, 2)])
+    places = op.Reshape(places, op.ints([0] * sides + [-1]))
+    best = op.ArgMax(windows, axis=-1, keepdims=1)
+    values = op.GatherElements(windows, best, axis=-1)
+    places = op.GatherElements(op.Expand(places, op.Shape(windows)), best, axis=-1)
+    return op.Squeeze(values, op.ints([-1])), op.Squeeze(places, op.ints([-1]))
+
+
+def _extended(op, places, positions, n):
+    """Return places of one side more: ``places * n + position``, for each window and position of both."""
+    return op.Add(op.Mul(op.Unsqueeze(places, op.ints([-2, -1])), op.scalar(n, torch.int64)), positions)
+
+
+@operator(aten.adaptive_max_pool1d.default, quant=SAME_SCALE, error=EXACT)
+def adaptive_max_pool1d(x: Tensor, *, output_size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The largest element of each of ``output_size`` windows of ``x[n, c, w]``, and its position along ``w``."""
+    return F.adaptive_max_pool1d_with_indices(x, output_size)
+
+
+adaptive_max_pool1d.types(_type(1, torch.int64))
+adaptive_max_pool1d.onnx(_adaptive_max_pool(1))
+adaptive_max_pool1d.samples(_samples(1, unique=True))
+
+
+@operator(aten.adaptive_max_pool2d.default, quant=SAME_SCALE, error=EXACT)
+def adaptive_max_pool2d(x: Tensor, *, output_size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The largest element of each of ``output_size`` windows of ``x[n, c, h, w]``, and its position in the plane."""
+    return F.adaptive_max_pool2d_with_indices(x, output_size)
+
+
+adaptive_max_pool2d.types(_type(2, torch.int64))
+adaptive_max_pool2d.onnx(_adaptive_max_pool(2))
+adaptive_max_pool2d.samples(_samples(2, unique=True))
+
+
+@operator(aten.adaptive_max_pool3d.default, quant=SAME_SCALE, error=EXACT)
+def adaptive_max_pool3d(x: Tensor, *, output_size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The largest element of each of ``output_size`` windows of ``x[n, c, d, h, w]``, and its place in the volume."""
+    return F.adaptive_max_pool3d_with_indices(x, output_size)
+
+
+adaptive_max_pool3d.types(_type(3, torch.int64))
+adaptive_max_pool3d.onnx(_adaptive_max_pool(3))
+adaptive_max_pool3d.samples(_samples(3, unique=True))
