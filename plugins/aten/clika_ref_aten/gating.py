@@ -24,13 +24,12 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
 
 @gelu.onnx
 def _(op, x, *, approximate):
-    half, one = op.like(x, 0.5), op.like(x, 1)
     if approximate == "tanh":
         cubic = op.Mul(op.Pow(x, op.like(x, 3)), op.like(x, 0.044715))  # Source: Hendrycks, Gimpel, section 2
         gate = op.Tanh(op.Mul(op.Add(x, cubic), op.like(x, math.sqrt(2 / math.pi))))
-        return op.Mul(x, op.Mul(op.Add(gate, one), half))
-    gate = error_function(op, op.Div(x, op.like(x, math.sqrt(2))))
-    return op.Mul(op.Mul(x, half), op.Add(gate, one))
+    else:
+        gate = error_function(op, op.Div(x, op.like(x, math.sqrt(2))))
+    return op.Mul(op.Mul(x, op.like(x, 0.5)), op.Add(gate, op.like(x, 1)))
 
 
 @gelu.samples

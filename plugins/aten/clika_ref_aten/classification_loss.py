@@ -1,0 +1,218 @@
+"""Losses that compare the scores of classes with the right class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE
+from clika_ref.core.operators import operator
+from clika_ref.core.types import TensorType
+from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.loss import MEAN, NONE, SUM, draw_reduction, reduced
+
+aten = torch.ops.aten
+
+
+def _without_classes(x):
+    """Return the shape of ``x[n, c, ...]`` or ``x[c]`` without the side of the classes."""
+    return x.shape[:1] + x.shape[2:] if x.rank > 1 else ()
+
+
+def _reduced_type(x, *_, reduction, **__):
+    return TensorType(x.dtype, _without_classes(x) if reduction == NONE else ())
+
+
+def _class_axis(op, x):
+    return 1 if op.rank(x) > 1 else 0
+
+
+class _Picker:
+    """Picks the entry of the right class from ``x[n, c, ...]``, and knows what counts."""
+
+    def __init__(self, op, x, target, ignore_index) -> None:
+        target = op.cast(target, torch.int64)
+        self.op, self.axis, self.rank = op, _class_axis(op, x), op.rank(x)
+        self.counts = op.Not(op.Equal(target, op.scalar(ignore_index, torch.int64)))
+        self.classes = op.Where(self.counts, target, op.scalar(0, torch.int64))
+        self.zero = op.like(x, 0)
+
+    def pick(self, scores):
+        """Return the score of the right class."""
+        op, axis = self.op, self.op.ints([self.axis])
+        index = op.Reshape(self.classes, op.ints([1])) if self.rank == 1 else op.Unsqueeze(self.classes, axis)
+        picked = op.GatherElements(scores, index, axis=self.axis)
+        return op.Reshape(picked, op.ints([])) if self.rank == 1 else op.Squeeze(picked, axis)
+
+    def keep(self, losses):
+        """Return losses with 0 where the target is to be ignored."""
+        return self.op.Where(self.counts, losses, self.zero)
+
+    def weights(self, weight):
+        """Return the weight of each target's class: 0 where it is to be ignored, 1 where no weights are given."""
+        op = self.op
+        if weight is None:
+            return op.cast(self.counts, op.dtype(self.zero))
+        return self.keep(op.Gather(op.cast(weight, op.dtype(self.zero)), self.classes, axis=0))
+
+
+def _weighted_mean(op, losses, weights):
+    return op.Div(op.ReduceSum(losses, keepdims=0), op.ReduceSum(weights, keepdims=0))
+
+
+def _draw_classes(draw, s, **scores):
+    """Draw scores ``x[n, c, ...]`` or ``x[c]``, the targets, the weights of the classes, and an index to ignore."""
+    classes = draw(s.integers(2, 5))
+    shape = list(draw(s.tensor(rank=(1, 4), side=(1, 4))).shape)
+    shape[1 if len(shape) > 1 else 0] = classes
+    x = draw(s.tensor(shape=shape, dtype=FLOATS, **scores))
+    target = draw(s.tensor(shape=_without_classes(x), dtype=torch.int64, low=0, high=classes - 1))
+    weight = draw(s.tensor(shape=(classes,), dtype=x.dtype, low=0.1)) if draw(s.booleans()) else None
+    return x, target, weight, draw(s.choice(-100, 0, 1))
+
+
+@operator(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default, error=COMPOSE)
+def nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: int = MEAN, ignore_index: int = -100
+) -> Tensor:
+    """``-weight[t] * x[n, t, ...]`` for each class ``t = target[n, ...]``, then the sum, or the mean by weight.
+
+    Targets equal to ``ignore_index`` count nothing.
+    """
+    return aten.nll_loss_nd.default(x, target, weight, reduction, ignore_index)
+
+
+@nll_loss.onnx
+def _(op, x, target, weight, *, reduction, ignore_index):
+    picker = _Picker(op, x, target, ignore_index)
+    return _likelihood(op, picker, x, weight, reduction=reduction)
+
+
+def _likelihood(op, picker, x, weight, *, reduction):
+    losses = op.Neg(picker.pick(x))
+    weights = picker.weights(weight)
+    losses = picker.keep(losses if weight is None else op.Mul(losses, weights))
+    return _weighted_mean(op, losses, weights) if reduction == MEAN else reduced(op, losses, reduction)
+
+
+nll_loss.types(_reduced_type)
+
+
+@nll_loss.samples
+def _(draw, s):
+    x, target, weight, ignore_index = _draw_classes(draw, s, low=-5, high=0)
+    return s.call(x, target, weight, reduction=draw_reduction(draw, s), ignore_index=ignore_index)
+
+
+@operator(aten.cross_entropy_loss.default, error=COMPOSE)
+def cross_entropy_loss(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`nll_loss` of the log-softmax of ``x`` over classes; float targets are the probabilities of all classes.
+
+    ``label_smoothing`` moves that part of the target to all classes alike.
+    """
+    return aten.cross_entropy_loss.default(x, target, weight, reduction, ignore_index, label_smoothing)
+
+
+@cross_entropy_loss.onnx
+def _(op, x, target, weight, *, reduction, ignore_index, label_smoothing):
+    axis = _class_axis(op, x)
+    logs = op.LogSoftmax(x, axis=axis)
+    share = op.Div(op.like(x, label_smoothing), op.scalar(op.shape(x)[axis], op.dtype(x)))
+    keep = op.like(x, 1 - label_smoothing)
+    weighted = logs if weight is None else op.Mul(logs, _along_classes(op, weight, op.rank(x)))
+    if op.dtype(target).is_floating_point:
+        if label_smoothing:
+            target = op.Add(op.Mul(target, keep), share)
+        losses = op.Neg(op.ReduceSum(op.Mul(weighted, target), op.ints([axis]), keepdims=0))
+        return reduced(op, losses, reduction)
+    picker = _Picker(op, x, target, ignore_index)
+    likelihood = _likelihood(op, picker, logs, weight, reduction=reduction)
+    if not label_smoothing:
+        return likelihood
+    smooth = picker.keep(op.Neg(op.ReduceSum(weighted, op.ints([axis]), keepdims=0)))
+    if reduction == MEAN:
+        smooth = _weighted_mean(op, smooth, picker.weights(weight))
+    elif reduction == SUM:
+        smooth = reduced(op, smooth, SUM)
+    return op.Add(op.Mul(likelihood, keep), op.Mul(smooth, share))
+
+
+cross_entropy_loss.types(_reduced_type)
+
+
+def _along_classes(op, weight, rank):
+    return weight if rank <= 2 else op.Reshape(weight, op.ints([-1] + [1] * (rank - 2)))
+
+
+@cross_entropy_loss.samples
+def _(draw, s):
+    x, target, weight, ignore_index = _draw_classes(draw, s, low=-5, high=5)
+    if draw(s.booleans()):
+        target = draw(s.tensor(shape=x.shape, dtype=x.dtype, low=0, high=1))
+        ignore_index = -100
+    return s.call(
+        x,
+        target,
+        weight,
+        reduction=draw_reduction(draw, s),
+        ignore_index=ignore_index,
+        label_smoothing=draw(s.choice(0.0, 0.1, 0.3)),
+    )
+
+
+@operator(aten.multi_margin_loss.default, error=COMPOSE)
+def multi_margin_loss(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    p: int = 1,
+    margin: float = 1.0,
+    reduction: int = MEAN,
+) -> Tensor:
+    """``sum over c != t of weight[t] * max(margin - x[n, t] + x[n, c], 0) ** p / classes``, then mean or sum."""
+    return aten.multi_margin_loss.default(x, target, p, margin, weight, reduction)
+
+
+@multi_margin_loss.onnx
+def _(op, x, target, weight, *, p, margin, reduction):
+    axis = _class_axis(op, x)
+    axes = op.ints([axis])
+    classes = op.scalar(op.shape(x)[axis], torch.int64)
+    index = op.Unsqueeze(target, axes) if op.rank(target) == axis else target
+    gap = op.Relu(op.Add(op.Sub(op.like(x, margin), op.GatherElements(x, index, axis=axis)), x))
+    losses = op.Mul(gap, gap) if p == 2 else gap
+    if weight is not None:
+        losses = op.Mul(losses, op.Gather(weight, index, axis=0))
+    every = op.Range(op.scalar(0, torch.int64), classes, op.scalar(1, torch.int64))
+    losses = op.Where(op.Equal(every, index), op.like(x, 0), losses)
+    means = op.Div(op.ReduceSum(losses, axes, keepdims=0), op.cast(classes, op.dtype(x)))
+    return reduced(op, means, reduction)
+
+
+multi_margin_loss.types(_reduced_type)
+
+
+@multi_margin_loss.samples
+def _(draw, s):
+    classes = draw(s.integers(2, 5))
+    shape = (draw(s.integers(1, 4)), classes) if draw(s.booleans()) else (classes,)
+    x = draw(s.tensor(shape=shape, dtype=FLOATS[::2]))
+    target = draw(s.tensor(shape=shape[:-1], dtype=torch.int64, low=0, high=classes - 1))
+    weight = draw(s.tensor(shape=(classes,), dtype=x.dtype, low=0.1)) if draw(s.booleans()) else None
+    return s.call(
+        x,
+        target,
+        weight,
+        p=draw(s.choice(1, 2)),
+        margin=draw(s.choice(1.0, 0.5)),
+        reduction=draw_reduction(draw, s),
+    )
