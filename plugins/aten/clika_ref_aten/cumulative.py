@@ -1,0 +1,192 @@
+"""Running results along a side: sums, products, extreme elements; and differences of neighbours.
+
+Where ONNX has no such operator, the results of spans of 1, 2, 4, ... elements are combined, which takes as many steps
+as the length has binary digits, and hence a length that is known.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE, DOT, EXACT
+from clika_ref.core.errors import TargetError
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.reduction import SUMMABLE
+
+aten = torch.ops.aten
+
+
+def _draw_side(*dtypes, low=-2.0, high=2.0):
+    """Return samples of a tensor and one of its sides."""
+
+    def sample(draw, s):
+        x = draw(s.tensor(dtype=dtypes, side=(1, 6), low=low, high=high))
+        return s.call(x, dim=draw(s.integers(-x.rank, x.rank - 1)) if x.rank else draw(s.choice(0, -1)))
+
+    return sample
+
+
+def _draw_typed_side(draw, s):
+    """Draw a tensor, one of its sides, and a dtype of the result."""
+    call = _draw_side(torch.float32, torch.int64, torch.uint8, torch.bool)(draw, s)
+    return s.call(*call.operands, **call.attrs, dtype=draw(s.choice(None, torch.float32, torch.int32)))
+
+
+def _span_steps(op, x, dim):
+    """Return the lengths 1, 2, 4, ... below the length of a side.
+
+    Raises:
+        TargetError: the length is dynamic.
+    """
+    length = op.shape(x)[dim]
+    if is_symbolic(length):
+        msg = f"a running result over the dynamic side {length} has no ONNX form; give the side a fixed length"
+        raise TargetError(msg)
+    return [2**i for i in range(max(length - 1, 0).bit_length())]
+
+
+def _moved(op, x, dim, step, first):
+    """Return a tensor moved by ``step`` elements towards the end of a side of its rank; ``first`` fills the start."""
+    rank = len(op.result.shape)
+    pads = [0] * (2 * rank)
+    pads[dim % rank], pads[dim % rank + rank] = step, -step
+    return op.Pad(x, op.ints(pads), op.like(x, first))
+
+
+@operator(aten.cumsum.default, quant=OWN_SCALE, error=DOT)
+def cumsum(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """``y[i] = x[0] + ... + x[i]`` along a side, computed in ``dtype``; integers and truth values give int64."""
+    return torch.cumsum(x, dim, dtype=dtype)
+
+
+@cumsum.onnx
+def _(op, x, *, dim, dtype):
+    dtype = op.result.dtype
+    summed = op.cast(x, dtype if dtype in SUMMABLE else torch.int64)
+    if op.rank(x):
+        summed = op.CumSum(summed, op.constant(dim, torch.int64))
+    return op.Identity(x) if summed is x else op.cast(summed, dtype)
+
+
+cumsum.samples(_draw_typed_side)
+
+
+@operator(aten.cumprod.default, error=COMPOSE)
+def cumprod(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """``y[i] = x[0] * ... * x[i]`` along a side, computed in ``dtype``; integers and truth values give int64."""
+    return torch.cumprod(x, dim, dtype=dtype)
+
+
+@cumprod.onnx
+def _(op, x, *, dim, dtype):
+    dtype = op.result.dtype
+    result = op.cast(x, dtype if dtype in SUMMABLE else torch.int64)
+    for step in _span_steps(op, x, dim) if op.rank(x) else ():
+        result = op.Mul(result, _moved(op, result, dim, step, 1))
+    return op.cast(result, dtype)
+
+
+cumprod.samples(_draw_typed_side)
+
+
+@operator(aten.logcumsumexp.default, error=COMPOSE)
+def logcumsumexp(x: Tensor, *, dim: int) -> Tensor:
+    """``log(exp(x[0]) + ... + exp(x[i]))`` along a side, without overflow."""
+    return torch.logcumsumexp(x, dim)
+
+
+@logcumsumexp.onnx
+def _(op, x, *, dim):
+    result = x
+    for step in _span_steps(op, x, dim) if op.rank(x) else ():
+        other = _moved(op, result, dim, step, -math.inf)
+        distance = op.Abs(op.Sub(result, other))
+        distance = op.Where(op.Equal(result, other), op.like(x, 0.0), distance)  # infinities have none
+        result = op.Add(op.Max(result, other), op.Log(op.Add(op.Exp(op.Neg(distance)), op.like(x, 1.0))))
+    return result
+
+
+logcumsumexp.samples(_draw_side(torch.float32, low=-50, high=50))
+
+
+@operator(aten.cummax.default, error=EXACT)
+def cummax(x: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
+    """Return the largest element up to each along a side, and its last position."""
+    return torch.cummax(x, dim)
+
+
+@operator(aten.cummin.default, error=EXACT)
+def cummin(x: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
+    """Return the smallest element up to each along a side, and its last position."""
+    return torch.cummin(x, dim)
+
+
+def _running(wins):
+    """Return the lowering of a running extreme element; ``wins`` compares a later one with the best before it."""
+
+    def lower(op, x, *, dim):
+        if op.rank(x) == 0:
+            return op.Identity(x), op.constant(0, torch.int64)
+        dtype, shape = op.dtype(x), op.shape(x)
+        kept = dtype.is_floating_point or dtype in (torch.int64, torch.int32)
+        values = x if kept else op.cast(x, torch.int32)
+        axis = dim % len(shape)
+        steps = _span_steps(op, x, dim)
+        count = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
+        positions = op.Expand(op.constant(count, torch.int64), op.ints(shape))
+        for step in steps:
+            # Position -1 marks what lies before the start; it never wins.
+            best, at = _moved(op, values, dim, step, 0), _moved(op, positions, dim, step, -1)
+            later = op.Or(op.node(wins, values, best), op.Less(at, op.like(at, 0)))
+            if dtype.is_floating_point:
+                later = op.Or(later, op.IsNaN(values))  # NaN beats all, a later one an earlier
+            values, positions = op.Where(later, values, best), op.Where(later, positions, at)
+        return op.cast(values, dtype), positions
+
+    return lower
+
+
+cummax.onnx(_running("GreaterOrEqual"))
+cummin.onnx(_running("LessOrEqual"))
+cummax.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool, low=0))
+cummin.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool, low=0))
+
+
+@operator(quant=OWN_SCALE, error=DOT)
+def diff(
+    x: Tensor, prepend: Tensor | None = None, append: Tensor | None = None, *, n: int = 1, dim: int = -1
+) -> Tensor:
+    """``y[i] = x[i + 1] - x[i]`` along a side, ``n`` times; ``prepend`` and ``append`` are joined to ``x`` first."""
+    return torch.diff(x, n, dim, prepend, append)
+
+
+@diff.from_torch(aten.diff.default)
+def _(x, n=1, dim=-1, prepend=None, append=None):
+    return diff.call(x, prepend, append, n=n, dim=dim)
+
+
+@diff.onnx
+def _(op, x, prepend, append, *, n, dim):
+    if n == 0:
+        return op.Identity(x)
+    parts = [part for part in (prepend, x, append) if part is not None]
+    result = op.Concat(*op.promote(*parts), axis=dim) if len(parts) > 1 else x
+    minus = "Xor" if op.result.dtype == torch.bool else "Sub"
+    for _ in range(n):
+        later = op.Slice(result, op.ints([1]), op.ints([torch.iinfo(torch.int64).max]), op.ints([dim]))
+        earlier = op.Slice(result, op.ints([0]), op.ints([-1]), op.ints([dim]))
+        result = op.node(minus, later, earlier)
+    return result
+
+
+@diff.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 3), side=(3, 6), dtype=(torch.float32, torch.int64, torch.bool)))
+    dim = draw(s.integers(-x.rank, x.rank - 1))
+    joined = [draw(s.tensor(shape=x.shape, dtype=x.dtype)) if draw(s.booleans()) else None for _ in range(2)]
+    return s.call(x, *joined, n=draw(s.integers(0, 2)), dim=dim)

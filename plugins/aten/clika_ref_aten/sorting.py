@@ -1,0 +1,348 @@
+"""Order: sorting, largest and smallest elements with their positions, search in sorted sequences."""
+
+from __future__ import annotations
+
+import math
+from numbers import Number
+
+import torch
+from torch import Tensor
+from torch.utils._sympy.functions import FloorDiv
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.types import TensorType
+from clika_ref_aten.indexing import as_vector
+from clika_ref_aten.reduction import comparable
+
+aten = torch.ops.aten
+
+SORTABLE = (torch.float32, torch.int64, torch.int32, torch.uint8)
+"""The dtypes of samples. Those without ties have 125 elements at most, which uint8 can tell apart."""
+
+
+def _top(op, x, k, dim, *, largest, ordered=True):
+    """Return the ``k`` first elements of an order and their positions; those that are equal keep theirs."""
+    vector = as_vector(op, x)
+    sortable = op.cast(vector, torch.uint8) if op.dtype(x) == torch.bool else vector
+    values, positions = op.TopK(sortable, op.ints([k]), axis=dim, largest=largest, sorted=ordered, outputs=2)
+    return op.cast(values, op.dtype(x)), op.declare(positions, torch.int64)
+
+
+def _length(op, x, dim):
+    return op.shape(x)[dim] if op.rank(x) else 1
+
+
+def _shaped(op, x, results):
+    """Give the results of a 0-d tensor its shape."""
+    return results if op.rank(x) else tuple(op.reshape(r, ()) for r in results)
+
+
+@operator(aten.topk.default, error=EXACT)
+def topk(x: Tensor, *, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """Return the ``k`` largest (or smallest) elements along a side and their positions, in order if ``sorted``."""
+    return torch.topk(x, k, dim, largest, sorted)
+
+
+@topk.onnx
+def _(op, x, *, k, dim, largest, sorted):
+    return _shaped(op, x, _top(op, x, k, dim, largest=largest, ordered=sorted))
+
+
+@topk.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=SORTABLE, low=0, high=255, unique=True, rank=(0, 3)))
+    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else -1
+    k = draw(s.integers(1, x.shape[dim])) if x.rank else 1
+    return s.call(x, k=k, dim=dim, largest=draw(s.booleans()), sorted=k > 1 or draw(s.booleans()))
+
+
+def _order(op, x, dim, *, descending):
+    return _top(op, x, _length(op, x, dim), dim, largest=descending)
+
+
+@operator(error=EXACT)
+def sort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the elements in order along a side, and their positions; equal ones keep theirs."""
+    return torch.sort(x, dim=dim, descending=descending, stable=stable)
+
+
+@sort.onnx
+def _(op, x, *, dim, descending, stable):
+    return _shaped(op, x, _order(op, x, dim, descending=descending))
+
+
+@sort.from_torch(aten.sort.default)
+def _(x, dim=-1, descending=False):
+    return sort.call(x, dim=dim, descending=descending)
+
+
+@sort.from_torch(aten.sort.stable)
+def _(x, *, stable=None, dim=-1, descending=False):
+    return sort.call(x, dim=dim, descending=descending, stable=bool(stable))
+
+
+def _draw_order(draw, s):
+    stable = draw(s.booleans())
+    x = draw(s.tensor(rank=(0, 3), dtype=SORTABLE, low=0, high=4 if stable else 255, unique=not stable))
+    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else draw(s.choice(0, -1))
+    return s.call(x, dim=dim, descending=draw(s.booleans()), stable=stable)
+
+
+sort.samples(_draw_order)
+
+
+@operator(error=EXACT)
+def argsort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
+    """Return the positions of the elements in order along a side; equal ones keep their order."""
+    return torch.argsort(x, dim=dim, descending=descending, stable=stable)
+
+
+@argsort.onnx
+def _(op, x, *, dim, descending, stable):
+    return _shaped(op, x, _order(op, x, dim, descending=descending))[1]
+
+
+@argsort.from_torch(aten.argsort.default)
+def _(x, dim=-1, descending=False):
+    return argsort.call(x, dim=dim, descending=descending)
+
+
+@argsort.from_torch(aten.argsort.stable)
+def _(x, *, stable, dim=-1, descending=False):
+    return argsort.call(x, dim=dim, descending=descending, stable=bool(stable))
+
+
+argsort.samples(_draw_order)
+
+
+@operator(aten.msort.default, quant=SAME_SCALE, error=EXACT)
+def msort(x: Tensor) -> Tensor:
+    """Return the elements in order along the first side."""
+    return torch.msort(x)
+
+
+@msort.onnx
+def _(op, x):
+    return _shaped(op, x, _order(op, x, 0, descending=False))[0]
+
+
+@msort.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(dtype=SORTABLE, low=0)))
+
+
+# One element of the order, or the first of it
+
+
+def _at_rank(op, x, k, dim, *, keepdim):
+    """Return the ``k``-th smallest element (from 1) along a side, and its position."""
+    found = _top(op, x, k, dim, largest=False)
+    if not op.rank(x):
+        return _shaped(op, x, found)
+    last = op.constant([-1] if keepdim else -1, torch.int64)
+    return tuple(op.Gather(part, last, axis=dim) for part in found)
+
+
+@operator(aten.kthvalue.default, error=EXACT)
+def kthvalue(x: Tensor, *, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the ``k``-th smallest element (from 1) along a side, and its position."""
+    return torch.kthvalue(x, k, dim, keepdim)
+
+
+@kthvalue.onnx
+def _(op, x, *, k, dim, keepdim):
+    return _at_rank(op, x, k, dim, keepdim=keepdim)
+
+
+@kthvalue.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=0, high=255, unique=True, rank=(0, 3)))
+    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else -1
+    k = draw(s.integers(1, x.shape[dim])) if x.rank else 1
+    return s.call(x, k=k, dim=dim, keepdim=draw(s.booleans()))
+
+
+@operator(aten.median.dim, error=EXACT)
+def median(x: Tensor, *, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the lower median along a side and its position."""
+    return torch.median(x, dim, keepdim)
+
+
+@median.onnx
+def _(op, x, *, dim, keepdim):
+    return _at_rank(op, x, FloorDiv(_length(op, x, dim) + 1, 2), dim, keepdim=keepdim)
+
+
+def _draw_side(*dtypes, unique=False):
+    """Return samples of a tensor and one of its sides."""
+
+    def sample(draw, s):
+        x = draw(s.tensor(rank=(0, 3), dtype=dtypes, low=0, high=255 if unique else 9, unique=unique))
+        dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else draw(s.choice(0, -1))
+        return s.call(x, dim=dim, keepdim=draw(s.booleans()))
+
+    return sample
+
+
+median.samples(_draw_side(torch.float32, torch.int64, unique=True))
+
+
+@operator(aten.median.default, quant=SAME_SCALE, error=EXACT)
+def flat_median(x: Tensor) -> Tensor:
+    """Return the lower median of all elements."""
+    return torch.median(x)
+
+
+@flat_median.onnx
+def _(op, x):
+    count = math.prod(op.shape(x))
+    smallest, _ = op.TopK(op.Reshape(x, op.ints([-1])), op.ints([FloorDiv(count + 1, 2)]), largest=False, outputs=2)
+    return op.Gather(smallest, op.constant(-1, torch.int64), axis=0)
+
+
+@flat_median.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(dtype=(torch.float32, torch.int64))))
+
+
+def _argument(op_type):
+    """Return the lowering of a position of the largest or smallest element, the first where several are equal."""
+
+    def lower(op, x, *, dim, keepdim):
+        if op.rank(x) == 0:
+            return op.constant(0, torch.int64)
+        if dim is None:
+            first = _first(op, op_type, op.Reshape(x, op.ints([-1])), 0, keepdim=keepdim)
+            return op.Reshape(first, op.ints([1] * op.rank(x))) if keepdim and op.rank(x) > 1 else first
+        return _first(op, op_type, x, dim, keepdim=keepdim)
+
+    return lower
+
+
+def _first(op, op_type, x, dim, *, keepdim):
+    """Return the position; ONNX Runtime compares int64 in TopK only."""
+    if op.dtype(x) != torch.int64:
+        return op.node(op_type, comparable(op, x), axis=dim, keepdims=keepdim)
+    _, position = op.TopK(x, op.ints([1]), axis=dim, largest=op_type == "ArgMax", outputs=2)
+    position = op.declare(position, torch.int64)
+    return position if keepdim else op.Squeeze(position, op.ints([dim]))
+
+
+@operator(aten.argmax.default, error=EXACT)
+def argmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Return the first position of the largest element along a side; in the flattened tensor where ``dim`` is None."""
+    return torch.argmax(x, dim, keepdim)
+
+
+@operator(aten.argmin.default, error=EXACT)
+def argmin(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Return the first position of the smallest element along a side; in the flattened tensor where ``dim`` is None."""
+    return torch.argmin(x, dim, keepdim)
+
+
+def _draw_argument(draw, s):
+    plain = _draw_side(torch.float32, torch.int32, torch.uint8, torch.int64, torch.int16)(draw, s)
+    return s.call(*plain.operands, **{**plain.attrs, "dim": draw(s.choice(plain.attrs["dim"], None))})
+
+
+argmax.onnx(_argument("ArgMax"))
+argmin.onnx(_argument("ArgMin"))
+argmax.samples(_draw_argument)
+argmin.samples(_draw_argument)
+
+
+@operator(aten.max.dim, error=EXACT)
+def max_(x: Tensor, *, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the largest element along a side and its position, the first of equal ones."""
+    return torch.max(x, dim, keepdim)
+
+
+@operator(aten.min.dim, error=EXACT)
+def min_(x: Tensor, *, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the smallest element along a side and its position, the first of equal ones."""
+    return torch.min(x, dim, keepdim)
+
+
+def _extreme_and_position(op_type):
+    """Return the lowering: find the position, read the element there."""
+
+    def lower(op, x, *, dim, keepdim):
+        if op.rank(x) == 0:
+            return op.Identity(x), op.constant(0, torch.int64)
+        position = _first(op, op_type, x, dim, keepdim=True)
+        found = op.GatherElements(x, position, axis=dim), position
+        return found if keepdim else tuple(op.Squeeze(part, op.ints([dim])) for part in found)
+
+    return lower
+
+
+max_.onnx(_extreme_and_position("ArgMax"))
+min_.onnx(_extreme_and_position("ArgMin"))
+max_.samples(_draw_side(torch.float32, torch.int64, torch.int32, torch.bool))
+min_.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool))
+
+
+# Search
+
+
+@operator(error=EXACT)
+def searchsorted(
+    sorted_sequence: Tensor,
+    x: Tensor | Number,
+    sorter: Tensor | None = None,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+) -> Tensor:
+    """Count the elements of ``sorted_sequence[..., n]`` below ``x[..., m]`` (``right``: or equal to it)."""
+    return torch.searchsorted(sorted_sequence, x, out_int32=out_int32, right=right, sorter=sorter)
+
+
+@searchsorted.types
+def _(sorted_sequence, x, sorter, *, out_int32, right):
+    dtype = torch.int32 if out_int32 else torch.int64
+    return TensorType(dtype, x.shape if isinstance(x, TensorType) else ())
+
+
+@searchsorted.from_torch(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def _(sorted_sequence, x, *, out_int32=False, right=False, side=None, sorter=None):
+    right = right or side == "right"
+    return searchsorted.call(sorted_sequence, x, sorter, out_int32=out_int32, right=right)
+
+
+@searchsorted.from_torch(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def _(x, boundaries, *, out_int32=False, right=False):
+    return searchsorted.call(boundaries, x, None, out_int32=out_int32, right=right)
+
+
+@searchsorted.onnx
+def _(op, sorted_sequence, x, sorter, *, out_int32, right):
+    if sorter is not None:
+        sorted_sequence = op.GatherElements(sorted_sequence, sorter, axis=-1)
+    rank = op.rank(sorted_sequence) if sorter is None else op.rank(sorter)
+    dtype = op.dtype(sorted_sequence)
+    if isinstance(x, float) and not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    sequence, values = op.promote(sorted_sequence, x, to=dtype)
+    if rank > 1:
+        sequence = op.Unsqueeze(sequence, op.ints([-2]))
+    values = op.Unsqueeze(values, op.ints([-1]))
+    beyond = op.Greater(sequence, values) if right else op.GreaterOrEqual(sequence, values)
+    passed = op.cast(op.Not(beyond), op.result.dtype)  # of what is not beyond: NaN belongs at the end
+    return op.ReduceSum(passed, op.ints([-1]), keepdims=False)
+
+
+@searchsorted.samples
+def _(draw, s):
+    dtype = draw(s.choice(torch.float32, torch.int64))
+    shape = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 2))))
+    sequence = draw(s.tensor(shape=(*shape, draw(s.integers(1, 5))), dtype=dtype, low=0, high=0))
+    if not shape:
+        sequence = draw(s.tensor(shape=(1,), dtype=dtype, low=-2, high=2))
+        x = draw(s.choice(1, draw(s.tensor(dtype=dtype))))
+    else:
+        x = draw(s.tensor(shape=(*shape, draw(s.integers(1, 4))), dtype=dtype))
+    sorter = draw(s.tensor(shape=sequence.shape, dtype=torch.int64, low=0, high=0)) if draw(s.booleans()) else None
+    return s.call(sequence, x, sorter, out_int32=draw(s.booleans()), right=draw(s.booleans()))
