@@ -1,0 +1,247 @@
+"""Distances and similarities of vectors, and the losses made of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE
+from clika_ref.core.errors import TargetError
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.loss import MEAN, draw_reduction, is_number, reduced
+
+aten = torch.ops.aten
+
+ORDERS = (2.0, 1.0, 0.0, 3.0, math.inf)
+EUCLIDEAN = 2.0
+MATRIX_PRODUCT = 1
+"""What ATen's ``compute_mode`` calls the form by a matrix product: fast, and imprecise for close points."""
+
+
+def length(op, x, p, axes, *, keepdims=False):
+    """Return ``sum(|x| ** p) ** (1 / p)`` along axes (None: all): the norms of ATen, with its limits at 0 and inf."""
+    axes, options = None if axes is None else op.ints(axes), {"keepdims": int(keepdims)}
+    if p == EUCLIDEAN:
+        return op.ReduceL2(x, axes, **options)
+    if p == 1:
+        return op.ReduceL1(x, axes, **options)
+    if p == 0:
+        return op.ReduceSum(op.cast(op.Not(is_number(op, x, 0)), op.dtype(x)), axes, **options)
+    if math.isinf(p):
+        extreme = op.ReduceMax if p > 0 else op.ReduceMin
+        return extreme(op.Abs(x), axes, **options)
+    total = op.ReduceSum(op.Pow(op.Abs(x), op.like(x, p)), axes, **options)
+    return op.Pow(total, op.like(x, 1 / p))
+
+
+def separation(op, x1, x2, *, p, eps, keepdim=False):
+    """Return ``length(x1 - x2 + eps)`` of the last sides, as `pairwise_distance` defines it."""
+    difference = op.Add(op.Sub(x1, x2), op.like(x1, eps))
+    return length(op, difference, p, [-1], keepdims=keepdim)
+
+
+def _two(draw, s, *, rank=(1, 4), dtype=FLOATS):
+    """Draw two tensors that broadcast; the second may lack the first side."""
+    x1 = draw(s.tensor(rank=rank, dtype=dtype))
+    shorter = x1.rank > 1 and draw(s.booleans())
+    return x1, draw(s.tensor(shape=x1.shape[1:] if shorter else x1.shape, dtype=x1.dtype))
+
+
+@operator(aten.cosine_similarity.default, error=COMPOSE)
+def cosine_similarity(x1: Tensor, x2: Tensor, *, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """``sum(x1 / max(|x1|, eps) * x2 / max(|x2|, eps))`` along ``dim`` of the broadcast shape."""
+    return torch.cosine_similarity(x1, x2, dim, eps)
+
+
+@cosine_similarity.onnx
+def _(op, x1, x2, *, dim, eps):
+    shapes = op.shape(x1), op.shape(x2)
+    x1, x2 = op.promote(x1, x2)
+    if shapes[0] != shapes[1]:  # before the norms: a side of 1 along dim counts as often as it is repeated
+        x1, x2 = op.Expand(x1, op.Shape(x2)), op.Expand(x2, op.Shape(x1))
+    units = [op.Div(x, op.Max(length(op, x, EUCLIDEAN, [dim], keepdims=True), op.like(x, eps))) for x in (x1, x2)]
+    return op.ReduceSum(op.Mul(*units), op.ints([dim]), keepdims=0)
+
+
+@cosine_similarity.samples
+def _(draw, s):
+    x1, x2 = _two(draw, s, dtype=FLOATS[::2])
+    return s.call(x1, x2, dim=draw(s.integers(-x1.rank, x1.rank - 1)), eps=draw(s.choice(1e-8, 0.5)))
+
+
+@operator(aten.pairwise_distance.default, error=COMPOSE)
+def pairwise_distance(x1: Tensor, x2: Tensor, *, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    """``sum(|x1 - x2 + eps| ** p) ** (1 / p)`` along the last side."""
+    return torch.pairwise_distance(x1, x2, p, eps, keepdim)
+
+
+@pairwise_distance.onnx
+def _(op, x1, x2, *, p, eps, keepdim):
+    return separation(op, *op.promote(x1, x2), p=p, eps=eps, keepdim=keepdim)
+
+
+@pairwise_distance.samples
+def _(draw, s):
+    x1, x2 = _two(draw, s, dtype=FLOATS[::2])
+    return s.call(x1, x2, p=draw(s.choice(*ORDERS)), eps=draw(s.choice(1e-6, 0.1)), keepdim=draw(s.booleans()))
+
+
+@operator(aten.dist.default, error=COMPOSE)
+def dist(x: Tensor, other: Tensor, *, p: float = 2) -> Tensor:
+    """``sum(|x - other| ** p) ** (1 / p)`` over all elements."""
+    return torch.dist(x, other, p)
+
+
+@dist.onnx
+def _(op, x, other, *, p):
+    return length(op, op.Sub(*op.promote(x, other)), p, None)
+
+
+@dist.samples
+def _(draw, s):
+    return s.call(*_two(draw, s, rank=(0, 4), dtype=FLOATS[::2]), p=draw(s.choice(*ORDERS)))
+
+
+@operator(aten.cdist.default, error=COMPOSE)
+def cdist(x1: Tensor, x2: Tensor, *, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
+    """``sum over m of (|x1[..., i, m] - x2[..., j, m]| ** p) ** (1 / p)`` in ``[..., i, j]``.
+
+    ``compute_mode`` lets eager use a matrix product for ``p = 2``: None where a side passes 25, 1 always, 2 never.
+    """
+    return aten.cdist.default(x1, x2, p, compute_mode)
+
+
+cdist.from_torch(aten._cdist_forward.default)(lambda *operands: cdist.call(*operands[:2], p=operands[2]))  # noqa: SLF001
+
+
+@cdist.onnx
+def _(op, x1, x2, *, p, compute_mode):
+    sides = op.shape(x1)[-2], op.shape(x2)[-2]
+    large = not is_symbolic(sides) and max(sides) > 25  # Source: ATen's Distance.cpp, `cdist_impl`
+    if p == EUCLIDEAN and (compute_mode == MATRIX_PRODUCT or (compute_mode is None and large)):
+        return _by_product(op, x1, x2)
+    return length(op, op.Sub(op.Unsqueeze(x1, op.ints([-2])), op.Unsqueeze(x2, op.ints([-3]))), p, [-1])
+
+
+def _by_product(op, x1, x2):
+    """Return ``sqrt(|a|^2 - 2 a b + |b|^2)`` for all pairs of rows."""
+    squares = [op.ReduceSumSquare(x, op.ints([-1]), keepdims=1) for x in (x1, x2)]
+    rank = op.rank(x2)
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    product = op.MatMul(op.Mul(x1, op.like(x1, -2)), op.Transpose(x2, perm=swap))
+    total = op.Add(op.Add(product, squares[0]), op.Transpose(squares[1], perm=swap))
+    return op.Sqrt(op.Max(total, op.like(x1, 0)))
+
+
+@cdist.samples
+def _(draw, s):
+    dtype, m = draw(s.choice(torch.float32, torch.float64)), draw(s.integers(1, 4))
+    batch = draw(s.choice((), (2,), (2, 3)))
+    x1 = draw(s.tensor(shape=(*batch, draw(s.choice(1, 3, 30)), m), dtype=dtype))
+    x2 = draw(s.tensor(shape=(*batch[1:], draw(s.integers(1, 5)), m), dtype=dtype))
+    return s.call(x1, x2, p=draw(s.choice(*ORDERS)), compute_mode=draw(s.choice(None, 1, 2)))
+
+
+@operator(aten.pdist.default, error=COMPOSE)
+def pdist(x: Tensor, *, p: float = 2.0) -> Tensor:
+    """``sum over m of (|x[i, m] - x[j, m]| ** p) ** (1 / p)`` for all ``i < j`` of ``x[n, m]``, row by row."""
+    return torch.pdist(x, p)
+
+
+@pdist.onnx
+def _(op, x, *, p):
+    rows = op.shape(x)[0]
+    if is_symbolic(rows):
+        msg = f"pdist of a number of rows known only at run time ({rows}) has no ONNX form; use torch.cdist(x, x)"
+        raise TargetError(msg)
+    first, second = torch.triu_indices(rows, rows, 1)
+    pairs = [op.Gather(x, op.constant(index, torch.int64), axis=0) for index in (first, second)]
+    return length(op, op.Sub(*pairs), p, [-1])
+
+
+@pdist.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(rank=2, side=(2, 5), dtype=FLOATS[::2])), p=draw(s.choice(*ORDERS)))
+
+
+@operator(aten.triplet_margin_loss.default, error=COMPOSE)
+def triplet_margin_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    *,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: int = MEAN,
+) -> Tensor:
+    """``max(margin + d(anchor, positive) - d(anchor, negative), 0)``, ``d`` being `pairwise_distance`, mean or sum.
+
+    ``swap`` takes ``d(positive, negative)`` where it is the smaller one.
+    """
+    return aten.triplet_margin_loss.default(anchor, positive, negative, margin, p, eps, swap, reduction)
+
+
+@triplet_margin_loss.onnx
+def _(op, anchor, positive, negative, *, margin, p, eps, swap, reduction):
+    anchor, positive, negative = op.promote(anchor, positive, negative)
+    near = separation(op, anchor, positive, p=p, eps=eps)
+    far = separation(op, anchor, negative, p=p, eps=eps)
+    if swap:
+        far = op.Min(far, separation(op, positive, negative, p=p, eps=eps))
+    return reduced(op, op.Relu(op.Sub(op.Add(near, op.like(near, margin)), far)), reduction)
+
+
+@triplet_margin_loss.samples
+def _(draw, s):
+    anchor, positive = (draw(s.tensor(shape=(3, 4), dtype=torch.float32)) for _ in range(2))
+    return s.call(
+        anchor,
+        positive,
+        draw(s.tensor(shape=(3, 4))),
+        margin=draw(s.choice(1.0, 0.3)),
+        p=draw(s.choice(*ORDERS)),
+        eps=draw(s.choice(1e-6, 0.1)),
+        swap=draw(s.booleans()),
+        reduction=draw_reduction(draw, s),
+    )
+
+
+@operator(aten.cosine_embedding_loss.default, error=COMPOSE)
+def cosine_embedding_loss(
+    x1: Tensor, x2: Tensor, target: Tensor, *, margin: float = 0.0, reduction: int = MEAN
+) -> Tensor:
+    """``1 - cos(x1, x2)`` where ``target`` is 1, ``max(cos(x1, x2) - margin, 0)`` where -1, then the mean or sum."""
+    return aten.cosine_embedding_loss.default(x1, x2, target, margin, reduction)
+
+
+@cosine_embedding_loss.onnx
+def _(op, x1, x2, target, *, margin, reduction):
+    axes = op.ints([op.rank(target)])
+    x1, x2 = op.promote(x1, x2)
+    product = op.ReduceSum(op.Mul(x1, x2), axes, keepdims=0)
+    tiny = op.like(x1, 1e-12)  # Source: ATen's Loss.cpp, `EPSILON`
+    squares = [op.Add(op.ReduceSumSquare(x, axes, keepdims=0), tiny) for x in (x1, x2)]
+    cosine = op.Div(product, op.Sqrt(op.Mul(*squares)))
+    zero = op.like(x1, 0)
+    alike = op.Where(is_number(op, target, 1), op.Sub(op.like(x1, 1), cosine), zero)
+    apart = op.Relu(op.Sub(cosine, op.like(x1, margin)))
+    return reduced(op, op.Add(alike, op.Where(is_number(op, target, -1), apart, zero)), reduction)
+
+
+@cosine_embedding_loss.samples
+def _(draw, s):
+    shape = draw(s.choice((3, 4), (4,)))
+    dtype = draw(s.choice(torch.float32, torch.float64))
+    return s.call(
+        draw(s.tensor(shape=shape, dtype=dtype)),
+        draw(s.tensor(shape=shape, dtype=dtype)),
+        draw(s.tensor(shape=shape[:-1], dtype=torch.int64, low=-1, high=1)),
+        margin=draw(s.choice(0.0, 0.3)),
+        reduction=draw_reduction(draw, s),
+    )
