@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Number
 
 import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE, EXACT, ulp
-from clika_ref.core.operators import operator
+from clika_ref.core.inference import infer
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import (
     ANY,
     FLOATS,
@@ -48,7 +51,7 @@ def _(draw, s):
     return s.call(x, y, alpha=_alpha(draw, s, x, y))
 
 
-@operator(aten.sub.Tensor, aten.sub.Scalar, quant=OWN_SCALE, error=SUM)
+@operator(aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor, aten.subtract.Scalar, quant=OWN_SCALE, error=SUM)
 def sub(x: Tensor | Number, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
     """``x - alpha * y``, elementwise."""
     return torch.sub(x, y, alpha=alpha) if isinstance(x, Tensor) else torch.rsub(y, x, alpha=alpha)
@@ -84,7 +87,7 @@ def _alpha(draw, s, x, y):
     return draw(s.choice(1, 1, 0.5, -2.0) if floats else s.choice(1, 2, 3))
 
 
-@operator(aten.mul.Tensor, aten.mul.Scalar, quant=OWN_SCALE, error=ulp(8))
+@operator(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, aten.multiply.Scalar, quant=OWN_SCALE, error=ulp(8))
 def mul(x: Tensor, y: Tensor | Number) -> Tensor:
     """``x * y``, elementwise; of bools, whether both hold."""
     return torch.mul(x, y)
@@ -99,6 +102,10 @@ mul.samples(two(dtype=ANY))
     aten.div.Scalar,
     aten.div.Tensor_mode,
     aten.div.Scalar_mode,
+    aten.divide.Tensor,
+    aten.divide.Scalar,
+    aten.divide.Tensor_mode,
+    aten.divide.Scalar_mode,
     aten.true_divide.Tensor,
     aten.true_divide.Scalar,
     quant=OWN_SCALE,
@@ -205,7 +212,7 @@ def _(draw, s):
     return s.call(x, _divisor(draw, s, x))
 
 
-@operator(aten.neg.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.neg.default, aten.negative.default, quant=OWN_SCALE, error=EXACT)
 def neg(x: Tensor) -> Tensor:
     """``-x``, elementwise."""
     return torch.neg(x)
@@ -215,7 +222,7 @@ neg.onnx(unary("Neg", via={torch.uint8: torch.int32}))
 neg.samples(one(dtype=NUMBERS))
 
 
-@operator(aten.abs.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.abs.default, aten.absolute.default, quant=OWN_SCALE, error=EXACT)
 def abs_(x: Tensor) -> Tensor:
     """``|x|``, elementwise."""
     return torch.abs(x)
@@ -259,6 +266,24 @@ def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) ->
     return torch.addcmul(x, tensor1, tensor2, value=value)
 
 
+def _of_three(declared: Operator) -> Callable[..., TensorType]:
+    """Return the type rule of three operands that broadcast: torch itself cannot broadcast three unknown sides."""
+
+    def rule(x, y, z, **attrs):
+        (pair,) = infer(mul, (x, y), {})
+        (shaped,) = infer(mul, (pair, z), {})
+        small = [
+            torch.empty((1,) * o.rank, dtype=o.dtype, device="meta") if isinstance(o, TensorType) else o
+            for o in (x, y, z)
+        ]
+        return TensorType(declared.reference(*small, **attrs).dtype, shaped.shape)
+
+    return rule
+
+
+addcmul.types(_of_three(addcmul))
+
+
 @addcmul.onnx
 def _(op, x, tensor1, tensor2, *, value):
     x, first, second = op.promote(x, tensor1, tensor2)
@@ -280,6 +305,9 @@ def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) ->
     return torch.addcdiv(x, tensor1, tensor2, value=value)
 
 
+addcdiv.types(_of_three(addcdiv))
+
+
 @addcdiv.onnx
 def _(op, x, tensor1, tensor2, *, value):
     x, first, second = op.promote(x, tensor1, tensor2)
@@ -299,6 +327,9 @@ def _(draw, s):
 def lerp(x: Tensor, end: Tensor, weight: Tensor | Number) -> Tensor:
     """``x + weight * (end - x)``, elementwise; exactly ``end`` where the weight is 1."""
     return torch.lerp(x, end, weight)
+
+
+lerp.types(_of_three(lerp))
 
 
 @lerp.onnx

@@ -77,7 +77,7 @@ def log2(x: Tensor) -> Tensor:
 
 @log2.onnx
 def _(op, x):
-    return _logarithm(op, x, math.log(2))
+    return _logarithm(op, x, 2)
 
 
 log2.samples(one(dtype=ANY, low=0.1, high=9))
@@ -91,15 +91,18 @@ def log10(x: Tensor) -> Tensor:
 
 @log10.onnx
 def _(op, x):
-    return _logarithm(op, x, math.log(10))
+    return _logarithm(op, x, 10)
 
 
 log10.samples(one(dtype=ANY, low=0.1, high=9))
 
 
-def _logarithm(op, x, of_base: float):
-    natural = op.Log(*op.promote(x))
-    return op.Div(natural, op.like(natural, of_base))
+def _logarithm(op, x, base: float):
+    """Divide logarithms, but give the powers of the base exactly: a floor may follow."""
+    (x,) = op.promote(x)
+    quotient = op.Div(op.Log(x), op.like(x, math.log(base)))
+    whole = op.Round(quotient)
+    return op.Where(op.Equal(op.Pow(op.like(x, base), whole), x), whole, quotient)
 
 
 @operator(aten.log1p.default, aten.special_log1p.default, error=ulp(8))
@@ -178,7 +181,15 @@ def _(draw, s):
     return s.call(x, eps=draw(s.choice(None, 0.3, 0.0)))
 
 
-@operator(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, error=ulp(8, "x"))
+@operator(
+    aten.xlogy.Tensor,
+    aten.xlogy.Scalar_Self,
+    aten.xlogy.Scalar_Other,
+    aten.special_xlogy.default,
+    aten.special_xlogy.self_scalar,
+    aten.special_xlogy.other_scalar,
+    error=ulp(8, "x"),
+)
 def xlogy(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x * log(y)``, elementwise; 0 where ``x`` is 0, unless ``y`` is NaN."""
     return torch.xlogy(x, y)

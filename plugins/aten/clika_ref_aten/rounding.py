@@ -68,7 +68,7 @@ def _(op, x):
 frac.samples(one(dtype=FLOATS))
 
 
-@operator(aten.round.default, aten.round.decimals, error=ulp(8))
+@operator(aten.round.default, aten.round.decimals, aten.special_round.default, error=ulp(8))
 def round_(x: Tensor, *, decimals: int = 0) -> Tensor:
     """``x`` rounded to a number of decimals, elementwise; halves go to the even neighbour."""
     return torch.round(x, decimals=decimals)
