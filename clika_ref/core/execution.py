@@ -138,7 +138,7 @@ class _FxWriter:
         if node.op.takes_device and attrs["device"] is None:
             attrs["device"] = self._device()
         call = self.fx.call_function(node.op, operands, attrs)
-        if len(node.outputs) == 1 and not _returns_tuple(node):
+        if not node.op.returns_tuple:
             self.nodes[node.output] = call
         else:
             for value in node.outputs:
@@ -171,6 +171,3 @@ class _FxWriter:
 def _getitem(results: Sequence[torch.Tensor], index: int) -> torch.Tensor:
     return results[index]
 
-
-def _returns_tuple(node: Node) -> bool:
-    return "tuple" in str(node.op.reference.__annotations__.get("return", "")).lower()

@@ -64,7 +64,7 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
         for symbol in sorted(_symbols(item), key=lambda s: s.name):
             if symbol.name not in sizes:
                 sizes[symbol.name] = env.create_unbacked_symint()
-                torch._check_is_size(sizes[symbol.name])
+                torch._check(sizes[symbol.name] >= 0)
     own = {size.node.expr: named(name) for name, size in sizes.items()}
     assumed = sum(map(len, env.deferred_runtime_asserts.values()))
     with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):

@@ -106,7 +106,8 @@ class Graph:
 
     ``constants`` maps qualified names to parameters, buffers and other constants; ``state`` maps the names of those
     constants (or inputs) that a call overwrites to their new values; ``symbols`` are the dynamic sides and ``guards``
-    the relations between them outside which the graph does not hold. ``revision`` rises with every change.
+    the relations between them outside which the graph does not hold; ``aliases`` gives tied weights their further names.
+    ``revision`` rises with every change.
     """
 
     def __init__(self, name: str = "graph") -> None:
@@ -117,6 +118,7 @@ class Graph:
         self.state: dict[str, Value] = {}
         self.symbols: dict[str, Symbol] = {}
         self.guards: list[Guard] = []
+        self.aliases: dict[str, str] = {}
         self.revision = 0
         self._names: dict[str, int] = {}
         self._first: Node | None = None
@@ -273,7 +275,7 @@ class Graph:
     def clone(self) -> Graph:
         """Return an independent graph that shares the tensors of its constants."""
         copy = Graph(self.name)
-        copy.symbols, copy.guards = dict(self.symbols), list(self.guards)
+        copy.symbols, copy.guards, copy.aliases = dict(self.symbols), list(self.guards), dict(self.aliases)
         mapping: dict[Value, Value] = {}
         for value in self.inputs:
             mapping[value] = copy.add_input(value.type, value.name)

@@ -81,6 +81,11 @@ class Operator:
         return self.__qualname__
 
     @property
+    def returns_tuple(self) -> bool:
+        """Whether the reference returns several tensors, or a list whose length its attributes decide."""
+        return "tuple" in str(self.reference.__annotations__.get("return", ""))
+
+    @property
     def takes_device(self) -> bool:
         """Whether the operator makes a tensor from nothing, on a device that its caller chooses."""
         return "device" in self.attributes

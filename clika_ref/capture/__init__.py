@@ -1,0 +1,1 @@
+"""Capture: a module or callable and its tracing inputs to a graph."""

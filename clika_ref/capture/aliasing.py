@@ -1,0 +1,112 @@
+"""In-place writes made functional: which traced tensors share memory, and what a write to one does to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Value
+from clika_ref.core.operators import Operator
+
+
+@dataclass(eq=False)
+class Memory:
+    """One piece of memory that is written somewhere in the model; ``version`` counts the writes so far."""
+
+    version: int = 0
+
+
+@dataclass(eq=False)
+class Traced:
+    """A traced tensor: its value as of ``version`` of its memory, and the view that made it from ``parent``."""
+
+    value: Value
+    memory: Memory | None = None
+    version: int = 0
+    parent: Traced | None = None
+    view: tuple[Operator, tuple[Any, ...], dict[str, Any], int] | None = None
+    """The operator, its other operands, its attributes, and which of its outputs this is."""
+
+
+class Aliases:
+    """Follows memory through the trace. Fake tensors share storage exactly where real ones would.
+
+    A write through a view becomes a new value of the base (by the operator's ``write_back``); other views of the same
+    memory are computed anew when they are next read.
+    """
+
+    def __init__(self, written: set[int], builder: Callable[[], Builder]) -> None:
+        self._written = written
+        self._builder = builder
+        self._memories: dict[int, Memory] = {}
+
+    def root(self, value: Value, fake: Any) -> Traced:
+        """Return the entry of a tensor that owns its memory."""
+        key = storage_of(fake)
+        if key not in self._written:
+            return Traced(value)
+        memory = self._memories.setdefault(key, Memory())
+        return Traced(value, memory, memory.version)
+
+    def result(
+        self, value: Value, fake: Any, operands: list[tuple[Any, Traced]], view: tuple[Operator, tuple[Any, ...], dict[str, Any], int]
+    ) -> Traced:
+        """Return the entry of what a call made: a view where it shares memory with an operand."""
+        key = storage_of(fake)
+        if key not in self._written:
+            return Traced(value)
+        for operand_fake, operand in operands:
+            if storage_of(operand_fake) == key and operand.memory is not None:
+                return Traced(value, operand.memory, operand.memory.version, operand, view)
+        return self.root(value, fake)
+
+    def current(self, entry: Traced) -> Value:
+        """Return the value of a tensor now, after all writes so far."""
+        if entry.memory is None or entry.version == entry.memory.version:
+            return entry.value
+        assert entry.parent is not None
+        assert entry.view is not None
+        op, others, attrs, index = entry.view
+        made = self._builder()(op, self.current(entry.parent), *others, types=_types_like(entry), **attrs)
+        entry.value = made[index] if isinstance(made, tuple) else made
+        entry.version = entry.memory.version
+        return entry.value
+
+    def write(self, entry: Traced, new: Value) -> None:
+        """Let a tensor, and thereby its base and all other views of it, hold a new value.
+
+        Raises:
+            ModelError: the write goes through a view that cannot be undone.
+        """
+        assert entry.memory is not None
+        if entry.parent is None:
+            entry.memory.version += 1
+        else:
+            assert entry.view is not None
+            op, _, attrs, index = entry.view
+            if op.write_back_rule is None:
+                msg = f"an in-place write through the view made by {op.name} is not supported; write to its base instead"
+                raise ModelError(msg)
+            base = self.current(entry.parent)
+            which = {"index": index} if len(_producer_outputs(entry)) > 1 else {}
+            self.write(entry.parent, op.write_back_rule(self._builder(), base, new, **attrs, **which))
+        entry.value = new
+        entry.version = entry.memory.version
+
+
+def _producer_outputs(entry: Traced) -> tuple[Value, ...]:
+    return entry.value.producer.outputs if entry.value.producer is not None else (entry.value,)
+
+
+def _types_like(entry: Traced) -> tuple[Any, ...]:
+    return tuple(v.type for v in _producer_outputs(entry))
+
+
+def storage_of(fake: Any) -> int:
+    """Return the identity of the memory of a tensor."""
+    return fake.untyped_storage()._cdata if isinstance(fake, torch.Tensor) else 0

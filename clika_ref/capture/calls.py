@@ -1,0 +1,49 @@
+"""What the schema of an ATen call says: which arguments it writes, and which call does the same without writing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import ModelError
+
+
+@lru_cache(maxsize=None)
+def _written_names(overload: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    arguments = overload._schema.arguments
+    return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+def written_arguments(overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments of a call that it writes to."""
+    return [args[i] if i < len(args) else kwargs[name] for i, name in _written_names(overload) if i < len(args) or name in kwargs]
+
+
+def functional_overload(
+    overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]:
+    """Return the call that computes what an in-place call writes: ``relu_`` to ``relu``, ``add.out`` to ``add.Tensor``.
+
+    Raises:
+        ModelError: there is none.
+    """
+    packet, name = overload.overloadpacket, overload._overloadname
+    base = packet.__name__
+    namespace = getattr(torch.ops, overload.namespace)
+    if base.endswith("_"):
+        for candidate in (base[:-1], f"{base[:-1]}_functional"):
+            pure = getattr(namespace, candidate, None)
+            if pure is not None and name in pure.overloads():
+                return getattr(pure, name), args, kwargs
+        if base == "bernoulli_" and name == "float":
+            return torch.ops.aten.bernoulli.p, args, kwargs
+    elif name.endswith("out"):
+        short = name.removesuffix("out").rstrip("_") or "default"
+        overloads = packet.overloads()
+        wanted = short if short in overloads else "default" if "default" in overloads else overloads[0]
+        return getattr(packet, wanted), args, {k: v for k, v in kwargs.items() if k != "out"}
+    msg = f"the in-place call {overload} has no form that returns its result; use an out-of-place operation"
+    raise ModelError(msg)

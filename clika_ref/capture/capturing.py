@@ -1,0 +1,90 @@
+"""A model and its tracing inputs to a graph: compare, trace, import, and check against eager on every input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from clika_ref.capture.callables import Callee
+from clika_ref.capture.dimensions import tracing_choices
+from clika_ref.capture.examples import TracedCalls, take_apart
+from clika_ref.capture.importer import Fallback
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.messages import MismatchError, explain_failures
+from clika_ref.capture.program import import_program
+from clika_ref.capture.tracers import Tracer, applicable, trace
+from clika_ref.capture.validation import Validation
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.signature import Signature
+
+
+@dataclass
+class Captured:
+    """What capture found: the graph, how it is called, the tracer that worked, and what was noticed on the way."""
+
+    graph: Graph
+    signature: Signature
+    tracer: str
+    calls: list[list[Any]]
+    """The leaves of every tracing call."""
+    notes: list[str] = field(default_factory=list)
+
+
+def capture(
+    callee: Callee,
+    calls: Sequence[ModelCall],
+    registry: Registry,
+    *,
+    fallback: Fallback = lambda _: None,
+    dynamic: bool = True,
+    name: str | None = None,
+    detail: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Captured:
+    """Trace a model into a graph that serves all the given calls.
+
+    Args:
+        callee: what to trace.
+        calls: the tracing inputs; sides that differ among them become dynamic.
+        registry: the declared operators.
+        fallback: finds operators for undeclared ATen calls.
+        dynamic: whether sides may be dynamic at all.
+        name: the name of the graph.
+        detail: receives each line of the full log.
+        progress: receives what is going on, for a progress display.
+
+    Raises:
+        ModelError: no tracer served all calls; the message carries every tracer's own reason.
+
+    """
+    traced = take_apart(callee, calls, dynamic=dynamic)
+    failures: list[tuple[str, Exception]] = []
+    for leaves in tracing_choices(traced.comparison):
+        for tracer in applicable(bool(traced.comparison.lengths)):
+            progress(f"tracing with {tracer.name}")
+            try:
+                program = _trace(traced, tracer, leaves)
+            except Exception as error:  # noqa: BLE001 - a tracer may raise anything; all reasons are reported
+                failures.append((tracer.name, error))
+                continue
+            progress("importing the traced calls")
+            try:
+                result = import_program(program, traced, name or callee.name, registry, fallback, detail)
+                notes = Validation(traced, result, leaves).run()
+            except MismatchError as error:
+                failures.append((tracer.name, error))
+                continue
+            detail(f"Traced by {tracer.name}")
+            result.graph.guards = [g.guard for g in result.guards]
+            return Captured(result.graph, result.signature, tracer.name, traced.comparison.calls, notes)
+    raise explain_failures(callee, traced.comparison, failures)
+
+
+def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:
+    call = traced.rebuild(leaves)
+    with traced.callee.as_module() as module:
+        return trace(tracer, module, call.copy(), traced.dynamic_shapes())

@@ -1,0 +1,140 @@
+"""Which sides are dynamic, found by comparing the inputs; and an example to trace with in which they are distinct."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import ModelError
+
+
+@dataclass(frozen=True)
+class InputSide:
+    """Side ``dim`` of leaf ``leaf`` of a call, or the leaf itself (an integer) where ``dim`` is None."""
+
+    leaf: int
+    dim: int | None
+
+
+@dataclass
+class Comparison:
+    """What differs between the calls: leaves of each, and the lengths of every side that differs."""
+
+    names: list[str]
+    calls: list[list[Any]]
+    lengths: dict[InputSide, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> list[list[InputSide]]:
+        """The dynamic sides, those that always agree together."""
+        by_lengths: dict[tuple[int, ...], list[InputSide]] = {}
+        for side, lengths in self.lengths.items():
+            by_lengths.setdefault(lengths, []).append(side)
+        return list(by_lengths.values())
+
+    def label(self, side: InputSide) -> str:
+        """Return a side as people say it."""
+        name = self.names[side.leaf]
+        return name if side.dim is None else f"side {side.dim} of {name!r}"
+
+
+def compare(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic: bool) -> Comparison:
+    """Find what differs between the leaves of several calls.
+
+    Raises:
+        ModelError: calls differ in something that no graph can vary, or differ at all although ``dynamic`` is off.
+    """
+    result = Comparison(names, [list(c) for c in calls])
+    for index, (name, *values) in enumerate(zip(names, *calls, strict=True)):
+        first = values[0]
+        if isinstance(first, torch.Tensor):
+            _compare_tensors(result, index, name, values)
+        elif isinstance(first, int) and not isinstance(first, bool) and all(type(v) is int for v in values):
+            if len(set(values)) > 1:
+                result.lengths[InputSide(index, None)] = tuple(values)
+        elif any(type(v) is not type(first) or not _equal(v, first) for v in values):
+            kinds = ", ".join(dict.fromkeys(f"{v!r} ({type(v).__name__})" for v in values))
+            msg = (
+                f"input {name!r} differs between the inputs ({kinds}); only integers and the sides of tensors may: "
+                "make it a tensor, or compile once for each value"
+            )
+            raise ModelError(msg)
+    if result.lengths and not dynamic:
+        shown = "; ".join(f"{result.label(s)}: {', '.join(map(str, v))}" for s, v in result.lengths.items())
+        msg = f"the inputs differ ({shown}) but dynamic=False makes every side static; give inputs of one shape"
+        raise ModelError(msg)
+    return result
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or bool(a == b) or (a != a and b != b)  # noqa: PLR0124 - NaN
+
+
+def _compare_tensors(result: Comparison, index: int, name: str, values: list[Any]) -> None:
+    first = values[0]
+    kinds = {
+        (v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v).__name__: str(
+            f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else f"{v!r}"
+        )
+        for v in values
+    }
+    if len(kinds) > 1:
+        msg = f"input {name!r} is {' and '.join(kinds.values())}; all inputs need one dtype and one number of sides there"
+        raise ModelError(msg)
+    marked = set().union(*(getattr(v, "_dynamo_dynamic_indices", set()) for v in values))
+    for dim in range(first.dim()):
+        lengths = tuple(v.shape[dim] for v in values)
+        if len(set(lengths)) > 1 or dim in marked:
+            result.lengths[InputSide(index, dim)] = lengths
+
+
+def tracing_choices(comparison: Comparison) -> list[list[Any]]:
+    """Return leaves to trace with, best first: all dynamic sides distinct and at least 2, else made so,
+    with the largest given in reserve.
+
+    A side of 1 or two equal sides would let the tracer conclude what holds for that input only.
+    """
+    groups = comparison.groups
+    volume = [sum(math.log(max(v[i], 1)) for v in comparison.lengths.values()) for i in range(len(comparison.calls))]
+    by_size = sorted(range(len(comparison.calls)), key=lambda i: -volume[i])
+    if not groups:
+        return [comparison.calls[0]]
+    columns = [comparison.lengths[g[0]] for g in groups]
+    for i in by_size:
+        lengths = [column[i] for column in columns]
+        if min(lengths) >= 2 and len(set(lengths)) == len(lengths):  # noqa: PLR2004 - 0 and 1 are special to a tracer
+            return [comparison.calls[i]]
+    chosen = _distinct(columns)
+    sizes = {side: size for group, size in zip(groups, chosen, strict=True) for side in group}
+    return [resized(comparison.calls[by_size[0]], sizes), comparison.calls[by_size[0]]]
+
+
+def _distinct(columns: list[tuple[int, ...]]) -> list[int]:
+    """Choose one length of each column, all distinct and at least 2; multiples of given lengths where none is free."""
+    taken: set[int] = set()
+    result: list[int] = []
+    for column in columns:
+        given = sorted({c for c in column if c >= 2}, reverse=True)  # noqa: PLR2004 - as above
+        largest = max(max(column), 1)
+        candidates = [*given, *(largest * factor for factor in range(2, len(columns) + 3))]
+        size = next(c for c in candidates if c not in taken and c >= 2)  # noqa: PLR2004 - as above
+        taken.add(size)
+        result.append(size)
+    return result
+
+
+def resized(leaves: list[Any], sizes: dict[InputSide, int]) -> list[Any]:
+    """Return leaves with some sides repeated or cut to the given lengths."""
+    result = list(leaves)
+    for side, size in sizes.items():
+        leaf = result[side.leaf]
+        if side.dim is None:
+            result[side.leaf] = size
+        elif leaf.shape[side.dim] != size and leaf.shape[side.dim] > 0:
+            index = torch.arange(size, device=leaf.device) % leaf.shape[side.dim]
+            result[side.leaf] = leaf.index_select(side.dim, index)
+    return result

@@ -1,0 +1,37 @@
+"""Run the original model without leaving a trace on it: buffers, random state and inputs stay as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.capture.callables import Callee
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.signature import register_dataclasses
+
+
+def run_eager(callee: Callee, call: ModelCall) -> tuple[list[Any], pytree.TreeSpec]:
+    """Return the leaves and the structure of what the model returns for a call."""
+    copy = call.copy()
+    with unchanged(callee.module), callee.as_module() as module, torch.no_grad():
+        result = module(*copy.args, **copy.kwargs)
+    register_dataclasses(result)
+    return pytree.tree_flatten(result)
+
+
+@contextlib.contextmanager
+def unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """Restore buffers that were written to, and the state of the random generator, on leaving."""
+    before = [(b, b._version, b.detach().clone()) for b in module.buffers()]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, version, saved in before:
+                    if buffer._version != version:
+                        buffer.copy_(saved)

@@ -1,0 +1,327 @@
+"""A traced program as a graph: calls become nodes, sizes become types, in-place writes become values."""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from clika_ref.capture.aliasing import Aliases, Traced, storage_of
+from clika_ref.capture.calls import functional_overload, written_arguments
+from clika_ref.capture.decomposition import decompose
+from clika_ref.capture.normalization import running_statistics
+from clika_ref.capture.origins import origin_of
+from clika_ref.capture.regions import region_casts
+from clika_ref.capture.symbols import SymbolTable
+from clika_ref.core.errors import ClikaError, ModelError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.registry import Registry
+from clika_ref.core.types import Origin, TensorType
+
+aten = torch.ops.aten
+
+Fallback = Callable[[torch._ops.OpOverload], Operator | None]
+"""Finds an operator for an ATen call that no plugin declares (torchlib); None where there is none."""
+
+SKIPPED = frozenset(
+    {
+        aten._assert_tensor_metadata.default,
+        aten._assert_scalar.default,
+        aten._assert_async.msg,
+        aten._assert_async.default,
+        aten.sym_constrain_range.default,
+        aten.sym_constrain_range_for_size.default,
+    }
+)
+"""Calls that only check what the types of the graph state anyway."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A call that cannot be mapped: what it calls, where, and why not."""
+
+    call: str
+    origin: Origin
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.call} in {self.origin}: {self.reason}"
+
+
+class Importer:
+    """Imports the calls of one traced program into a graph; inputs and constants are declared by the caller."""
+
+    def __init__(
+        self, graph: Graph, table: SymbolTable, registry: Registry, fallback: Fallback, device: torch.device | None
+    ) -> None:
+        self.graph = graph
+        self.table = table
+        self.registry = registry
+        self.fallback = fallback
+        self.device = device
+        self.origin = Origin()
+        self.unsupported: list[Unsupported] = []
+        self.detail: Callable[[str], None] = lambda _: None
+        self.aliases = Aliases(set(), self.builder)
+        self._env: dict[fx.Node, Any] = {}
+        self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
+        self._autocast: tuple[Any, ...] | None = None
+
+    def builder(self) -> Builder:
+        """Return a builder at the end of the graph, at the origin of the call that is being imported."""
+        return Builder(self.graph, self.registry.operators, None, self.origin)
+
+    def track(self, program: fx.GraphModule) -> None:
+        """Find the memory that the program writes; must precede everything else."""
+        self.aliases = Aliases(_written_memory(program), self.builder)
+
+    def bind(self, node: fx.Node, entry: Any) -> None:
+        """Let a placeholder stand for an entry."""
+        self._env[node] = entry
+
+    def run(self, program: fx.GraphModule) -> Any:
+        """Import every call; return the program's outputs as nested entries."""
+        total = len(program.graph.nodes)
+        for number, node in enumerate(program.graph.nodes, 1):
+            self.detail(f"{number}/{total}. Parsing node: '{node.name}'")
+            if node.op == "output":
+                return () if self.unsupported else self._entries(node.args[0])
+            if node.op == "call_function":
+                self._import(node)
+            elif node.op == "get_attr":
+                self._env[node] = self._attribute(program, node)
+        return None
+
+    def value_of(self, entry: Any) -> Any:
+        """Return the value, number or expression that an entry holds now."""
+        return self.aliases.current(entry) if isinstance(entry, Traced) else entry
+
+    # One call
+
+    def _import(self, node: fx.Node) -> None:
+        self.origin = origin_of(node.meta)
+        first = len(self.graph)
+        try:
+            self._env[node] = self._call(node)
+        except ClikaError as error:
+            self._refuse(node, str(error))
+        if len(self.graph) > first and self.graph._last is not None:
+            scope = "/".join([self.graph.name, *self.origin.scope.split(".")]).rstrip("/")
+            self.detail(f"Parsed to -> '{self.graph._last.name}' (Subgraph: '{scope}')")
+
+    def _call(self, node: fx.Node) -> Any:
+        target, fake = node.target, node.meta.get("val")
+        if target in SKIPPED:
+            return None
+        if target is python_operator.getitem:
+            return self._entries(node.args[0])[node.args[1]]
+        if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
+            return self._number(node, fake)
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._region(node, target)
+        if not isinstance(target, torch._ops.OpOverload):
+            msg = f"no operator is declared for {target}"
+            raise ModelError(msg)
+        args = self._entries(node.args)
+        kwargs = {k: self._entries(v) for k, v in node.kwargs.items()}
+        written = written_arguments(target, args, kwargs)
+        if written:
+            return self._write(node, target, args, kwargs, written)
+        return self._functional(node, target, args, kwargs)
+
+    def _functional(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+        op = self.registry.operator_for(target) or self.fallback(target)
+        if op is None:
+            return self._decomposed(node, target)
+        values, named = self._plain(args), self._plain(kwargs)
+        if self._autocast is not None:
+            values = self._casted(target, node, values)
+        call = op.converters[target](*values, **named) if target in op.converters else op.call(*values, **named)
+        if op.name in ("batch_norm", "instance_norm"):
+            self._update_statistics(op.name, call.operands, call.attrs, args)
+        attrs = {k: self._attribute_value(v) for k, v in call.attrs.items()}
+        return self._add(node, op, tuple(call.operands), attrs)
+
+    def _add(self, node: fx.Node, op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+        fakes = node.meta["val"]
+        many = isinstance(fakes, tuple | list)
+        if many and not op.returns_tuple:
+            fakes = fakes[:1]
+        types = [self._type(f) for f in (fakes if many else (fakes,))]
+        made = self.graph.insert(Node(op, operands, attrs, self.origin), types, name=node.name)
+        sources = [(n.meta.get("val"), self._env[n]) for n in node.all_input_nodes if isinstance(self._env.get(n), Traced)]
+        entries: list[Traced] = []
+        for value, fake in zip(made.outputs, fakes if many else (fakes,), strict=True):
+            self.table.bind_result(value, fake)
+            value.type = self._type(fake)
+            entries.append(self.aliases.result(value, fake, sources, (op, operands[1:], attrs, value.index)))
+        return entries if many else entries[0]
+
+    def _number(self, node: fx.Node, fake: Any) -> Any:
+        if node.target in (aten.item.default, aten._local_scalar_dense.default):
+            entry = self._entries(node.args[0])
+            if isinstance(fake, torch.SymInt):
+                self.table.bind_element(self.value_of(entry), fake)
+            elif isinstance(fake, torch.SymFloat):
+                return entry  # a 0-d tensor promotes as the number would
+        return self.table.translate(fake)
+
+    # Writes
+
+    def _write(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, written: list[Any]) -> Any:
+        (destination,) = written
+        if not isinstance(destination, Traced):
+            msg = f"{target} writes to something that is not a tensor of the graph"
+            raise ModelError(msg)
+        old = self.value_of(destination)
+        if target.overloadpacket is aten.copy_:
+            new = self._fit(self.value_of(args[1]), old.type)
+        else:
+            pure, args, kwargs = functional_overload(target, args, kwargs)
+            entry = self._functional(node, pure, args, kwargs)
+            new = self._fit(self.value_of(entry[0] if isinstance(entry, list) else entry), old.type)
+        self.aliases.write(destination, new)
+        return destination
+
+    def _fit(self, value: Value, type: TensorType) -> Value:
+        """Cast and expand a value to the type of the memory that it is written to."""
+        build = self.builder()
+        if value.type.dtype != type.dtype:
+            value = build("to", value, dtype=type.dtype, types=(TensorType(type.dtype, value.type.shape),))
+        if value.type.shape != type.shape:
+            value = build("expand", value, size=type.shape, types=(type,))
+        return value
+
+    def _update_statistics(self, name: str, operands: Sequence[Any], attrs: Mapping[str, Any], args: Any) -> None:
+        """In training, batch and instance norm overwrite their running statistics, which the trace does not show."""
+        for position, update in running_statistics(name, operands, attrs, self.builder()):
+            self.aliases.write(args[position], self._fit(update, operands[position].type))
+
+    # Regions and decompositions
+
+    def _region(self, node: fx.Node, target: Any) -> Any:
+        args = self._entries(node.args)
+        before, detached = self._autocast, False
+        if target.name() == "wrap_with_set_grad_enabled":
+            enabled, inner, *operands = args
+            detached = not enabled
+        elif target.name() == "wrap_with_autocast":
+            device, dtype, enabled, cache, inner, *operands = args
+            self._autocast = (device, dtype, cache) if enabled else None
+        else:
+            msg = (
+                f"control flow ({target.name()}) is not supported yet; use torch.where on both results, "
+                "or compile each branch on its own"
+            )
+            raise ModelError(msg)
+        try:
+            results = self._inline(inner, operands)
+        finally:
+            self._autocast = before
+        return tuple(map(self._detached, results)) if detached else results
+
+    def _detached(self, entry: Any) -> Any:
+        """Stop gradients where a no_grad region ends."""
+        if not isinstance(entry, Traced) or not entry.value.type.dtype.is_floating_point:
+            return entry
+        value = self.value_of(entry)
+        stopped = self.builder()("detach", value, types=(value.type,))
+        view = (self.registry.operators["detach"], (), {}, 0)
+        return Traced(stopped, entry.memory, entry.version, entry, view) if entry.memory else Traced(stopped)
+
+    def _inline(self, program: fx.GraphModule, operands: Sequence[Any]) -> Any:
+        for placeholder, entry in zip(program.graph.find_nodes(op="placeholder"), operands, strict=True):
+            self._env[placeholder] = entry
+        return self.run_quietly(program)
+
+    def run_quietly(self, program: fx.GraphModule) -> Any:
+        """Import a nested program without counting its nodes."""
+        detail, self.detail = self.detail, lambda _: None
+        try:
+            return self.run(program)
+        finally:
+            self.detail = detail
+
+    def _decomposed(self, node: fx.Node, target: torch._ops.OpOverload) -> Any:
+        program, operands = decompose(node, target)
+        if program is None:
+            msg = "no operator is declared for it, torchlib has no lowering and PyTorch no decomposition"
+            raise ModelError(msg)
+        for inner in program.graph.nodes:
+            inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
+        return self._inline(program, [self._env[n] for n in operands])
+
+    def _casted(self, target: torch._ops.OpOverload, node: fx.Node, values: Any) -> Any:
+        dtype = region_casts(target, node, self._autocast)
+        return values if dtype is None else tuple(self._cast(v, dtype) for v in values)
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._cast(v, dtype) for v in value)
+        if not isinstance(value, Value) or not value.type.dtype.is_floating_point or value.type.dtype == torch.float64:
+            return value
+        same = value.type.dtype == dtype
+        return value if same else self.builder()("to", value, dtype=dtype, types=(TensorType(dtype, value.type.shape),))
+
+    # Conversions
+
+    def _entries(self, arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            if arg not in self._env:
+                msg = f"it needs the result of {arg.target}, which could not be imported"
+                raise ModelError(msg)
+            return self._env[arg]
+        if isinstance(arg, tuple | list):
+            return tuple(map(self._entries, arg))
+        return self.table.translate(arg)
+
+    def _plain(self, entries: Any) -> Any:
+        if isinstance(entries, tuple | list):
+            return tuple(map(self._plain, entries))
+        if isinstance(entries, dict):
+            return {k: self._plain(v) for k, v in entries.items()}
+        return self.value_of(entries)
+
+    def _attribute_value(self, value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return None if self.device is None or value == self.device else value
+        return tuple(map(self._attribute_value, value)) if isinstance(value, list | tuple) else value
+
+    def _attribute(self, program: fx.GraphModule, node: fx.Node) -> Any:
+        found: Any = python_operator.attrgetter(str(node.target))(program)
+        if isinstance(found, torch.Tensor):
+            fake = node.meta.get("val", found)
+            return self.aliases.root(self.graph.add_constant(found.detach(), f"constants.{node.name}"), fake)
+        return found
+
+    def _type(self, fake: torch.Tensor) -> TensorType:
+        key = (fake.dtype, tuple(self.table.translate(d) for d in fake.shape))
+        known = self._types.get(key)
+        if known is None:
+            known = self._types[key] = TensorType(*key)
+        return known
+
+    def _refuse(self, node: fx.Node, reason: str) -> None:
+        if "could not be imported" not in reason:  # only the first of a chain is worth reporting
+            self.unsupported.append(Unsupported(str(node.target), self.origin, reason))
+
+
+def _written_memory(program: fx.GraphModule) -> set[int]:
+    """Return the identities of all memory that some call writes."""
+    found: set[int] = set()
+    for module in program.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                written = written_arguments(node.target, node.args, node.kwargs)
+                norm = node.target in (aten.batch_norm.default, aten.instance_norm.default)
+                targets = [*written, *(node.args[3:5] if norm else ())]
+                found.update(storage_of(t.meta.get("val")) for t in targets if isinstance(t, fx.Node))
+    return found - {0}
+
+

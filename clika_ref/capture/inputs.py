@@ -1,0 +1,150 @@
+"""From what the user gives as inputs to calls of the model: one pair of args and kwargs per element."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.capture.callables import Callee
+from clika_ref.core.errors import ModelError
+from clika_ref.inputs import clika_move_to_device
+
+ForwardFn = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def copy(self) -> ModelCall:
+        """Return the same call on copies of its tensors, so that a model that writes to its inputs harms nothing."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _copy, (self.args, self.kwargs))
+        return ModelCall(args, kwargs)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def model_calls(
+    callee: Callee,
+    inputs: Iterable[Any] | None,
+    transform: Callable[[Any], Any] | None = None,
+    forward_fn: ForwardFn | None = None,
+) -> list[ModelCall]:
+    """Return the calls that the given inputs stand for, on the device of the model.
+
+    Raises:
+        ModelError: there are none, or one does not fit the model.
+    """
+    if inputs is None or isinstance(inputs, torch.Tensor | Mapping | str):
+        given = "None" if inputs is None else f"a {type(inputs).__name__}"
+        msg = f"inputs are {given}; give a list with one element per call, for example [x] or [(x, mask), (y, mask)]"
+        raise ModelError(msg)
+    calls = [model_call(callee, element, transform, forward_fn) for element in inputs]
+    if not calls:
+        msg = "no inputs: give at least one element; two that differ in a side make that side dynamic"
+        raise ModelError(msg)
+    return calls
+
+
+def model_call(
+    callee: Callee,
+    element: Any,
+    transform: Callable[[Any], Any] | None = None,
+    forward_fn: ForwardFn | None = None,
+) -> ModelCall:
+    """Return the call that one element stands for: transformed, packed, moved, and passed through ``forward_fn``."""
+    packed = pack(callee.parameters, transform(element) if transform else element)
+    device = next((t.device for t in [*callee.module.parameters(), *callee.module.buffers()]), None)
+    if device is not None:
+        packed = ModelCall(clika_move_to_device(packed.args, device), clika_move_to_device(packed.kwargs, device))
+    call = record_call(callee, packed, forward_fn) if forward_fn else packed
+    _refuse_odd_tensors(call)
+    return call
+
+
+def pack(parameters: inspect.Signature, element: Any) -> ModelCall:
+    """Return one element as args and kwargs: a tensor, a tuple, a dict, or a tuple that ends in a dict.
+
+    A dict holds keyword arguments, unless ``forward`` takes one dict: then the keys do not name parameters.
+    """
+    if isinstance(element, dict):
+        return ModelCall((), dict(element)) if _names_parameters(parameters, element) else ModelCall((element,), {})
+    if isinstance(element, tuple) and not hasattr(element, "_fields"):
+        if element and isinstance(element[-1], dict) and _names_parameters(parameters, element[-1], len(element) - 1):
+            return ModelCall(element[:-1], dict(element[-1]))
+        return ModelCall(element, {})
+    return ModelCall((element,), {})
+
+
+def _names_parameters(parameters: inspect.Signature, mapping: Mapping[Any, Any], taken: int = 0) -> bool:
+    kinds = [p.kind for p in parameters.parameters.values()]
+    if not all(isinstance(key, str) for key in mapping):
+        return False
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return True
+    free = list(parameters.parameters)[taken:]
+    return bool(mapping) and all(key in free for key in mapping)
+
+
+class _CallSeenError(BaseException):
+    """Unwinds from inside ``forward_fn`` once the model was called; not an Exception, so that nothing swallows it."""
+
+
+class _Recorder:
+    """Stands in for the model inside ``forward_fn``: the first call is recorded and ends it."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self.call: ModelCall | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.call = ModelCall(args, kwargs)
+        raise _CallSeenError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def record_call(callee: Callee, packed: ModelCall, forward_fn: ForwardFn) -> ModelCall:
+    """Return the call that ``forward_fn`` makes of the model, without running the model.
+
+    Raises:
+        ModelError: it returns without calling the model.
+    """
+    recorder = _Recorder(callee.module)
+    try:
+        forward_fn(recorder, packed.args, packed.kwargs)
+    except _CallSeenError:
+        assert recorder.call is not None
+        return recorder.call
+    msg = f"forward_fn {forward_fn!r} returned without calling the model; it is called as forward_fn(model, args, kwargs)"
+    raise ModelError(msg)
+
+
+def _refuse_odd_tensors(call: ModelCall) -> None:
+    for leaf in pytree.tree_leaves((call.args, call.kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            refuse_odd_tensor(leaf, "an input")
+
+
+def refuse_odd_tensor(tensor: torch.Tensor, where: str) -> None:
+    """Refuse tensors that no graph can carry.
+
+    Raises:
+        ModelError: the tensor is sparse or quantized.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else f"sparse ({tensor.layout})"
+        remedy = "dequantize()" if tensor.is_quantized else "to_dense()"
+        msg = f"{where} is a {kind} tensor of shape {list(tensor.shape)}; call .{remedy} on it first"
+        raise ModelError(msg)

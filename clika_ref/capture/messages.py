@@ -1,0 +1,104 @@
+"""What to tell the user when a model cannot be captured: every reason, the line, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from clika_ref.capture.dimensions import Comparison, InputSide
+from clika_ref.capture.origins import TORCH, short_line
+from clika_ref.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clika_ref.capture.callables import Callee
+    from clika_ref.capture.importer import Unsupported
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
+_DATA_DEPENDENT = ("data-dependent", "control flow", "Dynamic control flow", "Data-dependent")
+
+
+class MismatchError(ModelError):
+    """A trace that worked but does not serve every input; another tracer may."""
+
+
+def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:
+    """Return the error that names every call that cannot be mapped."""
+    shown = "\n".join(f"  {call}" for call in dict.fromkeys(map(str, calls)))
+    return ModelError(
+        f"{name} makes {len(calls)} calls that no operator serves:\n{shown}\n"
+        "Declare the operators in a plugin (CONTRIBUTING.md shows one), or rewrite those lines."
+    )
+
+
+def explain_failures(
+    callee: Callee, comparison: Comparison, failures: Sequence[tuple[str, Exception]]
+) -> ModelError:
+    """Return the error for a model that no tracer served, with each tracer's own reason."""
+    mismatches = [error for _, error in failures if isinstance(error, MismatchError)]
+    reasons = "\n".join(f"  {tracer}: {_reason(error)}" for tracer, error in _distinct(failures))
+    lead = str(mismatches[0]) if mismatches else "no tracer could follow it"
+    advice = _advice(comparison, failures)
+    error = ModelError(f"{callee.name} cannot be captured as one graph: {lead}.\n{reasons}{advice}")
+    error.__cause__ = mismatches[0] if mismatches else failures[0][1]
+    return error
+
+
+def _distinct(failures: Sequence[tuple[str, Exception]]) -> list[tuple[str, Exception]]:
+    seen: dict[str, tuple[str, Exception]] = {}
+    for tracer, error in failures:
+        seen.setdefault(f"{tracer}: {_reason(error)}", (tracer, error))
+    return list(seen.values())
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else ""
+    line = _user_line(text) or _traceback_line(error)
+    return f"{type(error).__name__}: {first}{f' (at {line})' if line else ''}"
+
+
+def _user_line(text: str) -> str:
+    own = [f for f in _FRAME.findall(text) if not f[0].startswith(TORCH)]
+    return f"{short_line(own[-1][0], int(own[-1][1]))}: {own[-1][2]}" if own else ""
+
+
+def _traceback_line(error: Exception) -> str:
+    """Return the innermost line of the user's model in the traceback of an error."""
+    trace, found = error.__traceback__, ""
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if trace.tb_frame.f_code.co_name == "forward" and not filename.startswith((TORCH, "<")):
+            found = short_line(filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]]) -> str:
+    crosswise = _crosswise(comparison)
+    if crosswise:
+        a, b = crosswise
+        return (
+            f"\nThe sides {comparison.label(a)} and {comparison.label(b)} are 1 in turn. If the model broadcasts one "
+            "against the other, that is crosswise broadcasting, which no single graph serves: expand them before the "
+            "call, or compile once for each."
+        )
+    mismatched = any(isinstance(error, MismatchError) for _, error in failures)
+    if not mismatched and any(word in str(error) for _, error in failures for word in _DATA_DEPENDENT):
+        return (
+            "\nA branch depends on the values of a tensor. Compute both sides and choose with torch.where(condition, a, b), "
+            "or multiply by the condition; branches on sizes, flags and constants are fine."
+        )
+    return ""
+
+
+def _crosswise(comparison: Comparison) -> tuple[InputSide, InputSide] | None:
+    """Find two sides of different tensors that are 1 in turn."""
+    sides = [s for s in comparison.lengths if s.dim is not None and 1 in comparison.lengths[s]]
+    for i, a in enumerate(sides):
+        for b in sides[i + 1 :]:
+            pairs = list(zip(comparison.lengths[a], comparison.lengths[b], strict=True))
+            if a.leaf != b.leaf and any(x == 1 < y for x, y in pairs) and any(y == 1 < x for x, y in pairs):
+                return a, b
+    return None

@@ -1,0 +1,165 @@
+"""An exported program as a graph with a signature: inputs, constants, state and outputs around the imported calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.export.graph_signature import InputKind, InputSpec
+
+from clika_ref.capture.aliasing import Traced
+from clika_ref.capture.examples import TracedCalls
+from clika_ref.capture.importer import Fallback, Importer
+from clika_ref.capture.inputs import refuse_odd_tensor
+from clika_ref.capture.messages import unsupported_calls
+from clika_ref.capture.symbols import SymbolTable, TracedGuard
+from clika_ref.core.ir import Graph, Value, verify
+from clika_ref.core.registry import Registry
+from clika_ref.core.types import TensorType
+from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf
+
+LIFTED = "clika."
+"""Prefix of the constants that ``forward`` makes itself, as of everything else that is not the original's."""
+
+
+@dataclass
+class TracedGraph:
+    """A graph, how it is called, and the guards of its trace."""
+
+    graph: Graph
+    signature: Signature
+    guards: list[TracedGuard]
+
+
+def import_program(
+    program: torch.export.ExportedProgram,
+    traced: TracedCalls,
+    name: str,
+    registry: Registry,
+    fallback: Fallback,
+    detail: Callable[[str], None],
+) -> TracedGraph:
+    """Import an exported program.
+
+    Raises:
+        ModelError: calls are unsupported; all of them are named at once.
+    """
+    return _Program(program, traced, name, registry, fallback, detail).imported()
+
+
+class _Program:
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        traced: TracedCalls,
+        name: str,
+        registry: Registry,
+        fallback: Fallback,
+        detail: Callable[[str], None],
+    ) -> None:
+        self.program = program
+        self.traced = traced
+        self.graph = Graph(name)
+        self.table = SymbolTable(self.graph)
+        module = traced.callee.module
+        device = next((t.device for t in [*module.parameters(), *module.buffers()]), None) or _input_device(traced)
+        self.importer = Importer(self.graph, self.table, registry, fallback, device)
+        self.importer.detail = detail
+        self.roots: list[tuple[str, Traced]] = []
+
+    def imported(self) -> TracedGraph:
+        self.importer.track(self.program.graph_module)
+        self._declare_state()
+        leaves = self._declare_placeholders()
+        outputs = self.importer.run(self.program.graph_module)
+        if self.importer.unsupported:
+            raise unsupported_calls(self.traced.callee.name, self.importer.unsupported)
+        signature = self._signature(leaves, outputs)
+        for name, root in self.roots:
+            if root.memory is not None and root.memory.version:
+                self.graph.set_state(name, self.importer.value_of(root))
+        verify(self.graph)
+        return TracedGraph(self.graph, signature, self.table.guards(self._environment()))
+
+    def _declare_state(self) -> None:
+        """Register every parameter and buffer, used or not, under its qualified name; tied ones once."""
+        module = self.traced.callee.module
+        seen: dict[int, str] = {}
+        named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        for name, tensor in named:
+            refuse_odd_tensor(tensor, f"weight {name!r}")
+            if id(tensor) in seen:
+                self.graph.aliases[name] = seen[id(tensor)]
+            else:
+                seen[id(tensor)] = name
+                self.graph.add_constant(tensor, name)
+
+    def _declare_placeholders(self) -> list[Leaf]:
+        leaves: list[Leaf] = []
+        names = iter(self.traced.comparison.names)
+        values = iter(self.traced.comparison.calls[0])
+        placeholders = self.program.graph.find_nodes(op="placeholder")
+        for spec, node in zip(self.program.graph_signature.input_specs, placeholders, strict=True):
+            fake = node.meta["val"]
+            if spec.kind is InputKind.USER_INPUT:
+                leaf, entry = self._user_input(next(names), next(values), fake)
+                leaves.append(leaf)
+            else:
+                value = self._constant(spec)
+                entry = self.importer.aliases.root(value, fake)
+                self.roots.append((value.name, entry))
+            self.importer.bind(node, entry)
+        return leaves
+
+    def _user_input(self, name: str, given: Any, fake: Any) -> tuple[Leaf, Any]:
+        if isinstance(fake, torch.Tensor):
+            value = self.graph.add_input(TensorType(fake.dtype, ()), name)
+            self.table.bind_input(value, fake)
+            value.type = TensorType(fake.dtype, tuple(self.table.translate(d) for d in fake.shape))
+            entry = self.importer.aliases.root(value, fake)
+            self.roots.append((value.name, entry))
+            return TensorLeaf(value.name), entry
+        if isinstance(fake, torch.SymInt):
+            value = self.graph.add_input(TensorType(torch.int64, ()), name)
+            self.table.bind_number(value, fake)
+            return NumberLeaf(value.name), self.table.translate(fake)
+        return ConstantLeaf(name, given), given
+
+    def _constant(self, spec: InputSpec) -> Value:
+        target = str(spec.target)
+        canonical = self.graph.aliases.get(target, target)
+        if canonical in self.graph.constants:
+            return self.graph.constants[canonical]
+        data = self.program.constants.get(target)
+        if data is None:
+            data = self.program.state_dict[target]
+        assert isinstance(data, torch.Tensor)
+        return self.graph.add_constant(data.detach(), f"{LIFTED}{target}")
+
+    def _signature(self, leaves: list[Leaf], outputs: Any) -> Signature:
+        described = [self._output(entry) for entry in outputs]
+        _, structure = self.traced.expected[0]
+        return Signature(
+            self.traced.parameters, self.traced.arguments, self.traced.specs, tuple(leaves), structure, tuple(described)
+        )
+
+    def _output(self, entry: Any) -> OutputLeaf:
+        if isinstance(entry, Traced):
+            self.graph.add_output(self.importer.value_of(entry))
+            return OutputLeaf(len(self.graph.outputs) - 1)
+        return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry)
+
+    def _environment(self) -> Any:
+        for node in self.program.graph.nodes:
+            fake = node.meta.get("val")
+            mode = getattr(fake, "fake_mode", None)
+            if mode is not None:
+                return mode.shape_env
+        return None
+
+
+def _input_device(traced: TracedCalls) -> torch.device | None:
+    return next((leaf.device for leaf in traced.comparison.calls[0] if isinstance(leaf, torch.Tensor)), None)

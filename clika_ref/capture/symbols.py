@@ -1,0 +1,123 @@
+"""The symbols and guards of a trace, under names that users know: from torch's own to ours."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from clika_ref.capture.origins import is_operator_inside, short_line
+from clika_ref.core.ir import Graph, Value
+from clika_ref.core.symbols import Guard, Side, Symbol, named
+
+_USER_LINE = re.compile(r"# (\S+):(\d+) in ")
+"""Dynamo's way of naming a line of the model."""
+
+
+@dataclass(frozen=True)
+class TracedGuard:
+    """A guard, and whether it was raised inside a PyTorch operator instead of by a branch of Python code.
+
+    Such guards often speak of memory layout only, which the graph does not have.
+    """
+
+    guard: Guard
+    internal: bool
+
+
+class SymbolTable:
+    """Translates torch's size expressions; each symbol is named after the first side that it is read from."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.ours: dict[sympy.Symbol, sympy.Symbol] = {}
+        self.derived: list[Guard] = []
+        self._translated: dict[sympy.Basic, Any] = {}
+
+    def bind_input(self, value: Value, fake: torch.Tensor) -> None:
+        """Declare the symbols that an input carries."""
+        for dim, size in enumerate(fake.shape):
+            if isinstance(size, torch.SymInt):
+                self._bind(size, Side(value.name, dim), first=dim == 0 and fake.dim() > 1)
+
+    def bind_number(self, value: Value, size: torch.SymInt) -> None:
+        """Declare the symbol that an integer input is."""
+        self._bind(size, Side(value.name, None), first=False)
+
+    def bind_result(self, value: Value, fake: torch.Tensor) -> None:
+        """Declare the sizes that depend on data, which the node that makes ``value`` decides."""
+        for dim, size in enumerate(fake.shape):
+            if isinstance(size, torch.SymInt):
+                raw = size.node._expr
+                if isinstance(raw, sympy.Symbol) and raw not in self.ours and self._is_new(size):
+                    self._declare(raw, Side(value.name, dim), f"{value.name}_{dim}")
+
+    def bind_element(self, value: Value, number: torch.SymInt) -> None:
+        """Declare an integer that is read from the one element of a tensor (``x.item()``)."""
+        raw = number.node._expr
+        if isinstance(raw, sympy.Symbol) and raw not in self.ours:
+            self._declare(raw, Side(value.name, None), f"{value.name}_item")
+
+    def _is_new(self, size: torch.SymInt) -> bool:
+        expr = size.node.expr
+        return isinstance(expr, sympy.Symbol) and expr not in self.ours
+
+    def _bind(self, size: torch.SymInt, side: Side, *, first: bool) -> None:
+        raw = size.node._expr
+        hint = side.name if side.dim is None else "batch" if first else f"{side.name}_{side.dim}".replace(".", "_")
+        if isinstance(raw, sympy.Symbol) and raw not in self.ours:
+            self._declare(raw, side, hint)
+        else:  # a side that tracing derived from others: read it too, so that the relation is checked
+            self._declare(sympy.Dummy(), side, hint)
+            self.derived.append(Guard(sympy.Eq(list(self.ours.values())[-1], self.translate(size)), ""))
+
+    def _declare(self, raw: sympy.Symbol, side: Side, hint: str) -> None:
+        name, count = hint, 1
+        while name in self.graph.symbols:
+            name, count = f"{hint}_{count}", count + 1
+        self.graph.symbols[name] = Symbol(name, 0, None, side)
+        self.ours[raw] = named(name)
+        self._translated.clear()
+
+    def translate(self, size: Any) -> Any:
+        """Return a size (number, SymInt or torch's expression) as a number or an expression over our symbols."""
+        if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+            size = size.node.expr
+        if not isinstance(size, sympy.Basic):
+            return size
+        known = self._translated.get(size)
+        if known is None:
+            known = self._translated[size] = _plain(size.xreplace(self.ours))
+        return known
+
+    def guards(self, env: ShapeEnv | None) -> list[TracedGuard]:
+        """Return every relation between sizes that the trace relied on."""
+        found = [TracedGuard(g, internal=False) for g in self.derived]
+        for g in env.guards if env is not None else ():
+            if g.expr.free_symbols <= self.ours.keys():
+                relation = g.expr.xreplace(self.ours)
+                if relation not in (sympy.true, True):
+                    found.append(TracedGuard(Guard(relation, _line(g.sloc)), _is_internal(g.sloc)))
+        return list({t.guard.relation: t for t in reversed(found)}.values())[::-1]
+
+
+def _plain(expr: sympy.Basic) -> Any:
+    return int(expr) if isinstance(expr, sympy.Integer) else expr
+
+
+def _line(sloc: Any) -> str:
+    written = _USER_LINE.search(str(sloc.maybe_user_loc or ""))
+    if written:
+        return short_line(written[1], int(written[2]))
+    frame = sloc.framework_loc
+    return short_line(frame.filename, frame.lineno or 0) if isinstance(frame, traceback.FrameSummary) else str(frame or "")
+
+
+def _is_internal(sloc: Any) -> bool:
+    frame = sloc.framework_loc
+    return isinstance(frame, traceback.FrameSummary) and is_operator_inside(frame.filename)

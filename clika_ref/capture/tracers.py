@@ -1,0 +1,84 @@
+"""The three tracers, in order: non-strict export, dynamo, and symbolic tracing followed by export of its result."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental import _config as symbol_config
+
+from clika_ref.capture.inputs import ModelCall
+
+DynamicShapes = dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Tracer:
+    """One way of tracing: its name for people, and whether sizes of 0 and 1 are treated like any other."""
+
+    name: str
+    run: Callable[[torch.nn.Module, ModelCall, DynamicShapes], torch.export.ExportedProgram]
+    oblivious: bool
+
+
+def _export(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
+    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _dynamo(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
+    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=True)
+
+
+def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
+    tracer = torch.fx.Tracer()
+    replaced = module.__dict__.get("forward")
+    if replaced is not None:  # a bound method stands in for forward, but a tracer looks methods up on the class
+        tracer.traced_func_name = replaced.__name__
+    return _export(torch.fx.GraphModule(module, tracer.trace(module)), call, shapes)
+
+
+TRACERS: tuple[Tracer, ...] = (
+    Tracer("torch.export", _export, oblivious=True),
+    Tracer("torch.export, sizes 0 and 1 special", _export, oblivious=False),
+    Tracer("dynamo", _dynamo, oblivious=True),
+    Tracer("torch.fx.symbolic_trace", _symbolic_trace, oblivious=True),
+)
+"""Oblivious first: the plain mode refuses resnet18 at 32 x 32, but serves models that the other cannot."""
+
+
+def applicable(dynamic: bool) -> Sequence[Tracer]:  # noqa: FBT001 - the one thing that decides
+    """Return the tracers worth trying: without dynamic sides the treatment of sizes 0 and 1 makes no difference."""
+    return TRACERS if dynamic else tuple(t for t in TRACERS if t.oblivious)
+
+
+def trace(
+    tracer: Tracer, module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes
+) -> torch.export.ExportedProgram:
+    """Trace a module with one tracer; errors are the tracer's own."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one opaque call per encoder layer, which nobody can lower
+    try:
+        with symbol_config.patch(backed_size_oblivious=tracer.oblivious), _silenced():
+            return tracer.run(module, call, shapes)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep the tracers from printing what the final error message will say once and in order."""
+    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._dynamo")]
+    disabled = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for logger, was in zip(loggers, disabled, strict=True):
+            logger.disabled = was

@@ -1,0 +1,128 @@
+"""What is installed, and what is known of one operator, as the command line shows it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from clika_ref.core import hooks
+from clika_ref.core.errors import ModelError, PluginError
+from clika_ref.core.operators import Operator, schema_text
+from clika_ref.core.registry import LIMIT_VARIABLE, Plugin, Registry, build_registry, load_registry
+from clika_ref.core.traits import QuantizationTrait
+
+KINDS = ("operators", "passes", "targets")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The plugins of this environment: those that work, why others do not, and those that a limit leaves out."""
+
+    plugins: tuple[Plugin, ...]
+    failures: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data: names only, each list sorted."""
+        plugins = [
+            {"name": p.name, "distribution": p.distribution, "version": p.version}
+            | {kind: names_of(p, kind) for kind in KINDS}
+            for p in self.plugins
+        ]
+        return {"plugins": plugins, "failures": list(self.failures), "left_out": list(self.left_out)}
+
+
+def installed_plugins() -> Installed:
+    """Load each plugin alone, so that one that fails does not hide the others, then see whether they agree."""
+    names = sorted({entry.name for entry in entry_points(group=hooks.GROUP)})
+    limit = os.environ.get(LIMIT_VARIABLE)
+    wanted = names if limit is None else [name for name in names if name in {part.strip() for part in limit.split(",")}]
+    plugins: list[Plugin] = []
+    failures: list[str] = []
+    for name in wanted:
+        try:
+            plugins += load_registry(name).plugins
+        except PluginError as error:
+            failures.append(_reason(error))
+    try:
+        build_registry(plugins)
+    except PluginError as error:
+        failures.append(str(error))
+    return Installed(tuple(plugins), tuple(failures), tuple(name for name in names if name not in wanted))
+
+
+def _reason(error: PluginError) -> str:
+    # A message about one plugin: without the count above it and the remedy below it, which are the same for each.
+    lines = str(error).splitlines()
+    return "\n".join(lines[1:-1]).strip() if len(lines) > 2 else str(error)
+
+
+def names_of(plugin: Plugin, kind: str) -> list[str]:
+    """Return the names of what a plugin adds of one kind, sorted."""
+    return sorted(item.name for item in getattr(plugin, kind))
+
+
+def counts_of(plugin: Plugin) -> str:
+    """Return how much a plugin adds: ``218 operators, 1 target``."""
+    counts = {kind: len(getattr(plugin, kind)) for kind in KINDS}
+    singular = {"operators": "operator", "passes": "pass", "targets": "target"}
+    return ", ".join(f"{n} {kind if n > 1 else singular[kind]}" for kind, n in counts.items() if n) or "nothing"
+
+
+def find_operator(registry: Registry, text: str) -> Operator:
+    """Return the operator of a name, or the one that an ATen call such as ``aten.conv2d.default`` maps to.
+
+    Raises:
+        ModelError: there is none; near names are given.
+    """
+    wanted = text.removeprefix("torch.ops.").replace("::", ".")
+    if wanted in registry.operators:
+        return registry.operators[wanted]
+    calls = {str(overload): op for overload, op in registry.overloads.items()}
+    packets = {name.rpartition(".")[0]: op for name, op in reversed(calls.items())}
+    if found := calls.get(wanted) or packets.get(wanted):
+        return found
+    known = [*registry.operators, *calls]
+    near = difflib.get_close_matches(wanted, known, n=5) or [name for name in known if wanted in name][:5]
+    hint = f"; near it are {', '.join(near)}" if near else ""
+    msg = f"no installed plugin declares an operator {text!r}{hint}; `clika-ref plugins --names` lists all"
+    raise ModelError(msg)
+
+
+def facts_of(registry: Registry, op: Operator) -> Iterator[tuple[str, str]]:
+    """Yield what is known of an operator, each fact under its title."""
+    plugin = next(p for p in registry.plugins if op in p.operators)
+    yield "schema", schema_text(op)
+    yield "meaning", inspect.getdoc(op.reference) or "not documented"
+    yield "ATen calls", "\n".join(sorted(map(str, op.converters))) or "none"
+    yield "quantization", _trait(op.trait)
+    yield "rounding error", str(op.error)
+    yield "repeatable", "no: two calls with equal operands may differ" if op.random else "yes"
+    yield "reference", location(op.reference)
+    yield "ONNX lowering", location(op.lowering)
+    yield "samples", location(op.sampler)
+    yield "plugin", str(plugin)
+
+
+def _trait(trait: QuantizationTrait) -> str:
+    facts = {"weight": trait.weight, "axis": trait.axis, "bias": trait.bias}
+    shown = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+    return f"{trait} ({shown})" if shown else str(trait)
+
+
+def location(function: Callable[..., Any] | None) -> str:
+    """Return ``file:line`` of a function, the file as seen from here, or ``none``."""
+    if function is None:
+        return "none"
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return f"{type(function).__module__}.{type(function).__qualname__}"
+    path = Path(code.co_filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{code.co_firstlineno}"

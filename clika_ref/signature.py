@@ -1,0 +1,199 @@
+"""How a call of the model maps to the inputs of its graph, and the outputs of the graph to what the model returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.symbols import resolve
+
+
+@dataclass(frozen=True)
+class TensorLeaf:
+    """A tensor of a call: the input of the graph that it becomes."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class NumberLeaf:
+    """A Python integer that differs between calls: it becomes a 0-d int64 input of the graph."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ConstantLeaf:
+    """Anything else: its value is part of the graph, so a call with another value is refused."""
+
+    name: str
+    value: Any
+
+
+Leaf = TensorLeaf | NumberLeaf | ConstantLeaf
+
+
+@dataclass(frozen=True)
+class OutputLeaf:
+    """One leaf of what the model returns: output ``index`` of the graph, or a number, expression or constant."""
+
+    index: int | None
+    value: Any = None
+
+
+@dataclass
+class Signature:
+    """The call form of a model as it was traced.
+
+    ``parameters`` is the signature of the original ``forward``; ``arguments`` the names of those that were given, each
+    with the structure of its value in ``specs``; ``leaves`` the leaves of all of them in order.
+    """
+
+    parameters: inspect.Signature
+    arguments: tuple[str, ...]
+    specs: tuple[pytree.TreeSpec, ...]
+    leaves: tuple[Leaf, ...]
+    output_spec: pytree.TreeSpec | None = None
+    outputs: tuple[OutputLeaf, ...] = field(default=())
+
+    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the leaves of a call, in the order of ``leaves``.
+
+        Raises:
+            ModelError: the call does not have the traced structure.
+        """
+        given = bind(self.parameters, args, kwargs)
+        flat: list[Any] = []
+        for name, spec in zip(self.arguments, self.specs, strict=True):
+            if name not in given:
+                given[name] = self._default(name)
+            leaves, found = pytree.tree_flatten(given.pop(name))
+            if found != spec:
+                msg = f"argument {name!r} has the structure {found}, but the model was compiled for {spec}"
+                raise ModelError(msg)
+            flat += leaves
+        for name, value in given.items():
+            if not _same(value, self._default(name)):
+                msg = f"argument {name!r} was left out when the model was compiled; trace with it to use it"
+                raise ModelError(msg)
+        return flat
+
+    def graph_inputs(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the tensors of a call that the graph takes; check that everything else is as it was traced.
+
+        Raises:
+            ModelError: an input is of another kind, or a constant has another value.
+        """
+        tensors: list[torch.Tensor] = []
+        for leaf, value in zip(self.leaves, leaves, strict=True):
+            if isinstance(leaf, ConstantLeaf):
+                if not _same(value, leaf.value):
+                    msg = (
+                        f"argument {leaf.name!r} is {value!r}, but the graph was made for {leaf.value!r}; "
+                        "compile again with that value, or give tracing inputs with several integers"
+                    )
+                    raise ModelError(msg)
+            elif isinstance(leaf, NumberLeaf) and isinstance(value, int):
+                tensors.append(torch.tensor(value))
+            elif isinstance(value, torch.Tensor):
+                tensors.append(value)
+            else:
+                msg = f"argument {leaf.name!r} is {value!r}, a {type(value).__name__}; the model takes a tensor there"
+                raise ModelError(msg)
+        return tensors
+
+    def unflatten(self, results: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:
+        """Return what the model returns, from the outputs of the graph."""
+        leaves = [resolve(o.value, sizes) if o.index is None else results[o.index] for o in self.outputs]
+        assert self.output_spec is not None
+        return pytree.tree_unflatten(leaves, self.output_spec)
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether an output is a size expression."""
+        return any(isinstance(o.value, sympy.Basic) for o in self.outputs)
+
+    def _default(self, name: str) -> Any:
+        parameter = self.parameters.parameters.get(name)
+        if parameter is None or parameter.default is inspect.Parameter.empty:
+            msg = f"argument {name!r} is missing; the model was compiled for forward({', '.join(self.arguments)})"
+            raise ModelError(msg)
+        return parameter.default
+
+
+def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given arguments by name; ``*args`` as a tuple and ``**kwargs`` spread.
+
+    Raises:
+        ModelError: the call does not fit the signature.
+    """
+    try:
+        bound = parameters.bind(*args, **kwargs)
+    except TypeError as error:
+        shown = [type(a).__name__ for a in args] + [f"{k}: {type(v).__name__}" for k, v in kwargs.items()]
+        msg = f"inputs ({', '.join(shown)}) do not fit forward{parameters}: {error}"
+        raise ModelError(msg) from error
+    given: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if parameters.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            given.update(value)
+        else:
+            given[name] = value
+    return given
+
+
+def flatten_call(
+    parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[str, ...], tuple[pytree.TreeSpec, ...], list[str], list[Any]]:
+    """Return argument names, their structures, and the names and values of all leaves of one call."""
+    given = bind(parameters, args, kwargs)
+    specs: list[pytree.TreeSpec] = []
+    names: list[str] = []
+    leaves: list[Any] = []
+    for argument, value in given.items():
+        register_dataclasses(value)
+        paths, spec = pytree.tree_flatten_with_path(value)
+        specs.append(spec)
+        names += [".".join([argument, *map(_key_text, path)]) for path, _ in paths]
+        leaves += [leaf for _, leaf in paths]
+    return tuple(given), tuple(specs), names, leaves
+
+
+def register_dataclasses(value: Any) -> None:
+    """Teach PyTorch to look inside the dataclasses that occur in a nested value."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if type(value) not in pytree.SUPPORTED_NODES:
+            name = f"{type(value).__module__}.{type(value).__qualname__}"
+            torch.export.register_dataclass(type(value), serialized_type_name=name)
+        for f in dataclasses.fields(value):
+            register_dataclasses(getattr(value, f.name))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            register_dataclasses(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            register_dataclasses(item)
+
+
+def _key_text(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _same(value: Any, traced: Any) -> bool:
+    """Whether a constant is the traced one: ``1``, ``1.0`` and ``True`` are three constants, NaN equals itself."""
+    if value is traced:
+        return True
+    if isinstance(value, torch.Tensor) or isinstance(traced, torch.Tensor) or type(value) is not type(traced):
+        return False
+    return bool(value == traced) or (value != value and traced != traced)  # noqa: PLR0124 - NaN
