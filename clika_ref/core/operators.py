@@ -181,13 +181,17 @@ def _schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[
     return tuple(operands), attributes, frozenset(required)
 
 
+def _frozen(default: Any) -> Any:
+    return tuple(default) if isinstance(default, list) else default
+
+
 class _Binder:
     """Binds the arguments of one ATen overload to an operator's schema: attributes by name, the rest in order."""
 
     def __init__(self, op: Operator, overload: torch._ops.OpOverload) -> None:
         self.operator = op
         self.names = [a.name for a in overload._schema.arguments]
-        self.defaults = {a.name: a.default_value for a in overload._schema.arguments}
+        self.defaults = {a.name: _frozen(a.default_value) for a in overload._schema.arguments}
         rest = [n for n in self.names if n not in op.attributes]
         self.variadic = bool(op.operands) and op.operands[-1].variadic
         count = len(op.operands)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT
+from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
+from clika_ref.core.samples import Call
 from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
+from clika_ref.core.types import Dim, TensorType
+from clika_ref_aten import slicing
+from clika_ref_aten.moving import MOVABLE, least, most, quotient, tidy, with_side
 
 aten = torch.ops.aten
 
 
-@operator(aten.cat.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.cat.default, aten.concat.default, aten.concatenate.default, quant=SHARED_SCALE, error=EXACT)
 def cat(*tensors: Tensor, dim: int = 0) -> Tensor:
     """Join tensors along an existing side."""
     return torch.cat(tensors, dim)
@@ -20,20 +28,162 @@ def cat(*tensors: Tensor, dim: int = 0) -> Tensor:
 
 @cat.onnx
 def _(op, *tensors, dim):
-    tensors = [t for t in op.promote(*tensors) if op.shape(t) != (0,)]  # torch lets empty vectors join anything
-    return op.Concat(*tensors, axis=dim)
+    kept = [t for t in tensors if op.shape(t) != (0,)]  # torch lets empty vectors join anything
+    return _joined(op, kept or tensors[:1], dim)
+
+
+@cat.types
+def _(*tensors, dim):
+    kept = [t for t in tensors if t.shape != (0,)] or tensors[:1]
+    length = sum(t.shape[dim] for t in kept)
+    return with_side(TensorType(_dtype(tensors), _agreed([with_side(t, dim, 0) for t in kept])), dim, tidy(length))
 
 
 @cat.samples
 def _(draw, s):
-    first = draw(s.tensor(rank=(1, 4)))
+    first = draw(s.tensor(rank=(1, 4), dtype=MOVABLE))
     dim = draw(s.integers(-first.rank, first.rank - 1))
+    tensors = [first]
+    for _ in range(draw(s.choice(1, 0, 2))):
+        shape = list(first.shape)
+        shape[dim] = draw(s.integers(0, 4))
+        tensors.append(draw(s.tensor(shape=draw(s.choice(shape, shape, (0,))), dtype=MOVABLE)))
+    return s.call(*tensors, dim=dim)
+
+
+@operator(aten.stack.default, aten._stack.default, quant=SHARED_SCALE, error=EXACT)  # noqa: SLF001 - a name of ATen's
+def stack(*tensors: Tensor, dim: int = 0) -> Tensor:
+    """Join tensors of one shape along a new side, which is side ``dim`` of the result."""
+    return torch.stack(tensors, dim)
+
+
+@stack.onnx
+def _(op, *tensors, dim):
+    return _joined(op, [op.Unsqueeze(t, op.ints([dim])) for t in tensors], dim)
+
+
+@stack.types
+def _(*tensors, dim):
+    shape = _agreed(tensors)
+    dim %= len(shape) + 1
+    return TensorType(_dtype(tensors), (*shape[:dim], len(tensors), *shape[dim:]))
+
+
+@stack.samples
+def _(draw, s):
+    first = draw(s.tensor(rank=(0, 3), dtype=MOVABLE))
+    others = [draw(s.tensor(shape=first.shape, dtype=MOVABLE)) for _ in range(draw(s.integers(0, 2)))]
+    return s.call(first, *others, dim=draw(s.integers(-first.rank - 1, first.rank)))
+
+
+@operator(aten.hstack.default, quant=SHARED_SCALE, error=EXACT)
+def hstack(*tensors: Tensor) -> Tensor:
+    """Join tensors along their second side, vectors along their only one; a number is a vector of one element."""
+    return torch.hstack(tensors)
+
+
+@hstack.onnx
+def _(op, *tensors):
+    lifted = [_lifted(op, t, {0: [0]}) for t in tensors]
+    return _joined(op, lifted, 1 if op.result.rank > 1 else 0)
+
+
+@hstack.samples
+def _(draw, s):
+    return s.call(*_stackable(draw, s, 1))
+
+
+@operator(aten.vstack.default, aten.row_stack.default, quant=SHARED_SCALE, error=EXACT)
+def vstack(*tensors: Tensor) -> Tensor:
+    """Join tensors along their first side; a vector is a row of a matrix."""
+    return torch.vstack(tensors)
+
+
+@vstack.onnx
+def _(op, *tensors):
+    return _joined(op, [_lifted(op, t, {0: [0, 1], 1: [0]}) for t in tensors], 0)
+
+
+@vstack.samples
+def _(draw, s):
+    return s.call(*_stackable(draw, s, 0))
+
+
+@operator(aten.dstack.default, quant=SHARED_SCALE, error=EXACT)
+def dstack(*tensors: Tensor) -> Tensor:
+    """Join tensors along their third side; a vector is ``[1, n, 1]``, a matrix ``[n, m, 1]``."""
+    return torch.dstack(tensors)
+
+
+@dstack.onnx
+def _(op, *tensors):
+    return _joined(op, [_lifted(op, t, {0: [0, 1, 2], 1: [0, 2], 2: [2]}) for t in tensors], 2)
+
+
+@dstack.samples
+def _(draw, s):
+    return s.call(*_stackable(draw, s, 2))
+
+
+@operator(aten.column_stack.default, quant=SHARED_SCALE, error=EXACT)
+def column_stack(*tensors: Tensor) -> Tensor:
+    """Join tensors along their second side; a vector is a column of a matrix."""
+    return torch.column_stack(tensors)
+
+
+@column_stack.onnx
+def _(op, *tensors):
+    return _joined(op, [_lifted(op, t, {0: [0, 1], 1: [1]}) for t in tensors], 1)
+
+
+@column_stack.samples
+def _(draw, s):
+    return s.call(*_stackable(draw, s, 1))
+
+
+def _stackable(draw: Any, s: Any, dim: int) -> list[Any]:
+    """Return tensors of one rank which may differ along the side that they are joined along."""
+    first = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
     shape = list(first.shape)
-    shape[dim] = draw(s.integers(1, 4))
-    return s.call(first, draw(s.tensor(shape=shape)), dim=dim)
+    if first.rank > max(dim, 1):
+        shape[dim] = draw(s.integers(1, 4))
+    return [first, *(draw(s.tensor(shape=shape, dtype=MOVABLE)) for _ in range(draw(s.integers(0, 2))))]
 
 
-@operator(aten.split_with_sizes.default, quant=SAME_SCALE, error=EXACT)
+def _lifted(op: Any, x: Any, axes: dict[int, list[int]]) -> Any:
+    """Return an operand with the new sides that ``axes`` lists for its rank."""
+    new = axes.get(op.rank(x))
+    return op.Unsqueeze(x, op.ints(new)) if new else x
+
+
+def _joined(op: Any, tensors: Any, dim: int) -> Any:
+    tensors = op.promote(*tensors)
+    return op.Concat(*tensors, axis=dim) if len(tensors) > 1 else tensors[0]
+
+
+def _dtype(tensors: Any) -> torch.dtype:
+    return reduce(torch.promote_types, (t.dtype for t in tensors))
+
+
+def _agreed(tensors: Any) -> tuple[Dim, ...]:
+    """Return the shape that all have; lengths that tracing found equal may be written as different expressions."""
+    shapes = [t.shape for t in tensors]
+    agreed: list[Dim] = []
+    for sides in zip(*shapes, strict=True):
+        numbers = {n for n in sides if isinstance(n, int)}
+        if len(numbers) > 1:
+            raise ValueError(f"the shapes {', '.join(map(str, shapes))} do not agree")
+        agreed.append(numbers.pop() if numbers else sides[0])
+    return tuple(agreed)
+
+
+@operator(
+    aten.split_with_sizes.default,
+    aten.split_with_sizes_copy.default,
+    aten.unsafe_split_with_sizes.default,
+    quant=SAME_SCALE,
+    error=EXACT,
+)
 def split_with_sizes(x: Tensor, *, split_sizes: tuple[int, ...], dim: int = 0) -> tuple[Tensor, ...]:
     """Cut a side into pieces of the given lengths."""
     return torch.split_with_sizes(x, split_sizes, dim)
@@ -41,13 +191,124 @@ def split_with_sizes(x: Tensor, *, split_sizes: tuple[int, ...], dim: int = 0) -
 
 @split_with_sizes.onnx
 def _(op, x, *, split_sizes, dim):
-    pieces = op.Split(x, op.ints(split_sizes), axis=dim, outputs=len(split_sizes))
-    return pieces if isinstance(pieces, tuple) else (pieces,)
+    if len(split_sizes) == 1:
+        return x
+    return op.Split(x, op.ints(split_sizes), axis=dim, outputs=len(split_sizes))
+
+
+@split_with_sizes.types
+def _(x, *, split_sizes, dim):
+    counts = sum(split_sizes), x.shape[dim]
+    if all(isinstance(n, int) for n in counts) and counts[0] != counts[1]:
+        raise ValueError(f"the pieces {split_sizes} do not add up to side {dim} of {x}")
+    return tuple(with_side(x, dim, tidy(n)) for n in split_sizes)
 
 
 @split_with_sizes.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), side=(2, 6)))
+    x = draw(s.tensor(rank=(1, 4), side=(2, 6), dtype=MOVABLE))
     dim = draw(s.integers(-x.rank, x.rank - 1))
-    cut = draw(s.integers(1, x.shape[dim] - 1))
-    return s.call(x, split_sizes=(cut, x.shape[dim] - cut), dim=dim)
+    side = x.shape[dim]
+    cut = draw(s.integers(0, side))
+    return s.call(x, split_sizes=draw(s.choice((cut, side - cut), (side,), (1,) * side)), dim=dim)
+
+
+@split_with_sizes.write_back
+def _(build, base, new, *, index, split_sizes, dim):
+    start = tidy(sum(split_sizes[:index]))
+    end = tidy(start + split_sizes[index])
+    return build(slicing.slice_scatter, base, new, dim=dim, start=start, end=end, types=(base.type,))
+
+
+@split_with_sizes.from_torch(aten.split.sizes)
+def _(x, split_size, dim=0):
+    return split_with_sizes.call(x, split_sizes=tuple(split_size), dim=dim)
+
+
+@split_with_sizes.from_torch(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
+def _(x, split_size, dim=0):
+    side = x.type.shape[dim]
+    count = side if split_size == 0 else -quotient(-side, split_size)  # rounded up; torch splits 0 elements by 0
+    if not isinstance(count, int):
+        raise ModelError(
+            f"split({x.type}, {split_size}, dim={dim}): the number of pieces, {count}, differs from call to call, and "
+            "a graph has a fixed number of values; use chunk(n), or give the size of every piece"
+        )
+    count = max(count, 1)
+    rest = tidy(side - split_size * (count - 1))
+    return split_with_sizes.call(x, split_sizes=(*(split_size,) * (count - 1), rest), dim=dim)
+
+
+@split_with_sizes.from_torch(aten.chunk.default, aten.unsafe_chunk.default)
+def _(x, chunks, dim=0):
+    side = x.type.shape[dim]
+    size = quotient(side + chunks - 1, chunks) if not _divides(chunks, side) else quotient(side, chunks)
+    count = chunks
+    if isinstance(side, int):
+        count = max(-(-side // max(size, 1)), 1) if side else chunks
+    return split_with_sizes.call(x, split_sizes=(*(size,) * (count - 1), tidy(side - size * (count - 1))), dim=dim)
+
+
+@split_with_sizes.from_torch(aten.tensor_split.sections)
+def _(x, sections, dim=0):
+    return _in_sections(x, sections, dim)
+
+
+@split_with_sizes.from_torch(aten.tensor_split.indices)
+def _(x, indices, dim=0):
+    return _at_indices(x, indices, dim)
+
+
+@split_with_sizes.from_torch(aten.hsplit.int)
+def _(x, sections):
+    return _in_sections(x, sections, 1 if x.type.rank > 1 else 0)
+
+
+@split_with_sizes.from_torch(aten.hsplit.array)
+def _(x, indices):
+    return _at_indices(x, indices, 1 if x.type.rank > 1 else 0)
+
+
+@split_with_sizes.from_torch(aten.vsplit.int)
+def _(x, sections):
+    return _in_sections(x, sections, 0)
+
+
+@split_with_sizes.from_torch(aten.vsplit.array)
+def _(x, indices):
+    return _at_indices(x, indices, 0)
+
+
+@split_with_sizes.from_torch(aten.dsplit.int)
+def _(x, sections):
+    return _in_sections(x, sections, 2)
+
+
+@split_with_sizes.from_torch(aten.dsplit.array)
+def _(x, indices):
+    return _at_indices(x, indices, 2)
+
+
+def _divides(count: int, side: Dim) -> bool:
+    return not isinstance(side, int) and bool((side / count).is_integer)
+
+
+def _in_sections(x: Any, sections: int, dim: int) -> Call:
+    """Cut a side into ``sections`` pieces, the first of which are longer by one where the side does not divide."""
+    side = x.type.shape[dim]
+    if _divides(sections, side):
+        return split_with_sizes.call(x, split_sizes=(quotient(side, sections),) * sections, dim=dim)
+    sizes = (quotient(side + (sections - 1 - i), sections) for i in range(sections))
+    return split_with_sizes.call(x, split_sizes=tuple(sizes), dim=dim)
+
+
+def _at_indices(x: Any, indices: tuple[Any, ...], dim: int) -> Call:
+    side = x.type.shape[dim]
+    ends = [least(i, side) if not isinstance(i, int) or i >= 0 else most(tidy(side + i), 0) for i in indices]
+    sizes = [tidy(b - a) for a, b in zip([0, *ends], [*ends, side], strict=True)]
+    if any(isinstance(n, int) and n < 0 for n in sizes):
+        raise ModelError(
+            f"tensor_split({x.type}, {indices}, dim={dim}): the indices do not rise, so the pieces overlap; "
+            "take them one by one with slices"
+        )
+    return split_with_sizes.call(x, split_sizes=tuple(sizes), dim=dim)

@@ -1,0 +1,141 @@
+"""Operators that repeat elements without copying them: a side of length 1 becomes any length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.types import Dim, TensorType
+from clika_ref_aten import shaping, slicing
+from clika_ref_aten.moving import MOVABLE, tidy
+
+aten = torch.ops.aten
+
+
+@operator(quant=SAME_SCALE, error=EXACT)
+def expand(x: Tensor, *, size: tuple[int, ...]) -> Tensor:
+    """``x`` with sides of length 1 stretched to ``size``, and new sides before the first."""
+    return x.expand(size)
+
+
+@expand.onnx
+def _(op, x, *, size):
+    return stretch(op, x, op.shape(x), size)
+
+
+@expand.types
+def _(x, *, size):
+    aligned = size[len(size) - x.rank :] if x.rank else ()
+    pairs = list(zip(x.shape, aligned, strict=True))
+    if any(isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs):
+        raise ValueError(f"{x} does not stretch to {size}")
+    return TensorType(x.dtype, size)
+
+
+@expand.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=MOVABLE, side=(1, 2)))
+    new = [draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 2)))]
+    return s.call(x, size=(*new, *(draw(s.choice(1, 2, 3, 4, 0)) if n == 1 else n for n in x.shape)))
+
+
+@expand.write_back
+def _(build, base, new, *, size):
+    for i in range(len(size)):
+        side = i - (len(size) - base.type.rank)
+        if side < 0 or base.type.shape[side] != size[i]:
+            new = build(slicing.slice_, new, dim=i, start=0, end=1)
+    return build(shaping.reshape, new, shape=base.type.shape, types=(base.type,))
+
+
+@expand.from_torch(aten.expand.default, aten.expand_copy.default, aten.broadcast_to.default)
+def _(x, size, *, implicit=False):
+    own = (None,) * (len(size) - x.type.rank) + x.type.shape
+    sides = (side if n == -1 else tidy(n) for n, side in zip(size, own, strict=True))
+    return expand.call(x, size=tuple(sides))
+
+
+@expand.from_torch(aten.expand_as.default)
+def _(x, other):
+    return expand.call(x, size=other.type.shape)
+
+
+@operator(aten.broadcast_tensors.default, quant=SAME_SCALE, error=EXACT)
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Every tensor stretched to the shape that all have in common."""
+    return tuple(torch.broadcast_tensors(*tensors))
+
+
+@broadcast_tensors.onnx
+def _(op, *tensors):
+    return tuple(stretch(op, x, op.shape(x), op.result.shape) for x in tensors)
+
+
+@broadcast_tensors.types
+def _(*tensors):
+    rank = max(x.rank for x in tensors)
+    columns = zip(*((1,) * (rank - x.rank) + x.shape for x in tensors), strict=True)
+    shape = tuple(map(_common, columns))
+    return tuple(TensorType(x.dtype, shape) for x in tensors)
+
+
+@broadcast_tensors.samples
+def _(draw, s):
+    first = draw(s.tensor(dtype=MOVABLE))
+    lower = draw(s.integers(0, first.rank))
+    shape = [draw(s.choice(1, n)) for n in first.shape[lower:]]
+    return s.call(first, draw(s.tensor(shape=shape, dtype=MOVABLE)))
+
+
+@operator(aten.meshgrid.default, aten.meshgrid.indexing, quant=SAME_SCALE, error=EXACT)
+def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """The coordinates of a grid: result ``i`` varies along side ``i`` only, as ``tensors[i][n]`` does.
+
+    With ``indexing="xy"`` the first two sides change places.
+    """
+    return tuple(torch.meshgrid(*tensors, indexing=indexing))
+
+
+@meshgrid.onnx
+def _(op, *tensors, indexing):
+    axes = list(range(len(tensors)))
+    if indexing == "xy":
+        axes[:2] = reversed(axes[:2])
+    results = []
+    for x, axis in zip(tensors, axes, strict=True):
+        others = [i for i in range(len(tensors)) if i != axis or not op.rank(x)]
+        shape = tuple(op.result.shape[i] if i == axis and op.rank(x) else 1 for i in range(len(tensors)))
+        lifted = op.Unsqueeze(x, op.ints(others)) if others else x
+        results.append(stretch(op, lifted, shape, op.result.shape))
+    return tuple(results)
+
+
+@meshgrid.samples
+def _(draw, s):
+    dtype = draw(s.choice(*MOVABLE))
+    tensors = [draw(s.tensor(rank=(0, 1), dtype=dtype)) for _ in range(draw(s.integers(1, 3)))]
+    return s.call(*tensors, indexing=draw(s.choice("ij", "xy")))
+
+
+def _common(sides: tuple[Dim, ...]) -> Dim:
+    """Return the length that sides stretch to; lengths that are not 1 are equal, if not always written alike."""
+    longer = [n for n in sides if n != 1]
+    numbers = {n for n in longer if isinstance(n, int)}
+    if len(numbers) > 1:
+        raise ValueError(f"sides of lengths {sides} do not stretch to one length")
+    return numbers.pop() if numbers else (longer or [1])[0]
+
+
+def stretch(op: Any, x: Any, before: tuple[Dim, ...], after: tuple[Dim, ...]) -> Any:
+    """Return ``x`` of the shape ``before`` broadcast to ``after``, without reading lengths that stay as they are."""
+    if before == after:
+        return x
+    if 0 in after and 0 not in before:  # ONNX Runtime's Expand leaves a side of 1 where 0 is asked for
+        return op.cast(op.declare(op.ConstantOfShape(op.ints(after)), torch.float32), op.dtype(x))
+    own = (1,) * (len(after) - len(before)) + before
+    return op.Expand(x, op.ints([1 if a == b else b for a, b in zip(own, after, strict=True)]))

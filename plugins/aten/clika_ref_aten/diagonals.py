@@ -1,0 +1,188 @@
+"""Operators that read, write and make diagonals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
+from clika_ref.core.types import Dim, TensorType
+from clika_ref_aten.moving import MOVABLE, least, most, numbered, same_type, strided, tidy, total
+from clika_ref_aten.slicing import cut
+
+aten = torch.ops.aten
+
+NO_WHERE = (torch.bool, torch.int16, torch.int8)
+"""Dtypes for which ONNX Runtime has no Where on the CPU."""
+
+
+@operator(aten.diagonal.default, aten.diagonal_copy.default, quant=SAME_SCALE, error=EXACT)
+def diagonal(x: Tensor, *, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """``x[..., i, i + offset]`` of the plane of two sides; the diagonal becomes the last side of the result."""
+    return x.diagonal(offset, dim1, dim2)
+
+
+@diagonal.onnx
+def _(op, x, *, offset, dim1, dim2):
+    return _read(op, x, offset, (dim1, dim2))
+
+
+@diagonal.types
+def _(x, *, offset, dim1, dim2):
+    return _diagonal_type(x, offset, (dim1, dim2))
+
+
+@diagonal.samples
+def _(draw, s):
+    x, attrs = _plane(draw, s)
+    return s.call(x, **attrs)
+
+
+@diagonal.write_back
+def _(build, base, new, **attrs):
+    return build(diagonal_scatter, base, new, types=(base.type,), **attrs)
+
+
+@diagonal.from_torch(aten.linalg_diagonal.default)
+def _(A, *, offset=0, dim1=-2, dim2=-1):  # noqa: N803 - ATen's name
+    return diagonal.call(A, offset=offset, dim1=dim1, dim2=dim2)
+
+
+@operator(aten.diagonal_scatter.default, quant=SHARED_SCALE, error=EXACT)
+def diagonal_scatter(x: Tensor, src: Tensor, *, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """``x`` with a diagonal of the plane of two sides replaced by the last side of ``src``."""
+    return torch.diagonal_scatter(x, src, offset, dim1, dim2)
+
+
+diagonal_scatter.types(same_type)
+
+
+@diagonal_scatter.onnx
+def _(op, x, src, *, offset, dim1, dim2):
+    shape, order = op.shape(x), _plane_last(op.rank(x), (dim1, dim2))
+    length = _length(shape[dim1], shape[dim2], offset)
+    first, step = _run(offset, shape[dim2])
+    places = op.Expand(strided(op, (length,), (step,), first), op.Shape(src))
+    flat = _flattened(op, x, order)
+    written = op.ScatterElements(flat, places, op.cast(src, op.dtype(x)), axis=len(shape) - 2)
+    planes = op.reshape(written, tuple(shape[d] for d in order))
+    back = [order.index(i) for i in range(len(order))]
+    return planes if back == order == sorted(order) else op.Transpose(planes, perm=back)
+
+
+@diagonal_scatter.samples
+def _(draw, s):
+    x, attrs = _plane(draw, s)
+    shape = _diagonal_type(TensorType(x.dtype, x.shape), attrs["offset"], (attrs["dim1"], attrs["dim2"])).shape
+    return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype)), **attrs)
+
+
+@operator(aten.diag_embed.default, quant=SAME_SCALE, error=EXACT)
+def diag_embed(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """A tensor of zeros with the last side of ``x`` as a diagonal of the plane of two new sides."""
+    return x.diag_embed(offset, dim1, dim2)
+
+
+@diag_embed.onnx
+def _(op, x, *, offset, dim1, dim2):
+    planes = _embedded(op, x, offset)
+    order = _plane_last(op.rank(x) + 1, (dim1, dim2))
+    back = [order.index(i) for i in range(len(order))]
+    return planes if order == sorted(order) else op.Transpose(planes, perm=back)
+
+
+@diag_embed.types
+def _(x, *, offset, dim1, dim2):
+    side = tidy(x.shape[-1] + abs(offset))
+    order = _plane_last(x.rank + 1, (dim1, dim2))
+    planes = (*x.shape[:-1], side, side)
+    return TensorType(x.dtype, tuple(planes[order.index(i)] for i in range(len(order))))
+
+
+@diag_embed.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 3), dtype=MOVABLE))
+    dim1, dim2 = draw(s.choice((-2, -1), (0, 1), (-1, 0), (0, -1)))
+    return s.call(x, offset=draw(s.integers(-2, 2)), dim1=dim1, dim2=dim2)
+
+
+@operator(aten.diag.default, quant=SAME_SCALE, error=EXACT)
+def diag(x: Tensor, *, diagonal: int = 0) -> Tensor:
+    """A diagonal of the matrix ``x[n, m]``, or the matrix of zeros that has the vector ``x[n]`` as a diagonal."""
+    return x.diag(diagonal)
+
+
+@diag.onnx
+def _(op, x, *, diagonal):
+    return _embedded(op, x, diagonal) if op.rank(x) == 1 else _read(op, x, diagonal, (0, 1))
+
+
+@diag.types
+def _(x, *, diagonal):
+    if x.rank == 1:
+        return TensorType(x.dtype, (tidy(x.shape[0] + abs(diagonal)),) * 2)
+    return _diagonal_type(x, diagonal, (0, 1))
+
+
+@diag.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(rank=(1, 2), dtype=MOVABLE)), diagonal=draw(s.integers(-2, 2)))
+
+
+def _plane(draw: Any, s: Any) -> tuple[Any, dict[str, int]]:
+    x = draw(s.tensor(rank=(2, 4), dtype=MOVABLE))
+    dim1, dim2 = draw(s.choice((0, 1), (1, 0), (-2, -1), (-1, 0)))
+    return x, {"offset": draw(s.integers(-2, 2)), "dim1": dim1, "dim2": dim2}
+
+
+def _plane_last(rank: int, plane: tuple[int, int]) -> list[int]:
+    """Return the order of sides that puts those of the plane last."""
+    last = [d % rank for d in plane]
+    return [*(i for i in range(rank) if i not in last), *last]
+
+
+def _length(rows: Dim, columns: Dim, offset: int) -> Dim:
+    if offset < 0:
+        return most(least(tidy(rows + offset), columns), 0)
+    return most(least(rows, tidy(columns - offset)), 0)
+
+
+def _run(offset: int, columns: Dim) -> tuple[Dim, Dim]:
+    """Return where a diagonal starts in its flattened plane, and how far apart its elements are."""
+    return offset if offset >= 0 else -offset * columns, columns + 1
+
+
+def _diagonal_type(x: TensorType, offset: int, plane: tuple[int, int]) -> TensorType:
+    *outer, rows, columns = (x.shape[d] for d in _plane_last(x.rank, plane))
+    return TensorType(x.dtype, (*outer, _length(rows, columns, offset)))
+
+
+def _flattened(op: Any, x: Any, order: list[int]) -> Any:
+    shape = tuple(op.shape(x)[d] for d in order)
+    planes = x if order == sorted(order) else op.Transpose(x, perm=order)
+    return op.reshape(planes, (*shape[:-2], total(shape[-2:])))
+
+
+def _read(op: Any, x: Any, offset: int, plane: tuple[int, int]) -> Any:
+    first, step = _run(offset, op.shape(x)[plane[1]])
+    end = first + op.result.shape[-1] * step
+    return cut(op, _flattened(op, x, _plane_last(op.rank(x), plane)), op.rank(x) - 2, start=first, end=end, step=step)
+
+
+def _embedded(op: Any, x: Any, offset: int) -> Any:
+    """Return matrices whose diagonals are the last side of ``x``.
+
+    Below the main diagonal an element keeps its index as its column, else as its row: ``x`` is padded at its end only.
+    """
+    dtype, rank, side = op.dtype(x), op.rank(x), op.shape(x)[-1] + abs(offset)
+    x = op.cast(x, torch.int32) if dtype in NO_WHERE else x
+    if offset:
+        x = op.Pad(x, op.ints([*[0] * (2 * rank - 1), abs(offset)]))
+    spread = op.Unsqueeze(x, op.ints([rank - 1 if offset < 0 else rank]))
+    columns = numbered(op, tidy(side))
+    rows = op.Unsqueeze(op.Add(columns, op.scalar(offset, torch.int64)), op.ints([1]))
+    return op.cast(op.Where(op.Equal(rows, columns), spread, op.like(x, 0)), dtype)

@@ -1,0 +1,123 @@
+"""Operators that add elements around a tensor, or take them away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._sympy import functions as torch_sympy
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.types import Dim, TensorType
+from clika_ref_aten.moving import FAR, is_nonnegative, tidy
+from clika_ref_aten.slicing import cut
+
+aten = torch.ops.aten
+
+ONNX_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
+DTYPES = (torch.float32, torch.float16, torch.int64, torch.int16, torch.uint8)
+
+
+@operator(aten.pad.default, quant=SAME_SCALE, error=EXACT)
+def pad_(x: Tensor, *, pad: tuple[int, ...], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Add ``pad[0]`` elements before and ``pad[1]`` after the last side, the next two to the one before it, and so on.
+
+    Negative numbers take elements away. ``mode``: ``constant`` adds ``value`` (0 if None), ``reflect`` mirrors at the
+    outermost elements, ``replicate`` repeats them, ``circular`` continues with those of the other end.
+    """
+    if mode == "constant":
+        return torch.constant_pad_nd(x, pad, 0 if value is None else value)
+    return F.pad(x, pad, mode)
+
+
+@pad_.onnx
+def _(op, x, *, pad, mode, value):
+    if mode == "circular":
+        return _wrapped(op, x, pad)
+    rank, dtype = op.rank(x), op.dtype(x)
+    added = _ends(rank, [_positive(n) for n in pad])
+    if any(n != 0 for ends in added for n in ends):
+        kernel = torch.int32 if dtype == torch.int16 else dtype  # ONNX Runtime pads no int16
+        filling = op.scalar(value, kernel) if value and mode == "constant" else None
+        lengths = op.ints([n for side in zip(*added, strict=True) for n in side])
+        x = op.cast(op.Pad(op.cast(x, kernel), lengths, filling, mode=ONNX_MODES[mode]), dtype)
+    return _trimmed(op, x, _ends(rank, pad), op.result.shape)
+
+
+@pad_.types
+def _(x, *, pad, mode, value):
+    sides = (tidy(n + before + after) for n, (before, after) in zip(x.shape, _ends(x.rank, pad), strict=True))
+    return TensorType(x.dtype, tuple(sides))
+
+
+@pad_.samples
+def _(draw, s):
+    mode = draw(s.choice("constant", "constant", "reflect", "replicate", "circular"))
+    if mode == "constant":
+        x = draw(s.tensor(rank=(1, 4), side=(2, 5), dtype=(*DTYPES, torch.bool)))
+        pads = tuple(draw(s.choice(0, 1, 3, -1)) for _ in range(2 * draw(s.integers(1, x.rank))))
+        values = (None, 0, 2.5, float("-inf")) if x.dtype.is_floating_point else (None, 1)
+        return s.call(x, pad=pads, value=draw(s.choice(*values)))
+    spatial = draw(s.integers(1, 3))
+    x = draw(s.tensor(rank=(spatial + 1, spatial + 2), side=(3, 5), dtype=DTYPES[:3]))
+    return s.call(x, pad=tuple(draw(s.choice(0, 1, 2, -1)) for _ in range(2 * spatial)), mode=mode)
+
+
+@pad_.from_torch(aten.constant_pad_nd.default)
+def _(x, pad, value=0):
+    return pad_.call(x, pad=tuple(pad), value=value)
+
+
+@pad_.from_torch(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def _(x, padding):
+    return pad_.call(x, pad=tuple(padding), mode="reflect")
+
+
+@pad_.from_torch(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def _(x, padding):
+    return pad_.call(x, pad=tuple(padding), mode="replicate")
+
+
+@pad_.from_torch(aten._pad_circular.default)  # noqa: SLF001 - a name of ATen's
+def _(x, pad):
+    return pad_.call(x, pad=tuple(pad), mode="circular")
+
+
+def _ends(rank: int, pad: Any) -> list[tuple[Dim, Dim]]:
+    """Return how much is added before and after each side, from the first side on."""
+    pairs = list(zip(pad[::2], pad[1::2], strict=True))
+    return [(0, 0)] * (rank - len(pairs)) + pairs[::-1]
+
+
+def _positive(n: Any) -> Any:
+    if isinstance(n, int):
+        return max(n, 0)
+    if is_nonnegative(-n):
+        return 0
+    return n if is_nonnegative(n) else torch_sympy.Max(n, 0)
+
+
+def _trimmed(op: Any, x: Any, ends: list[tuple[Dim, Dim]], shape: tuple[Dim, ...]) -> Any:
+    """Return ``x`` without what negative paddings take away; ``shape`` is what remains."""
+    for dim, (before, after) in enumerate(ends):
+        start, taken = _positive(-before), _positive(-after)
+        if start != 0 or taken != 0:
+            x = cut(op, x, dim, start=start, end=FAR if taken == 0 else tidy(start + shape[dim]))
+    return x
+
+
+def _wrapped(op: Any, x: Any, pad: Any) -> Any:
+    """Return ``x`` with its other end before and after each side; what is taken away is gone before that."""
+    ends = _ends(op.rank(x), pad)
+    kept = tuple(tidy(n - _positive(-a) - _positive(-b)) for n, (a, b) in zip(op.shape(x), ends, strict=True))
+    x = _trimmed(op, x, ends, kept)
+    for dim, pair in enumerate(ends):
+        before, after = map(_positive, pair)
+        head = [] if before == 0 else [cut(op, x, dim, start=tidy(kept[dim] - before))]
+        tail = [] if after == 0 else [cut(op, x, dim, end=after)]
+        x = op.Concat(*head, x, *tail, axis=dim) if head or tail else x
+    return x

@@ -1,0 +1,129 @@
+"""Operators that give the elements of a side another order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._sympy import functions as torch_sympy
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.types import TensorType
+from clika_ref_aten.moving import MOVABLE, same_type, total
+from clika_ref_aten.slicing import cut
+
+aten = torch.ops.aten
+
+BEFORE_FIRST = torch.iinfo(torch.int64).min
+"""The end of a backward slice that reaches the first element."""
+
+
+@operator(aten.roll.default, quant=SAME_SCALE, error=EXACT)
+def roll(x: Tensor, *, shifts: tuple[int, ...], dims: tuple[int, ...] = ()) -> Tensor:
+    """Move elements forward along sides, those that leave at the end coming back at the start.
+
+    Without ``dims``, ``x`` is rolled as if it were flat.
+    """
+    return x.roll(shifts, dims)
+
+
+roll.types(same_type)
+
+
+@roll.onnx
+def _(op, x, *, shifts, dims):
+    shape = op.shape(x)
+    if not dims and len(shape) != 1:
+        flat = _rolled(op, op.reshape(x, (total(shape),)), 0, total(shape), shifts[0])
+        return op.reshape(flat, shape)
+    for shift, dim in zip(shifts, dims or (0,), strict=True):
+        x = _rolled(op, x, dim, shape[dim], shift)
+    return x
+
+
+@roll.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
+    dims = draw(s.choice((), *((d,) for d in range(-x.rank, x.rank)), tuple(range(x.rank))))
+    return s.call(x, shifts=tuple(draw(s.choice(0, 1, -1, 3, -7)) for _ in dims or (0,)), dims=dims)
+
+
+def _rolled(op: Any, x: Any, dim: int, side: Any, shift: Any) -> Any:
+    if isinstance(side, int) and isinstance(shift, int):
+        start = -shift % max(side, 1)
+    else:
+        start = torch_sympy.PythonMod(-shift, torch_sympy.Max(side, 1))  # an empty side: integers cannot divide by 0
+    if start == 0:
+        return x
+    return op.Concat(cut(op, x, dim, start=start), cut(op, x, dim, end=start), axis=dim)
+
+
+@operator(aten.flip.default, quant=SAME_SCALE, error=EXACT)
+def flip(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
+    """Reverse the order of the elements along the given sides."""
+    return x.flip(dims)
+
+
+flip.types(same_type)
+
+
+@flip.onnx
+def _(op, x, *, dims):
+    return _reversed(op, x, dims) if op.rank(x) else x
+
+
+@flip.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
+    return s.call(x, dims=draw(s.choice((), tuple(range(x.rank)), *((d,) for d in range(-x.rank, x.rank)))))
+
+
+@flip.from_torch(aten.fliplr.default)
+def _(x):
+    return flip.call(x, dims=(1,))
+
+
+@flip.from_torch(aten.flipud.default)
+def _(x):
+    return flip.call(x, dims=(0,))
+
+
+@operator(aten.rot90.default, quant=SAME_SCALE, error=EXACT)
+def rot90(x: Tensor, *, k: int = 1, dims: tuple[int, ...] = (0, 1)) -> Tensor:
+    """Turn ``x`` by ``k`` quarters in the plane of two sides, from the first towards the second."""
+    return x.rot90(k, dims)
+
+
+@rot90.onnx
+def _(op, x, *, k, dims):
+    turned = _reversed(op, x, {0: (), 1: dims[1:], 2: dims, 3: dims[:1]}[k % 4])
+    return op.Transpose(turned, perm=_exchanged(op.rank(x), dims)) if k % 2 else turned
+
+
+@rot90.types
+def _(x, *, k, dims):
+    order = _exchanged(x.rank, dims) if k % 2 else range(x.rank)
+    return TensorType(x.dtype, tuple(x.shape[d] for d in order))
+
+
+@rot90.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(2, 4), dtype=MOVABLE))
+    return s.call(x, k=draw(s.integers(-3, 5)), dims=draw(s.choice((0, 1), (1, 0), (-1, 0), (-2, -1))))
+
+
+def _exchanged(rank: int, dims: tuple[int, ...]) -> list[int]:
+    order = list(range(rank))
+    first, second = dims
+    order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _reversed(op: Any, x: Any, dims: tuple[int, ...]) -> Any:
+    if not dims:
+        return x
+    count = len(dims)
+    return op.Slice(x, op.ints([-1] * count), op.ints([BEFORE_FIRST] * count), op.ints(dims), op.ints([-1] * count))

@@ -1,0 +1,152 @@
+"""Operators that repeat elements."""
+
+from __future__ import annotations
+
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import KEEP_FLOAT, SAME_SCALE
+from clika_ref.core.types import TensorType
+from clika_ref_aten.moving import MOVABLE, numbered, tidy, total, with_side
+
+aten = torch.ops.aten
+
+
+@operator(aten.repeat.default, quant=SAME_SCALE, error=EXACT)
+def repeat(x: Tensor, *, repeats: tuple[int, ...]) -> Tensor:
+    """``repeats[i]`` copies of ``x`` one after the other along side ``i`` of the result, new sides coming first."""
+    return x.repeat(repeats)
+
+
+@repeat.onnx
+def _(op, x, *, repeats):
+    new = len(repeats) - op.rank(x)
+    lifted = op.Unsqueeze(x, op.ints(range(new))) if new else x
+    return lifted if all(n == 1 for n in repeats) else op.Tile(lifted, op.ints(repeats))
+
+
+@repeat.types
+def _(x, *, repeats):
+    own = (1,) * (len(repeats) - x.rank) + x.shape
+    return TensorType(x.dtype, tuple(tidy(n * r) for n, r in zip(own, repeats, strict=True)))
+
+
+@repeat.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(0, 3), dtype=MOVABLE))
+    count = x.rank + draw(s.integers(0, 2))
+    return s.call(x, repeats=tuple(draw(s.choice(1, 2, 3, 0)) for _ in range(count)))
+
+
+@repeat.from_torch(aten.tile.default)
+def _(x, dims):
+    return repeat.call(x, repeats=(*(1,) * (x.type.rank - len(dims)), *dims))
+
+
+@operator(
+    aten.repeat_interleave.self_int, aten.repeat_interleave.self_Tensor, quant=SAME_SCALE, error=EXACT
+)  # fmt: skip
+def repeat_interleave(
+    x: Tensor, repeats: Tensor | Number, *, dim: int | None = None, output_size: int | None = None
+) -> Tensor:
+    """Each element along a side ``repeats`` times in a row (a number, or one count for each index of the side).
+
+    Without ``dim``, ``x`` is flattened. Where ``repeats`` is a tensor, the length of the result depends on its
+    elements: ``output_size`` says it beforehand.
+    """
+    return x.repeat_interleave(repeats, dim, output_size=output_size)
+
+
+@repeat_interleave.onnx
+def _(op, x, repeats, *, dim, output_size):
+    shape = _repeated_shape(op.shape(x), dim)
+    dim = 0 if dim is None else dim % len(shape)
+    flat = x if shape == op.shape(x) else op.reshape(x, shape)
+    if not isinstance(repeats, int) and not is_symbolic(repeats):
+        counts = op.Expand(op.cast(repeats, torch.int64), op.ints([shape[dim]]))
+        return op.Gather(flat, _positions(op, counts, output_size), axis=dim)
+    if repeats == 1:
+        return flat
+    copies = op.Unsqueeze(flat, op.ints([dim + 1]))
+    times = [repeats if i == dim + 1 else 1 for i in range(len(shape) + 1)]
+    copies = op.Tile(copies, op.ints(times))  # not Expand: ONNX Runtime's leaves a side of 1 where 0 is asked for
+    return op.reshape(copies, op.result.shape)
+
+
+@repeat_interleave.types
+def _(x, repeats, *, dim, output_size):
+    flat = TensorType(x.dtype, _repeated_shape(x.shape, dim))
+    dim = 0 if dim is None else dim
+    if isinstance(repeats, TensorType):
+        return with_side(flat, dim, _known(output_size))
+    return with_side(flat, dim, tidy(flat.shape[dim] * repeats))
+
+
+@repeat_interleave.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(0, 3), dtype=MOVABLE))
+    dim = draw(s.choice(None, *range(-x.rank, x.rank)))
+    side = _repeated_shape(x.shape, dim)[dim or 0]
+    if draw(s.booleans()):
+        return s.call(x, draw(s.integers(0, 3)), dim=dim)
+    count = draw(s.choice(side, 1))
+    repeats, output_size = _counts(draw, s, count, side // count)
+    return s.call(x, repeats, dim=dim, output_size=output_size)
+
+
+@operator(aten.repeat_interleave.Tensor, quant=KEEP_FLOAT, error=EXACT)
+def repeat_interleave_indices(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    """The index ``i`` of each element ``repeats[i]`` times in a row."""
+    return torch.repeat_interleave(repeats, output_size=output_size)
+
+
+@repeat_interleave_indices.onnx
+def _(op, repeats, *, output_size):
+    return op.cast(_positions(op, op.cast(repeats, torch.int64), output_size), op.result.dtype)
+
+
+@repeat_interleave_indices.types
+def _(repeats, *, output_size):
+    return TensorType(repeats.dtype, (_known(output_size),))
+
+
+@repeat_interleave_indices.samples
+def _(draw, s):
+    repeats, output_size = _counts(draw, s, draw(s.integers(1, 5)), 1)
+    return s.call(repeats, output_size=output_size)
+
+
+def _counts(draw: Any, s: Any, side: int, times: int) -> tuple[Any, int | None]:
+    """Return counts, and their sum (``times`` over) or None: where it is given, all counts are equal."""
+    low = draw(s.integers(0, 3))
+    known = draw(s.booleans())
+    counts = s.tensor(shape=(side,), dtype=(torch.int64, torch.int32), low=low, high=low if known else 4)
+    return draw(counts), low * side * times if known else None
+
+
+def _repeated_shape(shape: tuple[Any, ...], dim: int | None) -> tuple[Any, ...]:
+    return (total(shape),) if dim is None or not shape else shape
+
+
+def _known(output_size: Any) -> Any:
+    if output_size is None:
+        raise ValueError("the length of the result depends on the data (the elements of `repeats`); give output_size")
+    return output_size
+
+
+def _positions(op: Any, counts: Any, length: Any) -> Any:
+    """Return int64[sum of counts]: how many of the running sums of ``counts`` each position has passed."""
+    ends = op.CumSum(counts, op.scalar(0, torch.int64))
+    if length is None:
+        numbers = (op.scalar(0, torch.int64), op.ReduceSum(counts, keepdims=0), op.scalar(1, torch.int64))
+        places = op.Range(*numbers)
+    else:
+        places = numbered(op, length)
+    passed = op.GreaterOrEqual(op.Unsqueeze(places, op.ints([1])), op.Unsqueeze(ends, op.ints([0])))
+    return op.ReduceSum(op.cast(passed, torch.int64), op.ints([1]), keepdims=0)
