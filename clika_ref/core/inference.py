@@ -29,15 +29,23 @@ def infer(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tu
     """
     types = tuple(v.type if isinstance(v, Value) else v for v in operands)
     try:
-        return _infer(op, types, tuple(sorted(attrs.items(), key=lambda item: item[0])))
+        named_attrs = tuple(sorted(attrs.items(), key=lambda item: item[0]))
+        return _infer(op, types, named_attrs, _kinds((types, named_attrs)))
     except Exception as error:
         shown = ", ".join(map(str, (*types, *(f"{k}={v}" for k, v in attrs.items()))))
         msg = f"{op.name}({shown}): no output type: {str(error).splitlines()[0] if str(error) else error!r}"
         raise PassError(msg) from error
 
 
+def _kinds(item: Any) -> Any:
+    """Return what tells 1, 1.0 and True apart, which a cache would take for one another."""
+    return tuple(map(_kinds, item)) if isinstance(item, tuple) else type(item)
+
+
 @lru_cache(maxsize=4096)
-def _infer(op: Operator, operands: tuple[Any, ...], attrs: tuple[tuple[str, Any], ...]) -> tuple[TensorType, ...]:
+def _infer(
+    op: Operator, operands: tuple[Any, ...], attrs: tuple[tuple[str, Any], ...], _kinds: Any
+) -> tuple[TensorType, ...]:
     if op.type_rule is not None:
         result = op.type_rule(*operands, **dict(attrs))
         return result if isinstance(result, tuple) else (result,)
