@@ -46,6 +46,8 @@ def _(draw, s):
 
 @expand.write_back
 def _(build, base, new, *, size):
+    if 0 in size:
+        return base
     for i in range(len(size)):
         side = i - (len(size) - base.type.rank)
         if side < 0 or base.type.shape[side] != size[i]:

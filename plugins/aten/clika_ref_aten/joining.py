@@ -214,7 +214,7 @@ def _(draw, s):
 
 
 @split_with_sizes.write_back
-def _(build, base, new, *, index, split_sizes, dim):
+def _(build, base, new, *, split_sizes, dim, index=0):
     start = tidy(sum(split_sizes[:index]))
     end = tidy(start + split_sizes[index])
     return build(slicing.slice_scatter, base, new, dim=dim, start=start, end=end, types=(base.type,))

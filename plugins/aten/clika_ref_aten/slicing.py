@@ -161,7 +161,7 @@ def _(draw, s):
 
 
 @unbind.write_back
-def _(build, base, new, *, index, dim):
+def _(build, base, new, *, dim, index=0):
     return build(select_scatter, base, new, types=(base.type,), dim=dim, index=index)
 
 

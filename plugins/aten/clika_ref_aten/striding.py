@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @operator(aten.unfold.default, aten.unfold_copy.default, quant=SAME_SCALE, error=EXACT)
 def unfold(x: Tensor, *, dimension: int, size: int, step: int) -> Tensor:
-    """Windows of ``size`` elements, ``step`` apart: the side becomes their number, and a new last side is the window."""
+    """Windows of ``size`` elements, ``step`` apart: the side becomes their number, a new last side the window."""
     return x.unfold(dimension, size, step)
 
 
@@ -61,7 +61,7 @@ def _(build, base, new, *, dimension, size, step):
         return build(slicing.select, new, dim=0, index=0, types=(base.type,))
     dim = dimension % base.type.rank
     last = (new.type.shape[dim] - 1) * step
-    for i in range(size):
+    for i in reversed(range(size)):  # where windows overlap, eager leaves what the last of them holds
         column = build(slicing.select, new, dim=new.type.rank - 1, index=i)
         base = build(slicing.slice_scatter, base, column, dim=dim, start=i, end=i + last + 1, step=step)
     return base
