@@ -1,0 +1,337 @@
+"""Resampling to another size along the sides after channels: nearest, linear, cubic; antialiased or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+from torch import Tensor
+from torch.utils._sympy.functions import FloorToInt
+
+from clika_ref.core.accuracy import EXACT, INTERPOLATION
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.types import TensorType
+
+aten = torch.ops.aten
+
+NEAREST_DTYPES = (torch.float32, torch.float32, torch.uint8)
+
+ANTIALIASED = {"antialias": 1, "exclude_outside": 1}
+
+MANY = 1 << 14
+"""A length up to which rounding is checked where the real one is known only at run time."""
+
+
+def _scaled(n: Any, scale: float) -> Any:
+    """Return ``floor(n * scale)``, in double as PyTorch does."""
+    if not is_symbolic(n):
+        return int(float(n) * scale)
+    return n * int(scale) if float(scale).is_integer() else FloorToInt(n * sympy.Float(scale))
+
+
+def _complete(op, packet, sides, lowering, dtypes=(torch.float32,)):
+    """Declare all but the reference, from ATen's two forms on: a size or factors, and a size and where it came from."""
+    corners = 0 if "nearest" in op.name else 1
+
+    @op.from_torch(packet.vec)
+    def _(x, output_size, *rest):
+        scales = (None,) * sides if rest[corners] is None else tuple(rest[corners])
+        if output_size is None:
+            output_size = tuple(map(_scaled, x.type.shape[2:], scales))
+        return op.call(x, output_size=tuple(output_size), scales=scales, **_aligned(op, rest[:corners]))
+
+    @op.from_torch(packet.default)
+    def _(x, output_size, *rest, **named):
+        scales = (*rest[corners:], *named.values())
+        scales = (*scales, *[None] * (sides - len(scales)))
+        return op.call(x, output_size=tuple(output_size), scales=scales, **_aligned(op, rest[:corners]))
+
+    op.types(_type)
+    op.onnx(lowering)
+    # Eager antialiasing repeats the first element of a result one element wide, whatever it should hold.
+    shortest = 2 if op.name.endswith("aa") else 1
+    op.samples(_samples(sides, aligned="align_corners" in op.attributes, dtypes=dtypes, shortest=shortest))
+
+
+def _aligned(op, corners):
+    """Return the attribute ``align_corners``, if there is one.
+
+    Raises:
+        ModelError: corners are to be aligned with antialiasing.
+    """
+    if "align_corners" in op.attributes:
+        return {"align_corners": corners[0]}
+    if any(corners):
+        msg = (
+            f"{op.name}(align_corners=True): eager PyTorch weighs neighbours as if corners were not aligned, and reads "
+            "a side of length 1 wrongly; use align_corners=False with antialias=True"
+        )
+        raise ModelError(msg)
+    return {}
+
+
+def _type(x, *, output_size, **_):
+    return TensorType(x.dtype, (*x.shape[:2], *output_size))
+
+
+def _samples(sides, *, aligned, dtypes=(torch.float32,), shortest=1):
+    def sample(draw, s):
+        lengths = [draw(s.integers(2 * shortest, 9)) for _ in range(sides)]
+        attrs = {"align_corners": draw(s.booleans())} if aligned else {}
+        if draw(s.booleans()):
+            scales = tuple(draw(s.choice(2.0, 3.0, 0.5, 1.5, 0.7, 2.3)) for _ in lengths)
+            size = tuple(map(_scaled, lengths, scales))
+        else:
+            scales, size = (None,) * sides, tuple(draw(s.choice(n, 2 * n, shortest, 5, 13)) for n in lengths)
+        x = draw(s.tensor(shape=(draw(s.integers(1, 2)), draw(s.integers(1, 3)), *lengths), dtype=dtypes))
+        return s.call(x, output_size=size, scales=scales, **attrs)
+
+    return sample
+
+
+def _sources(n, m, scale, *, exact, dtype):
+    """Return where PyTorch's nearest takes each of ``m`` elements from, in its own arithmetic.
+
+    Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, HelperInterpNearest and HelperInterpNearestExact. The last
+    step rounds once, in float32.
+    """
+    step = dtype(1.0 / scale) if scale else dtype(n) / dtype(m)
+    places = np.arange(m).astype(np.float64)
+    if exact:
+        places = np.maximum((step * (places + 0.5) - 0.5).astype(dtype), 0) + dtype(0.5)
+    else:
+        places = places.astype(dtype) * step
+    return np.minimum(np.floor(places.astype(np.float32)), n - 1).astype(np.int64)
+
+
+def _factor(n, m, scale, **how):
+    """Return the whole number by which a side is stretched if each element is then simply repeated, else None."""
+    if is_symbolic((n, m)):
+        factor = int(scale) if scale and float(scale).is_integer() and _scaled(n, scale) == m else 0
+        n = MANY
+    else:
+        factor = 0 if m % n else m // n
+    if not factor:
+        return None
+    repeated = np.arange(n * factor) // factor
+    return factor if np.array_equal(_sources(n, n * factor, scale, **how), repeated) else None
+
+
+def _positions(op, n, m, scale, *, exact, dtype):
+    """Return ``int64[m]``, the sources of a side, computed at run time where a length is not known."""
+    if not is_symbolic((n, m)):
+        return op.constant(_sources(n, m, scale, exact=exact, dtype=dtype), torch.int64)
+    real = torch.float64 if dtype is np.float64 else torch.float32
+    step = op.scalar(1.0 / scale, real) if scale else op.Div(op.scalar(n, real), op.scalar(m, real))
+    places = op.cast(op.Range(*(op.scalar(v, torch.int64) for v in (0, m, 1))), real)
+    half = op.scalar(0.5, real)
+    if exact:
+        places = op.Sub(op.Mul(step, op.Add(places, half)), half)
+        places = op.Add(op.Max(places, op.scalar(0.0, real)), half)
+    else:
+        places = op.Mul(places, step)
+    places = op.cast(op.Floor(op.cast(places, torch.float32)), torch.int64)
+    return op.Min(places, op.scalar(n - 1, torch.int64))
+
+
+def _nearest(*, exact):
+    """Return a lowering that repeats elements by Resize where that is exact, else gathers those that PyTorch takes.
+
+    Resize divides by a rounded factor: from 26 to 64 it takes element 12 where PyTorch takes 13.
+    """
+
+    def lower(op, x, *, output_size, scales):
+        how = {"exact": exact, "dtype": np.float64 if op.dtype(x) == torch.float64 else np.float32}
+        spatial = list(zip(op.shape(x)[2:], output_size, scales, strict=True))
+        factors = [1 if n == m and not scale else _factor(n, m, scale, **how) for n, m, scale in spatial]
+        if None not in factors:
+            factors = op.constant([1.0, 1.0, *factors], torch.float32)
+            modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            return op.Resize(x, None, factors, **modes)
+        for axis, (side, factor) in enumerate(zip(spatial, factors, strict=True), start=2):
+            if factor != 1:
+                x = op.Gather(x, _positions(op, *side, **how), axis=axis)
+        return x
+
+    return lower
+
+
+def _steps(op, x, output_size, scales):
+    """Return the factors of all sides for Resize, or None where the sizes alone say them.
+
+    PyTorch takes coordinates from the factor that the user gave, not from the rounded size.
+    """
+    spatial = list(zip(op.shape(x)[2:], output_size, scales, strict=True))
+    if all(scale is None or (not is_symbolic((n, m)) and n * scale == m) for n, m, scale in spatial):
+        return None
+    factors = []
+    for n, m, scale in spatial:
+        if scale is None and is_symbolic((n, m)):
+            msg = (
+                f"resampling from {n} to {m} without a factor beside a side with one: ONNX takes either factors "
+                "or sizes; give scale_factor for all sides, or size"
+            )
+            raise TargetError(msg)
+        wanted = m / n if scale is None else scale
+        factor = np.float32(wanted)
+        # ONNX computes the size from the factor again: a factor rounded down would lose the last element.
+        factors.append(np.nextafter(factor, np.float32(np.inf)) if factor < wanted else factor)
+    return np.array([1, 1, *factors], np.float32)
+
+
+def _interpolated(mode, **modes):
+    def lower(op, x, *, output_size, align_corners=False, scales):
+        how = {**modes, "coordinate_transformation_mode": "align_corners" if align_corners else "half_pixel"}
+        factors = None if align_corners else _steps(op, x, output_size, scales)
+        if factors is not None:
+            return op.Resize(x, None, op.constant(factors, torch.float32), mode=mode, **how)
+        return op.Resize(x, None, None, op.ints((*op.shape(x)[:2], *output_size)), mode=mode, **how)
+
+    return lower
+
+
+@operator(quant=SAME_SCALE, error=EXACT)
+def upsample_nearest1d(
+    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None,)
+) -> Tensor:
+    """Element ``j`` of the result is element ``floor(j / scale)``, ``scale`` being ``new / old``."""
+    return aten.upsample_nearest1d(x, output_size, *scales)
+
+
+_complete(upsample_nearest1d, aten.upsample_nearest1d, 1, _nearest(exact=False), NEAREST_DTYPES)
+
+
+@operator(quant=SAME_SCALE, error=EXACT)
+def upsample_nearest2d(
+    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
+) -> Tensor:
+    """Each side of ``x[n, c, h, w]`` resampled as by `upsample_nearest1d`."""
+    return aten.upsample_nearest2d(x, output_size, *scales)
+
+
+_complete(upsample_nearest2d, aten.upsample_nearest2d, 2, _nearest(exact=False), NEAREST_DTYPES)
+
+
+@operator(quant=SAME_SCALE, error=EXACT)
+def upsample_nearest3d(
+    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None, None)
+) -> Tensor:
+    """Each side of ``x[n, c, d, h, w]`` resampled as by `upsample_nearest1d`."""
+    return aten.upsample_nearest3d(x, output_size, *scales)
+
+
+_complete(upsample_nearest3d, aten.upsample_nearest3d, 3, _nearest(exact=False), NEAREST_DTYPES)
+
+
+@operator(quant=SAME_SCALE, error=EXACT)
+def upsample_nearest_exact1d(
+    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None,)
+) -> Tensor:
+    """Element ``j`` of the result is element ``floor((j + 0.5) / scale)``, which keeps centres in place."""
+    return aten._upsample_nearest_exact1d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
+
+
+_complete(upsample_nearest_exact1d, aten._upsample_nearest_exact1d, 1, _nearest(exact=True), NEAREST_DTYPES)  # noqa: SLF001 - ATen's name
+
+
+@operator(quant=SAME_SCALE, error=EXACT)
+def upsample_nearest_exact2d(
+    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
+) -> Tensor:
+    """Each side of ``x[n, c, h, w]`` resampled as by `upsample_nearest_exact1d`."""
+    return aten._upsample_nearest_exact2d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
+
+
+_complete(upsample_nearest_exact2d, aten._upsample_nearest_exact2d, 2, _nearest(exact=True), NEAREST_DTYPES)  # noqa: SLF001 - ATen's name
+
+
+@operator(quant=SAME_SCALE, error=EXACT)
+def upsample_nearest_exact3d(
+    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None, None)
+) -> Tensor:
+    """Each side of ``x[n, c, d, h, w]`` resampled as by `upsample_nearest_exact1d`."""
+    return aten._upsample_nearest_exact3d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
+
+
+_complete(upsample_nearest_exact3d, aten._upsample_nearest_exact3d, 3, _nearest(exact=True), NEAREST_DTYPES)  # noqa: SLF001 - ATen's name
+
+
+@operator(quant=OWN_SCALE, error=INTERPOLATION)
+def upsample_linear1d(
+    x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None,)
+) -> Tensor:
+    """Resample ``x[n, c, w]`` linearly between two neighbours; ``align_corners`` keeps first and last in place."""
+    return aten.upsample_linear1d(x, output_size, align_corners, *scales)
+
+
+_complete(upsample_linear1d, aten.upsample_linear1d, 1, _interpolated("linear"))
+
+
+@operator(quant=OWN_SCALE, error=INTERPOLATION)
+def upsample_bilinear2d(
+    x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None, None)
+) -> Tensor:
+    """Resample ``x[n, c, h, w]`` linearly between four neighbours; ``align_corners`` keeps corners in place."""
+    return aten.upsample_bilinear2d(x, output_size, align_corners, *scales)
+
+
+_complete(upsample_bilinear2d, aten.upsample_bilinear2d, 2, _interpolated("linear"))
+
+
+@operator(quant=OWN_SCALE, error=INTERPOLATION)
+def upsample_trilinear3d(
+    x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None,) * 3
+) -> Tensor:
+    """Resample ``x[n, c, d, h, w]`` linearly between eight neighbours; ``align_corners`` keeps corners in place."""
+    return aten.upsample_trilinear3d(x, output_size, align_corners, *scales)
+
+
+_complete(upsample_trilinear3d, aten.upsample_trilinear3d, 3, _interpolated("linear"))
+
+
+@operator(quant=OWN_SCALE, error=INTERPOLATION)
+def upsample_bicubic2d(
+    x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None, None)
+) -> Tensor:
+    """Resample ``x[n, c, h, w]`` by cubic convolution (a = -0.75) over 16 neighbours."""
+    return aten.upsample_bicubic2d(x, output_size, align_corners, *scales)
+
+
+_complete(upsample_bicubic2d, aten.upsample_bicubic2d, 2, _interpolated("cubic", cubic_coeff_a=-0.75))
+
+
+@operator(quant=OWN_SCALE, error=INTERPOLATION)
+def upsample_bilinear2d_aa(
+    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
+) -> Tensor:
+    """Resample ``x[n, c, h, w]`` linearly; where it shrinks, over as many neighbours as fall together."""
+    return aten._upsample_bilinear2d_aa(x, output_size, False, *scales)  # noqa: SLF001 - ATen's name
+
+
+_complete(
+    upsample_bilinear2d_aa,
+    aten._upsample_bilinear2d_aa,  # noqa: SLF001 - ATen's name
+    2,
+    _interpolated("linear", **ANTIALIASED),
+)
+
+
+@operator(quant=OWN_SCALE, error=INTERPOLATION)
+def upsample_bicubic2d_aa(
+    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
+) -> Tensor:
+    """Resample ``x[n, c, h, w]`` by cubic convolution (a = -0.5); where it shrinks, over more neighbours."""
+    return aten._upsample_bicubic2d_aa(x, output_size, False, *scales)  # noqa: SLF001 - ATen's name
+
+
+_complete(
+    upsample_bicubic2d_aa,
+    aten._upsample_bicubic2d_aa,  # noqa: SLF001 - ATen's name
+    2,
+    _interpolated("cubic", cubic_coeff_a=-0.5, **ANTIALIASED),
+)
