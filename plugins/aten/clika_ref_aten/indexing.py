@@ -293,34 +293,3 @@ def _(draw, s):
     shape = [side if draw(s.booleans()) else 1 for side in x.shape]
     shape[dim] = draw(s.integers(1, 4))
     return s.call(x, draw(s.tensor(shape=shape, dtype=torch.int64, low=0, high=x.shape[dim] - 1)), dim=dim)
-
-
-@operator(aten.embedding.default, quant=SAME_SCALE, error=EXACT)
-def embedding(
-    weight: Tensor,
-    indices: Tensor,
-    *,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
-    """Take the rows ``indices[...]`` of ``weight[n, d]``; the attributes matter to its gradient only."""
-    return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
-
-
-@embedding.onnx
-def _(op, weight, indices, *, padding_idx, scale_grad_by_freq, sparse):
-    return op.Gather(weight, indices, axis=0)
-
-
-@embedding.samples
-def _(draw, s):
-    weight = draw(s.tensor(rank=2))
-    indices = draw(s.tensor(rank=(0, 3), dtype=(torch.int64, torch.int32), low=0, high=weight.shape[0] - 1))
-    return s.call(
-        weight,
-        indices,
-        padding_idx=draw(s.choice(-1, 0)),
-        scale_grad_by_freq=draw(s.booleans()),
-        sparse=draw(s.booleans()),
-    )

@@ -1,0 +1,247 @@
+"""Operators that find and count elements; the size of most results depends on the data."""
+
+from __future__ import annotations
+
+import math
+from numbers import Number
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import DOT, EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.types import TensorType
+from clika_ref_aten.indexing import as_vector, broadcast_shape, refuse_data_dependent
+
+aten = torch.ops.aten
+
+KINDS = (torch.float32, torch.bool, torch.int64, torch.float64)
+
+
+def _draw_sparse(draw, s):
+    return s.call(draw(s.tensor(rank=(0, 3), dtype=KINDS, low=-1, high=1)))
+
+
+@operator(aten.nonzero.default, aten.argwhere.default, error=EXACT)
+def nonzero(x: Tensor) -> Tensor:
+    """Return the positions ``[n, r]`` of the elements that are not zero, of a tensor of rank r."""
+    return torch.nonzero(x)
+
+
+nonzero.types(refuse_data_dependent)
+nonzero.samples(_draw_sparse)
+
+
+@nonzero.onnx
+def _(op, x):
+    found = op.Transpose(_nonzero(op, x), perm=[1, 0])
+    return found if op.rank(x) else op.Slice(found, op.ints([0]), op.ints([0]), op.ints([1]))
+
+
+def _nonzero(op, x):
+    return op.NonZero(op.cast(as_vector(op, x), torch.bool))
+
+
+@operator(aten.nonzero_numpy.default, aten.where.default, error=EXACT)
+def nonzero_numpy(x: Tensor) -> tuple[Tensor, ...]:
+    """Return the positions of the elements that are not zero as one vector ``[n]`` for each side."""
+    return aten.nonzero_numpy(x)
+
+
+nonzero_numpy.types(refuse_data_dependent)
+nonzero_numpy.samples(_draw_sparse)
+
+
+@nonzero_numpy.onnx
+def _(op, x):
+    found = _nonzero(op, x)
+    return tuple(op.Gather(found, op.constant(i, torch.int64), axis=0) for i in range(max(op.rank(x), 1)))
+
+
+@operator(aten.masked_select.default, quant=SAME_SCALE, error=EXACT)
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the elements of ``x`` where ``mask`` holds as a vector; the two broadcast."""
+    return torch.masked_select(x, mask)
+
+
+masked_select.types(refuse_data_dependent)
+
+
+@masked_select.onnx
+def _(op, x, mask):
+    shape = broadcast_shape(op.shape(x), op.shape(mask))
+    x, mask = (v if op.shape(v) == shape else op.Expand(v, op.ints(shape)) for v in (x, mask))
+    return op.Compress(as_vector(op, x) if not shape else x, op.Reshape(mask, op.ints([-1])))
+
+
+@masked_select.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64)))
+    shape = [side if draw(s.booleans()) else 1 for side in x.shape]
+    return s.call(x, draw(s.tensor(shape=draw(s.choice(x.shape, shape)), dtype=torch.bool)))
+
+
+@operator(aten.one_hot.default, error=EXACT)
+def one_hot(x: Tensor, *, num_classes: int = -1) -> Tensor:
+    """``y[..., k] = 1 if x[...] == k else 0`` for ``num_classes`` classes (-1: one more than the largest element)."""
+    return torch.nn.functional.one_hot(x, num_classes)
+
+
+@one_hot.types
+def _(x, *, num_classes):
+    if isinstance(num_classes, int) and num_classes < 0:
+        refuse_data_dependent()
+    return TensorType(torch.int64, (*x.shape, num_classes))
+
+
+@one_hot.onnx
+def _(op, x, *, num_classes):
+    depth = op.scalar(num_classes, torch.int64)
+    if isinstance(num_classes, int) and num_classes < 0:
+        depth = op.Add(op.ReduceMax(x, keepdims=False), op.like(x, 1))
+    hot = op.OneHot(as_vector(op, x), depth, op.constant([0, 1], torch.int64), axis=-1)
+    return hot if op.rank(x) else op.Reshape(hot, op.ints([-1]))
+
+
+@one_hot.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(dtype=torch.int64, low=0, high=4)), num_classes=draw(s.choice(5, 7, -1)))
+
+
+def _tally(op, positions, amounts, length):
+    """Add ``amounts[n]`` up at ``positions[n]`` of a vector of the given length (int64[1])."""
+    zeros = op.Expand(op.like(amounts, 0), length)
+    return op.ScatterElements(zeros, positions, amounts, axis=0, reduction="add")
+
+
+@operator(aten.bincount.default, error=DOT)
+def bincount(x: Tensor, weights: Tensor | None = None, *, minlength: int = 0) -> Tensor:
+    """Count (or add up the weights of) each number in ``x[n]``, at least for the first ``minlength``."""
+    return torch.bincount(x, weights, minlength)
+
+
+bincount.types(refuse_data_dependent)
+
+
+@bincount.onnx
+def _(op, x, weights, *, minlength):
+    x = op.cast(x, torch.int64)
+    least = op.Sub(op.ints([minlength]), op.ints([1]))
+    length = op.Add(op.ReduceMax(op.Concat(x, least, axis=0), keepdims=True), op.ints([1]))
+    amounts = op.Expand(op.constant(1, torch.int64), op.Shape(x)) if weights is None else weights
+    (amounts,) = op.promote(amounts)
+    return _tally(op, x, amounts, length)
+
+
+@bincount.samples
+def _(draw, s):
+    x = draw(s.tensor(shape=(draw(s.integers(0, 6)),), dtype=(torch.int64, torch.int32, torch.uint8), low=0, high=6))
+    weights = draw(s.tensor(shape=x.shape, dtype=(torch.float32, torch.int64))) if draw(s.booleans()) else None
+    return s.call(x, weights, minlength=draw(s.choice(0, 3, 9)))
+
+
+@operator(aten.histc.default, error=EXACT)
+def histc(x: Tensor, *, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
+    """Count elements in ``bins`` equal intervals of ``[min, max]``; of the range of ``x`` where the two are equal."""
+    return torch.histc(x, bins, min, max)
+
+
+@histc.onnx
+def _(op, x, *, bins, min, max):
+    x_flat = op.Reshape(x, op.ints([-1]))
+    low, high = _range(op, x_flat, min, max)
+    inside = op.And(op.GreaterOrEqual(x_flat, low), op.LessOrEqual(x_flat, high))
+    scaled = op.Div(op.Mul(op.Sub(x_flat, low), op.like(x, bins)), op.Sub(high, low))  # in eager's order of rounding
+    last = op.like(x, bins - 1)
+    place = op.Where(inside, op.Min(scaled, last), op.like(x, bins))  # one bin more takes what lies outside
+    ones = op.Expand(op.like(x, 1), op.Shape(x_flat))
+    counts = _tally(op, op.cast(place, torch.int64), ones, op.ints([bins + 1]))
+    return op.Slice(counts, op.ints([0]), op.ints([bins]))
+
+
+def _range(op, x, low, high):
+    """Return the range that a histogram covers, never an empty one."""
+    if low != high:
+        return op.like(x, low), op.like(x, high)
+    low_known, one = low != 0, op.like(x, 1)
+    first = op.like(x, low) if low_known else op.ReduceMin(x, keepdims=False)
+    last = op.like(x, high) if low_known else op.ReduceMax(x, keepdims=False)
+    same = op.Equal(first, last)
+    return op.Where(same, op.Sub(first, one), first), op.Where(same, op.Add(last, one), last)
+
+
+@histc.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.float64), low=-5, high=5))
+    low, high = draw(s.choice((0, 0), (-2, 3), (0, 1.5), (-0.5, 4)))
+    return s.call(x, bins=draw(s.integers(1, 9)), min=low, max=high)
+
+
+# Distinct elements
+
+
+def _unique(op, x, *, inverse, counts, axis=None):
+    """Return the distinct elements in order, the position of each element among them, and how often each occurs."""
+    dtype = op.dtype(x)
+    narrow = dtype in (torch.bool, torch.int32, torch.int16, torch.uint8)
+    values, _, places, amounts = op.Unique(op.cast(x, torch.int64) if narrow else x, axis=axis, sorted=1, outputs=4)
+    places, amounts = op.declare(places, torch.int64), op.declare(amounts, torch.int64)
+    none = op.constant(torch.zeros(0), torch.int64)
+    return op.cast(values, dtype), places if inverse else none, amounts if counts else none
+
+
+@operator(aten._unique2.default, error=EXACT)  # noqa: SLF001 - ATen's name
+def unique2(
+    x: Tensor,
+    *,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the distinct elements in order, where each element went, and how often each occurs (or empty tensors)."""
+    return aten._unique2(x, sorted, return_inverse, return_counts)  # noqa: SLF001 - ATen's name
+
+
+unique2.types(refuse_data_dependent)
+
+
+@unique2.onnx
+def _(op, x, *, sorted, return_inverse, return_counts):
+    values, places, amounts = _unique(op, x, inverse=return_inverse, counts=return_counts)
+    return values, op.reshape(places, op.shape(x)) if return_inverse else places, amounts
+
+
+@unique2.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool, torch.int32), low=0))
+    asked = {"return_inverse": draw(s.booleans()), "return_counts": draw(s.booleans())}
+    return s.call(x, sorted=draw(s.booleans()) or math.prod(x.shape) > 1, **asked)
+
+
+@operator(aten.unique_dim.default, error=EXACT)
+def unique_dim(
+    x: Tensor,
+    *,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the distinct slices along a side in order, where each slice went, and how often each occurs."""
+    return aten.unique_dim(x, dim, sorted, return_inverse, return_counts)
+
+
+unique_dim.types(refuse_data_dependent)
+
+
+@unique_dim.onnx
+def _(op, x, *, dim, sorted, return_inverse, return_counts):
+    return _unique(op, x, inverse=True, counts=True, axis=dim)  # eager returns all three, asked for or not
+
+
+@unique_dim.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(1, 3), dtype=(torch.float32, torch.int64), low=0, high=1))
+    asked = {"return_inverse": draw(s.booleans()), "return_counts": draw(s.booleans())}
+    return s.call(x, dim=draw(s.integers(-x.rank, x.rank - 1)), sorted=draw(s.booleans()), **asked)

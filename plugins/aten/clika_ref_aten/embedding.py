@@ -1,0 +1,146 @@
+"""Rows of a table: one for each index, or one for each bag of indices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import DOT, EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.types import TensorType
+
+aten = torch.ops.aten
+
+SUM, MEAN, MAX = range(3)
+"""ATen's numbers for the ways in which a bag becomes one row."""
+
+
+@operator(aten.embedding.default, quant=SAME_SCALE, error=EXACT)
+def embedding(
+    weight: Tensor,
+    indices: Tensor,
+    *,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Take the rows ``indices[...]`` of ``weight[n, d]``; the attributes matter to its gradient only."""
+    return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+
+
+@embedding.onnx
+def _(op, weight, indices, *, padding_idx, scale_grad_by_freq, sparse):
+    return op.Gather(weight, indices, axis=0)
+
+
+@embedding.samples
+def _(draw, s):
+    weight = draw(s.tensor(rank=2))
+    indices = draw(s.tensor(rank=(0, 3), dtype=(torch.int64, torch.int32), low=0, high=weight.shape[0] - 1))
+    return s.call(
+        weight,
+        indices,
+        padding_idx=draw(s.choice(-1, 0)),
+        scale_grad_by_freq=draw(s.booleans()),
+        sparse=draw(s.booleans()),
+    )
+
+
+@operator(aten.embedding_bag.default, aten.embedding_bag.padding_idx, quant=OWN_SCALE, error=DOT)
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None = None,
+    *,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Sum (``mode`` 0), mean (1) or maximum (2) of the rows ``indices[n]`` of ``weight[k, d]``, for each bag of them.
+
+    Bag ``i`` starts at ``offsets[i]`` and ends where the next one starts. Rows ``padding_idx`` do not count; an empty
+    bag gives zeros. ``scale_grad_by_freq`` and ``sparse`` matter to the gradient only. Of ATen's four results, the
+    three that only its gradient reads are left out.
+    """
+    counted = (scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx)
+    return aten.embedding_bag.padding_idx(weight, indices, offsets, *counted)[0]
+
+
+@embedding_bag.types
+def _(weight, indices, offsets, per_sample_weights, *, include_last_offset, **others):
+    return TensorType(weight.dtype, (offsets.shape[0] - int(include_last_offset), weight.shape[1]))
+
+
+@embedding_bag.onnx
+def _(op, weight, indices, offsets, per_sample_weights, *, mode, padding_idx, **others):
+    bags = op.result.shape[0]
+    bag = _bag_of_each(op, indices, offsets)
+    if padding_idx is not None:  # one bag more takes what does not count
+        row = op.like(indices, padding_idx % op.shape(weight)[0])
+        bag = op.Where(op.Equal(indices, row), op.scalar(bags, torch.int64), bag)
+    rows = op.Gather(weight, indices, axis=0)
+    if per_sample_weights is not None:
+        rows = op.Mul(rows, op.Unsqueeze(per_sample_weights, op.ints([1])))
+    column = op.Unsqueeze(bag, op.ints([1]))
+    result = _scattered(op, weight, column, rows, mode=mode)
+    if mode != SUM:
+        result = _settled(op, weight, result, column, mode=mode)
+    return op.Slice(result, op.ints([0]), op.ints([bags]))
+
+
+def _bag_of_each(op, indices, offsets):
+    """Return the number of the bag that each index lies in: how many bags have started there, less one."""
+    count = op.shape(indices)[0]
+    starts = op.Expand(op.constant(0, torch.int64), op.ints([count + 1]))  # the last takes bags that start at the end
+    ones = op.Expand(op.constant(1, torch.int64), op.Shape(offsets))
+    starts = op.ScatterElements(starts, op.cast(offsets, torch.int64), ones, axis=0, reduction="add")
+    begun = op.Slice(op.CumSum(starts, op.constant(0, torch.int64)), op.ints([0]), op.ints([count]))
+    return op.Sub(begun, op.constant(1, torch.int64))
+
+
+def _scattered(op, weight, column, rows, *, mode):
+    """Add up the rows of each bag, or find the largest elements."""
+    bags, width = op.result.shape
+    start = op.Expand(op.like(weight, -math.inf if mode == MAX else 0), op.ints([bags + 1, width]))
+    index, reduction = op.Expand(column, op.Shape(rows)), "max" if mode == MAX else "add"
+    return op.ScatterElements(start, index, rows, axis=0, reduction=reduction)
+
+
+def _settled(op, weight, result, column, *, mode):
+    """Divide sums by the size of each bag; give empty bags zeros."""
+    start = op.Expand(op.like(weight, 0), op.ints([op.result.shape[0] + 1, 1]))
+    ones = op.Expand(op.like(weight, 1), op.Shape(column))
+    counts = op.ScatterElements(start, column, ones, axis=0, reduction="add")
+    if mode == MEAN:
+        return op.Div(result, op.Max(counts, op.like(weight, 1)))
+    return op.Where(op.Equal(counts, op.like(weight, 0)), op.like(weight, 0), result)
+
+
+@embedding_bag.samples
+def _(draw, s):
+    weight = draw(s.tensor(rank=2, side=(2, 5)))
+    last = draw(s.booleans())
+    count = 0 if last else draw(s.integers(1, 6))
+    dtype = draw(s.choice(torch.int64, torch.int32))
+    indices = draw(s.tensor(shape=(count,), dtype=dtype, low=0, high=weight.shape[0] - 1))
+    # Offsets must rise, which drawn elements do not: only the last bag holds any here, test_selection.py has others.
+    offsets = draw(s.tensor(shape=(1 + draw(s.integers(0, 2)) + last,), dtype=dtype, low=0, high=0))
+    mode = draw(s.choice(SUM, MEAN, MAX))
+    per_sample = draw(s.tensor(shape=(count,))) if mode == SUM and draw(s.booleans()) else None
+    return s.call(
+        weight,
+        indices,
+        offsets,
+        per_sample,
+        mode=mode,
+        include_last_offset=last,
+        padding_idx=draw(s.choice(None, 0, -1)),
+        scale_grad_by_freq=draw(s.booleans()),
+        sparse=draw(s.booleans()),
+    )
