@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -42,9 +43,10 @@ def installed_plugins() -> Installed:
     """Load each plugin alone, so that one that fails does not hide the others, then see whether they agree."""
     names = sorted({entry.name for entry in entry_points(group=hooks.GROUP)})
     limit = os.environ.get(LIMIT_VARIABLE)
-    wanted = names if limit is None else [name for name in names if name in {part.strip() for part in limit.split(",")}]
+    chosen = names if limit is None else [part.strip() for part in limit.split(",") if part.strip()]
+    wanted = [name for name in names if name in chosen]
     plugins: list[Plugin] = []
-    failures: list[str] = []
+    failures = [f"{name!r}, which ${LIMIT_VARIABLE} names, is not installed" for name in chosen if name not in names]
     for name in wanted:
         try:
             plugins += load_registry(name).plugins
@@ -98,7 +100,7 @@ def find_operator(registry: Registry, text: str) -> Operator:
 def facts_of(registry: Registry, op: Operator) -> Iterator[tuple[str, str]]:
     """Yield what is known of an operator, each fact under its title."""
     plugin = next(p for p in registry.plugins if op in p.operators)
-    yield "schema", schema_text(op)
+    yield "schema", _readable(schema_text(op))
     yield "meaning", inspect.getdoc(op.reference) or "not documented"
     yield "ATen calls", "\n".join(sorted(map(str, op.converters))) or "none"
     yield "quantization", _trait(op.trait)
@@ -108,6 +110,11 @@ def facts_of(registry: Registry, op: Operator) -> Iterator[tuple[str, str]]:
     yield "ONNX lowering", location(op.lowering)
     yield "samples", location(op.sampler)
     yield "plugin", str(plugin)
+
+
+def _readable(schema: str) -> str:
+    # Annotations are strings since PEP 563, and a signature shows their quotes.
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", schema)
 
 
 def _trait(trait: QuantizationTrait) -> str:
