@@ -1,0 +1,150 @@
+"""Dropout in its forms: random zeros in training, nothing at all in evaluation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.operators import operator
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref_aten.activation import FLOATS, SELU_ALPHA, SELU_SCALE, leaky
+from clika_ref_aten.randomness import uniform_of_shape
+
+aten = torch.ops.aten
+
+ALPHA = SELU_ALPHA * SELU_SCALE
+"""What alpha dropout puts in place of an element, negated: the lower limit of selu."""
+
+
+def kept(op, shape, p, dtype):
+    """Return a tensor that is 0 with probability ``p``, else 1."""
+    return op.cast(op.GreaterOrEqual(uniform_of_shape(op, shape, torch.float32), op.scalar(p, torch.float32)), dtype)
+
+
+def per_feature(shape):
+    """Return the shape of one number for each channel of ``x[n, c, ...]``."""
+    return tuple(side if i < 2 else 1 for i, side in enumerate(shape))
+
+
+def _samples(*, rank):
+    def sampler(draw, s):
+        x = draw(s.tensor(rank=rank, dtype=FLOATS))
+        return s.call(x, p=draw(s.choice(0.5, 0.1, 0.0, 1.0)), train=draw(s.booleans()))
+
+    return sampler
+
+
+def _scaling(shape_of_noise):
+    """Return the lowering to a product with noise that is 0 or ``1 / (1 - p)``."""
+
+    def lowering(op, x, *, p, train):
+        if not train or p == 0:
+            return x
+        if p == 1:
+            return op.Mul(x, op.like(x, 0))
+        noise = kept(op, shape_of_noise(op.shape(x)), p, op.dtype(x))
+        return op.Mul(x, op.Mul(noise, op.like(x, 1 / (1 - p))))
+
+    return lowering
+
+
+def _keeping_moments(shape_of_noise):
+    """Return the lowering of alpha dropout: zeros become -ALPHA, then mean and variance are restored."""
+
+    def lowering(op, x, *, p, train):
+        if not train or p == 0:
+            return x
+        if p == 1:
+            return op.Mul(x, op.like(x, 0))
+        noise = kept(op, shape_of_noise(op.shape(x)), p, op.dtype(x))
+        a = 1 / ((ALPHA**2 * p + 1) * (1 - p)) ** 0.5  # Source: Klambauer et al., section "New Dropout Technique"
+        shift = op.Mul(op.Sub(noise, op.like(x, 1 - p)), op.like(x, ALPHA * a))
+        return op.Add(op.Mul(x, op.Mul(noise, op.like(x, a))), shift)
+
+    return lowering
+
+
+@operator(aten.dropout.default, quant=SAME_SCALE, error=EXACT, random=True)
+def dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
+    """``x`` in evaluation; with ``train`` each element is 0 with probability ``p``, else ``x / (1 - p)``."""
+    return torch.dropout(x, p, train)
+
+
+dropout.onnx(_scaling(tuple))
+dropout.samples(_samples(rank=(0, 4)))
+
+
+@operator(aten.feature_dropout.default, quant=SAME_SCALE, error=EXACT, random=True)
+def feature_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
+    """Dropout of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation."""
+    return torch.feature_dropout(x, p, train)
+
+
+feature_dropout.onnx(_scaling(per_feature))
+feature_dropout.samples(_samples(rank=(2, 5)))
+
+
+@operator(aten.alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random=True)
+def alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
+    """Dropout that keeps mean and variance of the results of selu; ``x`` itself in evaluation."""
+    return torch.alpha_dropout(x, p, train)
+
+
+alpha_dropout.onnx(_keeping_moments(tuple))
+alpha_dropout.samples(_samples(rank=(0, 4)))
+
+
+@operator(aten.feature_alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random=True)
+def feature_alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
+    """`alpha_dropout` of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation."""
+    return torch.feature_alpha_dropout(x, p, train)
+
+
+feature_alpha_dropout.onnx(_keeping_moments(per_feature))
+feature_alpha_dropout.samples(_samples(rank=(2, 5)))
+
+
+@operator(aten.native_dropout.default, error=EXACT, random=True)
+def native_dropout(x: Tensor, *, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """`dropout`, and the boolean mask of the elements that were kept; ``train=None`` trains."""
+    return torch.native_dropout(x, p, train)
+
+
+@native_dropout.onnx
+def _(op, x, *, p, train):
+    shape = op.shape(x)
+    if train is False or p == 0:
+        return x, op.Expand(op.scalar(True, torch.bool), op.ints(shape))
+    if p == 1:
+        return op.Mul(x, op.like(x, 0)), op.Expand(op.scalar(False, torch.bool), op.ints(shape))
+    mask = kept(op, shape, p, torch.bool)
+    return op.Mul(x, op.Mul(op.cast(mask, op.dtype(x)), op.like(x, 1 / (1 - p)))), mask
+
+
+native_dropout.samples(_samples(rank=(0, 4)))
+
+
+@operator(aten.rrelu.default, error=EXACT, random=True)
+def rrelu(x: Tensor, *, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
+    """``x`` where positive, else ``slope * x``: a random slope in ``[lower, upper]`` for each, or always their mean."""
+    return torch.rrelu(x, lower, upper, training)
+
+
+@rrelu.onnx
+def _(op, x, *, lower, upper, training):
+    if not training:
+        return leaky(op, x, (lower + upper) / 2)
+    share = uniform_of_shape(op, op.shape(x), op.dtype(x))
+    slope = op.Add(op.Mul(share, op.like(x, upper - lower)), op.like(x, lower))
+    return op.Where(op.Greater(x, op.like(x, 0)), x, op.Mul(x, slope))
+
+
+@rrelu.samples
+def _(draw, s):
+    return s.call(
+        draw(s.tensor(dtype=FLOATS[::2])),
+        lower=draw(s.choice(1 / 8, 0.2)),
+        upper=draw(s.choice(1 / 3, 0.9)),
+        training=draw(s.booleans()),
+    )

@@ -1,0 +1,178 @@
+"""Operators that draw random numbers of a given shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+
+aten = torch.ops.aten
+
+FLOATS = (torch.float32, torch.float64, torch.float16)
+DRAWN = FLOATS[:2]
+"""The dtypes that ONNX Runtime draws."""
+
+
+def drawn(op, op_type, shape, dtype):
+    """Return random numbers of a shape, which may hold size expressions, from an ONNX generator."""
+    kind = dtype if dtype in DRAWN else torch.float32
+    if is_symbolic(tuple(shape)) or not shape:
+        model = op.Expand(op.scalar(0.0, kind), op.ints(shape)) if shape else op.scalar(0.0, kind)
+        values = op.node(f"{op_type}Like", model)
+    else:
+        values = op.declare(op.node(op_type, shape=[int(side) for side in shape], dtype=kind), kind)
+    return op.cast(values, dtype)
+
+
+def uniform_of_shape(op, shape, dtype):
+    """Return numbers in ``[0, 1)``."""
+    return drawn(op, "RandomUniform", shape, dtype)
+
+
+def normal_of_shape(op, shape, dtype):
+    """Return numbers of mean 0 and deviation 1."""
+    return drawn(op, "RandomNormal", shape, dtype)
+
+
+def integers_of_shape(op, shape, low, high):
+    """Return int64 numbers in ``[low, high)``; float64 has room for any that a model draws."""
+    share = uniform_of_shape(op, shape, torch.float64)
+    steps = op.cast(op.Floor(op.Mul(share, op.scalar(high - low, torch.float64))), torch.int64)
+    return op.Add(steps, op.scalar(low, torch.int64))
+
+
+def _from_shape(draw_of_shape):
+    def lowering(op, *operands, **attributes):
+        return draw_of_shape(op, op.result.shape, op.result.dtype)
+
+    return lowering
+
+
+def _shape_samples(draw, s):
+    return s.call(size=draw(s.tensor(rank=(0, 4))).shape, dtype=draw(s.choice(None, *FLOATS)))
+
+
+@operator(aten.rand.default, aten.rand.generator, random=True)
+def rand(*, size: tuple[int, ...], dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+    """Random numbers in ``[0, 1)`` of shape ``size``."""
+    return torch.rand(size, dtype=dtype, device=device)
+
+
+rand.onnx(_from_shape(uniform_of_shape))
+rand.samples(_shape_samples)
+
+
+@operator(aten.randn.default, aten.randn.generator, random=True)
+def randn(*, size: tuple[int, ...], dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+    """Normal random numbers of mean 0 and deviation 1, of shape ``size``."""
+    return torch.randn(size, dtype=dtype, device=device)
+
+
+randn.onnx(_from_shape(normal_of_shape))
+randn.samples(_shape_samples)
+
+
+def _shaped_like(declared, *overloads):
+    """Declare factories that take shape, dtype and device of a tensor."""
+
+    @declared.from_torch(*overloads)
+    def _(x, *, dtype=None, device=None, **storage):
+        return declared.call(size=x.type.shape, dtype=dtype or x.type.dtype, device=device)
+
+
+_shaped_like(rand, aten.rand_like.default, aten.rand_like.generator)
+_shaped_like(randn, aten.randn_like.default, aten.randn_like.generator)
+
+
+@operator(random=True)
+def randint(
+    *,
+    low: int,
+    high: int,
+    size: tuple[int, ...],
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Random integers in ``[low, high)`` of shape ``size``."""
+    return torch.randint(low, high, size, dtype=dtype or torch.int64, device=device)
+
+
+@randint.onnx
+def _(op, *, low, high, size, dtype, device):
+    return op.cast(integers_of_shape(op, size, low, high), op.result.dtype)
+
+
+@randint.samples
+def _(draw, s):
+    return s.call(
+        low=draw(s.integers(-4, 1)),
+        high=draw(s.integers(2, 9)),
+        size=draw(s.tensor(rank=(0, 3))).shape,
+        dtype=draw(s.choice(None, torch.int32, torch.float32)),
+    )
+
+
+@randint.from_torch(aten.randint.low, aten.randint.low_generator)
+def _(low, high, size, *, dtype=None, device=None, **storage):
+    return randint.call(low=low, high=high, size=tuple(size), dtype=dtype, device=device)
+
+
+@randint.from_torch(aten.randint.default, aten.randint.generator)
+def _(high, size, *, dtype=None, device=None, **storage):
+    return randint.call(low=0, high=high, size=tuple(size), dtype=dtype, device=device)
+
+
+@randint.from_torch(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype)
+def _(x, low, high, *, dtype=None, device=None, **storage):
+    return randint.call(low=low, high=high, size=x.type.shape, dtype=dtype or x.type.dtype, device=device)
+
+
+@randint.from_torch(aten.randint_like.default, aten.randint_like.generator)
+def _(x, high, *, dtype=None, device=None, **storage):
+    return randint.call(low=0, high=high, size=x.type.shape, dtype=dtype or x.type.dtype, device=device)
+
+
+@randint.from_torch(aten.random.default)
+def _(x, *, generator=None):
+    return _over(x, 0, None)
+
+
+@randint.from_torch(aten.random.to)
+def _(x, to, *, generator=None):
+    return _over(x, 0, to)
+
+
+@randint.from_torch(getattr(aten.random, "from"))
+def _(x, low, high, *, generator=None):
+    return _over(x, low, high)
+
+
+def _over(x, low, high):
+    """Return the call that stands for ``x.random_(low, high)``.
+
+    Source: torch.Tensor.random_: by default up to the largest integer, or the last up to which a float has them all.
+    """
+    dtype = x.type.dtype
+    if high is None:
+        high = round(2 / torch.finfo(dtype).eps) + 1 if dtype.is_floating_point else torch.iinfo(dtype).max
+    return randint.call(low=low, high=high, size=x.type.shape, dtype=dtype)
+
+
+@operator(aten.randperm.default, aten.randperm.generator, random=True)
+def randperm(*, n: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+    """Integers from 0 to ``n - 1`` in random order."""
+    return torch.randperm(n, dtype=dtype or torch.int64, device=device)
+
+
+@randperm.onnx
+def _(op, *, n, dtype, device):
+    keys = uniform_of_shape(op, (n,), torch.float32)
+    _, order = op.TopK(keys, op.ints([n]), outputs=2)
+    return op.cast(op.declare(order, torch.int64), op.result.dtype)
+
+
+@randperm.samples
+def _(draw, s):
+    return s.call(n=draw(s.integers(1, 9)), dtype=draw(s.choice(None, torch.int32)))
