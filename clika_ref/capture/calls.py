@@ -10,6 +10,16 @@ import torch
 
 from clika_ref.core.errors import ModelError
 
+aten = torch.ops.aten
+
+OTHERWISE_NAMED = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.floor_divide_.Tensor: aten.floor_divide.default,
+    aten.pow_.Tensor: aten.pow.Tensor_Tensor,
+    aten.float_power_.Tensor: aten.float_power.Tensor_Tensor,
+}
+"""In-place overloads whose functional form ATen gave another overload name."""
+
 
 @lru_cache(maxsize=None)
 def _written_names(overload: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
@@ -19,13 +29,17 @@ def _written_names(overload: torch._ops.OpOverload) -> tuple[tuple[int, str], ..
 
 def written_arguments(overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the arguments of a call that it writes to."""
-    return [args[i] if i < len(args) else kwargs[name] for i, name in _written_names(overload) if i < len(args) or name in kwargs]
+    return [
+        args[i] if i < len(args) else kwargs[name]
+        for i, name in _written_names(overload)
+        if i < len(args) or name in kwargs
+    ]
 
 
 def functional_overload(
     overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]:
-    """Return the call that computes what an in-place call writes: ``relu_`` to ``relu``, ``add.out`` to ``add.Tensor``.
+    """Return the call that computes what an in-place call writes: ``relu_`` to ``relu``, ``__iand__`` to ``__and__``.
 
     Raises:
         ModelError: there is none.
@@ -34,12 +48,13 @@ def functional_overload(
     base = packet.__name__
     namespace = getattr(torch.ops, overload.namespace)
     if base.endswith("_"):
-        for candidate in (base[:-1], f"{base[:-1]}_functional"):
+        candidates = (f"__{base[3:]}",) if base.startswith("__i") else (base[:-1], f"{base[:-1]}_functional")
+        for candidate in candidates:
             pure = getattr(namespace, candidate, None)
             if pure is not None and name in pure.overloads():
                 return getattr(pure, name), args, kwargs
-        if base == "bernoulli_" and name == "float":
-            return torch.ops.aten.bernoulli.p, args, kwargs
+        if overload in OTHERWISE_NAMED:
+            return OTHERWISE_NAMED[overload], args, kwargs
     elif name.endswith("out"):
         short = name.removesuffix("out").rstrip("_") or "default"
         overloads = packet.overloads()

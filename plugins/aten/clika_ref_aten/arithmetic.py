@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Number
 
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from clika_ref.core.accuracy import COMPOSE, EXACT, ulp
 from clika_ref.core.inference import infer
@@ -54,7 +54,9 @@ def _(draw, s):
 @operator(aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor, aten.subtract.Scalar, quant=OWN_SCALE, error=SUM)
 def sub(x: Tensor | Number, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
     """``x - alpha * y``, elementwise."""
-    return torch.sub(x, y, alpha=alpha) if isinstance(x, Tensor) else torch.rsub(y, x, alpha=alpha)
+    if isinstance(x, Tensor):
+        return torch.sub(x, y, alpha=alpha)
+    return torch.rsub(y, x, alpha=alpha)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 @sub.onnx
@@ -174,7 +176,7 @@ def _divisor(draw, s, x):
 @operator(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, quant=OWN_SCALE, error=SUM)
 def remainder(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x - y * floor(x / y)``, elementwise: a remainder of the sign of ``y``."""
-    return torch.remainder(x, y)
+    return torch.remainder(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 @remainder.onnx

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from numbers import Number
 
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from clika_ref.core.accuracy import ulp
 from clika_ref.core.operators import operator
@@ -56,7 +56,10 @@ def _(op, x):
     return op.Mul(half, op.Add(op.Exp(x), op.like(x, 1)))
 
 
-expm1.samples(one(dtype=ANY))
+@expm1.samples
+def _(draw, s):
+    reach = draw(s.choice(3, 1e-4))
+    return s.call(draw(s.tensor(dtype=ANY if reach > 1 else torch.float32, low=-reach, high=reach)))
 
 
 @operator(aten.log.default, error=LOGARITHM)
@@ -122,7 +125,10 @@ def _(op, x):
     return op.Where(op.Equal(kept, x), logarithm, mended)
 
 
-log1p.samples(one(dtype=ANY, low=-0.6, high=9))
+@log1p.samples
+def _(draw, s):
+    reach = draw(s.choice(9, 1e-4))
+    return s.call(draw(s.tensor(dtype=ANY if reach > 1 else torch.float32, low=-min(reach, 0.6), high=reach)))
 
 
 @operator(aten.logaddexp.default, error=LOGARITHM)
@@ -192,7 +198,7 @@ def _(draw, s):
 )
 def xlogy(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x * log(y)``, elementwise; 0 where ``x`` is 0, unless ``y`` is NaN."""
-    return torch.xlogy(x, y)
+    return torch.xlogy(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 @xlogy.onnx

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
@@ -77,7 +77,7 @@ logical_not.samples(one(dtype=ANY, low=0, high=1))
 )
 def bitwise_and(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """Bits set in both ``x`` and ``y``; of bools, whether both hold."""
-    return torch.bitwise_and(x, y)
+    return torch.bitwise_and(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 bitwise_and.onnx(binary("BitwiseAnd", logical="And"))
@@ -93,7 +93,7 @@ bitwise_and.onnx(binary("BitwiseAnd", logical="And"))
 )
 def bitwise_or(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """Bits set in ``x`` or in ``y``; of bools, whether one holds."""
-    return torch.bitwise_or(x, y)
+    return torch.bitwise_or(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 bitwise_or.onnx(binary("BitwiseOr", logical="Or"))
@@ -109,7 +109,7 @@ bitwise_or.onnx(binary("BitwiseOr", logical="Or"))
 )
 def bitwise_xor(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """Bits set in one of ``x`` and ``y``; of bools, whether they differ."""
-    return torch.bitwise_xor(x, y)
+    return torch.bitwise_xor(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 bitwise_xor.onnx(binary("BitwiseXor", logical="Xor"))
@@ -153,7 +153,7 @@ bitwise_not.samples(one(dtype=BITS))
 )
 def bitwise_left_shift(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x * 2**y`` of integers, elementwise, less the bits that do not fit."""
-    return torch.bitwise_left_shift(x, y)
+    return torch.bitwise_left_shift(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 @bitwise_left_shift.onnx
@@ -175,7 +175,7 @@ def _(op, x, y):
 )
 def bitwise_right_shift(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``floor(x / 2**y)`` of integers, elementwise."""
-    return torch.bitwise_right_shift(x, y)
+    return torch.bitwise_right_shift(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 @bitwise_right_shift.onnx

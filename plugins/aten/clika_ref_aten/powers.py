@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Number
-
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from clika_ref.core.accuracy import ulp
 from clika_ref.core.operators import operator
@@ -18,7 +17,7 @@ aten = torch.ops.aten
 @operator(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, error=ulp(8))
 def pow_(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x ** y``, elementwise."""
-    return torch.pow(x, y)
+    return torch.pow(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 def _power(op, x, y):
@@ -71,7 +70,7 @@ def _(draw, s):
 @operator(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar, error=ulp(8))
 def float_power(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x ** y``, elementwise, computed in float64."""
-    return torch.float_power(x, y)
+    return torch.float_power(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
 float_power.onnx(_power)
