@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from clika_ref.core.errors import ModelError
+from clika_ref.settings import BaseDeploymentSettings
 
 INPUT_FORM = (
     "write sides joined by x (1x3x224x224), a dtype before a colon (int64:1x128), a keyword before an equals sign "
@@ -77,6 +78,14 @@ def _call(text: str, factory: Any) -> Any:
     except Exception as error:
         msg = f"{text}() raised {type(error).__name__}: {error}; --debug shows where. It is called without arguments."
         raise ModelError(msg) from error
+
+
+def deployment_settings(target: str) -> BaseDeploymentSettings:
+    """Return the settings of a target, of a plugin's own target too; compiling says whether it is there."""
+    for settings in BaseDeploymentSettings.__subclasses__():
+        if settings.target == target:
+            return settings()
+    return type("DeploymentSettings", (BaseDeploymentSettings,), {"target": target, "framework": target})()
 
 
 def example_input(text: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import clika_ref
+from clika_ref import settings
 from clika_ref.core.errors import ClikaError
 from clika_ref.reporting.console import result_console
 from clika_ref.reporting.tables import print_table
@@ -36,6 +37,7 @@ def main() -> None:
 @app.command(name="compile")
 def compile_command(
     model: Annotated[str, typer.Argument(help="package.module:factory - a module, its class, or a callable.")],
+    *,
     inputs: Annotated[
         list[str],
         typer.Option(
@@ -47,7 +49,6 @@ def compile_command(
     target: Annotated[str, typer.Option(help="Where the model is to run.")] = "onnxruntime",
     logs_dir: Annotated[Path | None, typer.Option(help="Keep a full log in this folder.")] = None,
     seed: Annotated[int, typer.Option(help="Of random weights and inputs.")] = 0,
-    *,
     static: Annotated[bool, typer.Option("--static", help="Refuse inputs of different sizes.")] = False,
     train_mode: Annotated[bool, typer.Option("--train-mode", help="Leave the model's mode: no eval().")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
@@ -65,14 +66,15 @@ def compile_command(
         module = clika_ref.clika_compile(
             made,
             tracing_inputs=tracing_inputs,
-            deployment_settings=clika_ref.deployment_settings_for(target),
+            deployment_settings=arguments.deployment_settings(target),
             logs_dir=logs_dir,
             dynamic=not static,
             skip_eval_set_mode=train_mode,
             is_dry_run=dry_run,
+            clika_compile_options=settings.ClikaCompileOptions(compare_after_export=not no_compare),
         )
         if output is not None and not dry_run:
-            module.clika_export(output, compare=not no_compare)
+            module.clika_export(output)
             typer.echo(f"{output}  {output.stat().st_size / 1e6:,.1f} MB")
 
 

@@ -1,0 +1,216 @@
+"""The command line: what it prints, what it hands on, and how it ends."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import clika_ref
+from clika_ref import cli, inspection
+from clika_ref.core.errors import ModelError
+from clika_ref.core.operators import operator
+from clika_ref.core.registry import Plugin
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run the command line in this process."""
+    monkeypatch.setenv("COLUMNS", "200")  # of the help
+    return lambda *words: CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Stand in for compilation: what it was called with, and a module whose export writes three bytes."""
+    seen = SimpleNamespace(model=None, arguments=None, exported=[])
+
+    def stand_in(model, **arguments):
+        seen.model, seen.arguments = model, arguments
+        return SimpleNamespace(clika_export=lambda path: (seen.exported.append(path), path.write_bytes(b"abc")))
+
+    monkeypatch.setattr(clika_ref, "clika_compile", stand_in)
+    return seen
+
+
+@operator(torch.ops.aten.relu.default)
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """``max(x, 0)``.
+
+    Second paragraph about float32[b, 3].
+    """
+    return torch.relu(x)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Stand in for what is installed."""
+    plugin = Plugin("mine", "my-distribution", "1.2", operators=(relu,))
+    found = {"failures": (), "left_out": ()}
+    monkeypatch.setattr(inspection, "installed_plugins", lambda: inspection.Installed((plugin,), **found))
+    return found
+
+
+def test_help_names_the_commands_and_their_options(run):
+    out = run("--help").stdout
+    assert all(command in out for command in ("compile", "plugins", "explain"))
+    out = run("compile", "--help").stdout
+    for option in ("--input", "--output", "--target", "--logs-dir", "--seed", "--static", "--train-mode", "--dry-run"):
+        assert option in out
+
+
+def test_compile_hands_everything_on_and_exports(run, compiled, tmp_path):
+    path = tmp_path / "model.onnx"
+    result = run(
+        *("compile", "torch.nn:Sigmoid", "--input", "1x3", "--input", "2x3", "-o", path),
+        *("--logs-dir", tmp_path, "--static", "--train-mode", "--no-compare"),
+    )
+    assert result.exit_code == 0, result.output
+    assert isinstance(compiled.model, torch.nn.Sigmoid)
+    given = compiled.arguments
+    assert [t.shape for t in given["tracing_inputs"]] == [(1, 3), (2, 3)]
+    assert given["deployment_settings"].is_ONNXRuntime_ONNX()
+    assert given["logs_dir"] == tmp_path
+    assert (given["dynamic"], given["skip_eval_set_mode"], given["is_dry_run"]) == (False, True, False)
+    assert not given["clika_compile_options"].compare_after_export
+    assert compiled.exported == [path]
+    assert result.stdout == f"{path}  0.0 MB\n"
+
+
+def test_compile_has_the_defaults_of_the_api(run, compiled, tmp_path):
+    assert run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m").exit_code == 0
+    given = compiled.arguments
+    assert given["logs_dir"] is None
+    assert (given["dynamic"], given["skip_eval_set_mode"], given["is_dry_run"]) == (True, False, False)
+    assert given["clika_compile_options"].compare_after_export
+
+
+def test_the_seed_fixes_weights_and_inputs(run, compiled, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "seeded_model.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 3)\n")
+
+    def numbers(*more):
+        assert run("compile", "seeded_model:make", "--input", "1x3", "-o", tmp_path / "m", *more).exit_code == 0
+        return compiled.model.weight.flatten().tolist() + compiled.arguments["tracing_inputs"][0].flatten().tolist()
+
+    assert numbers() == numbers("--seed", 0) != numbers("--seed", 1)
+
+
+def test_a_target_of_a_plugin_is_handed_on_by_name(run, compiled, tmp_path):
+    run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "mine")
+    assert compiled.arguments["deployment_settings"].target == "mine"
+
+
+def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    assert result.exit_code == 0
+    assert compiled.arguments["is_dry_run"]
+    assert run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "-o", tmp_path / "m").exit_code == 0
+    assert compiled.exported == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["torch.nn:Sigmoid", "--input", "1x3"], "give -o FILE to write to, or --dry-run"),
+        (["torch.nn:Sigmoid", "-o", "m"], "Missing option '--input'"),
+        (["torch.nn:Sigmod", "--input", "1x3", "-o", "m"], "error: torch.nn ("),
+        (["torch.nn:Sigmoid", "--input", "1xa", "-o", "m"], "error: --input '1xa': cannot read '1xa'; write sides"),
+    ],
+)
+def test_bad_arguments_end_with_2_and_a_message_without_traceback(run, compiled, words, message):
+    result = run("compile", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert compiled.exported == []
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_an_error_for_the_reader_is_its_message_and_its_notes(run, monkeypatch):
+    error = ModelError("the model has no outputs")
+    error.add_note("while compiling it")
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    assert (result.exit_code, result.stderr) == (2, "error: the model has no outputs\nwhile compiling it\n")
+
+
+def test_debug_shows_the_traceback(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(ModelError("the model has no outputs")))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "--debug")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Traceback (most recent call last):")
+    assert result.stderr.endswith("ModelError: the model has no outputs\n")
+
+
+def test_a_bug_of_ours_is_not_dressed_up(run, monkeypatch):
+    bug = ZeroDivisionError("a bug")
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(bug))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    assert result.exception is bug
+
+
+def test_plugins_lists_what_each_adds(run, installed):
+    result = run("plugins")
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["mine", "my-distribution", "1.2", "1", "operator"] in rows
+    assert "relu" not in result.stdout
+    assert "mine operators: relu\n" in run("plugins", "--names").stdout
+
+
+def test_plugins_writes_json(run, installed):
+    found = json.loads(run("plugins", "--json").stdout)
+    assert found["plugins"][0]["operators"] == ["relu"]
+    assert found["failures"] == []
+
+
+def test_plugins_tells_failures_and_ends_with_2(run, installed):
+    installed["failures"] = ("'broken' = b.plugin (b 0.1): ImportError: no [c]",)
+    installed["left_out"] = ("unwanted",)
+    result = run("plugins")
+    assert result.exit_code == 2
+    assert "cannot be used: 'broken' = b.plugin (b 0.1): ImportError: no [c]" in result.stdout
+    assert "unwanted is installed but left out by $CLIKA_REF_PLUGINS" in result.stdout
+    result = run("plugins", "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["failures"] == list(installed["failures"])
+
+
+def test_explain_shows_the_facts_one_below_the_other(run, installed):
+    result = run("explain", "aten.relu.default")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[:5] == [
+        "schema          relu(x: torch.Tensor) -> torch.Tensor",
+        "meaning         ``max(x, 0)``.",
+        "",
+        "                Second paragraph about float32[b, 3].",
+        "ATen calls      aten.relu.default",
+    ]
+    assert "plugin          'mine' (my-distribution 1.2)" in lines
+
+
+def test_explain_works_although_another_plugin_is_broken(run, installed):
+    installed["failures"] = ("'broken'",)
+    assert run("explain", "relu").exit_code == 0
+
+
+def test_explain_answers_an_unknown_name_with_near_ones(run, installed):
+    result = run("explain", "rellu")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: no installed plugin declares an operator 'rellu'; near it are relu")
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys\nfrom clika_ref import cli\nassert 'torch' not in sys.modules, 'torch was imported'\n"
+    subprocess.run([sys.executable, "-c", code], check=True)
