@@ -127,7 +127,7 @@ def _numbers(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.manual_seed(0)
         outputs, state = interpret(graph, inputs, lambda _, results: tuple(r.contiguous() for r in results))
-    return [*outputs, *state.values()]
+    return [t.detach() for t in (*outputs, *state.values())]
 
 
 def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> None:
