@@ -1,0 +1,94 @@
+"""Fold batch norm into the convolution or linear layer before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from clika_ref.core.accuracy import DOT, ErrorClass
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+from clika_ref.core.rewriting import Skip, apply_rules, rule
+
+RANKS = {
+    "linear": 2,
+    **{f"conv{sides}d": sides + 2 for sides in (1, 2, 3)},
+    **{f"conv_transpose{sides}d": sides + 2 for sides in (1, 2, 3)},
+}
+"""Operators into which batch norm folds, and the rank at which side 1 of their result is the channels of the weight."""
+
+
+@rule("batch_norm")
+def fold_batch_norm(node: Node, build: Builder):
+    """``(conv(x, w) + b - mean) * s + beta`` is ``conv(x, w * s) + (b - mean) * s + beta``.
+
+    With ``s = gamma / sqrt(var + eps)``; computed in float64 and rounded once.
+    """
+    _, *statistics = _padded(node.inputs, 5)  # x, weight, bias, mean, variance
+    if node.attrs["training"] or None in statistics[2:]:
+        return Skip("normalizes by the statistics of its own input")
+    match node.inputs[0]:
+        case Value(producer=Node() as layer) as middle if layer.kind in RANKS:
+            pass
+        case _:
+            return Skip("its operand is no convolution or linear layer; into one behind it, padding forbids to fold", 1)
+    x, weight, bias = _padded(layer.inputs, 3)
+    if not middle.type.rank == weight.type.rank == RANKS[layer.kind]:
+        return Skip(f"side 1 of what {layer.kind} returns here is not its channels", 2)
+    if len(middle.uses) != 1:
+        return Skip(f"%{middle.name} is read elsewhere too", 3)
+    facts = (weight, bias, *statistics)
+    if not all(v is None or _is_fixed(v, build.graph) for v in facts):
+        return Skip("a weight or a statistic is computed, or overwritten by a call", 4)
+    if not weight.type.dtype.is_floating_point or middle.type.dtype != node.output.type.dtype:
+        return Skip("changes the dtype", 5)
+    scaled, shift = _folded(layer, [v and v.data for v in facts], node.attrs["eps"])
+    if not (scaled.isfinite().all() and shift.isfinite().all()):
+        return Skip("the folded weight overflows", 6)
+    base = weight.name.removesuffix("weight").rstrip(".") or node.name
+    folded = build.constant(scaled, weight.name), build.constant(shift, bias.name if bias else f"{base}.bias")
+    return build(layer.op, x, *folded, types=(node.output.type,), **layer.attrs)
+
+
+def _padded(operands: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """Return as many operands as the schema has: trailing ones may be left out of a call."""
+    return (*operands, *[None] * (count - len(operands)))
+
+
+def _is_fixed(value: Any, graph: Graph) -> bool:
+    return isinstance(value, Value) and value.is_constant and value.name not in graph.state
+
+
+def _folded(layer: Node, tensors: list[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = tensors[0].dtype
+    weight, bias, gamma, beta, mean, var = (None if t is None else t.detach().double() for t in tensors)
+    scale = torch.rsqrt(var + eps) if gamma is None else gamma * torch.rsqrt(var + eps)
+    shift = (-mean if bias is None else bias - mean) * scale
+    if beta is not None:
+        shift = shift + beta
+    if layer.kind.startswith("conv_transpose"):  # weight[c, k / groups, ...]: channel g * (k / groups) + j is [g, :, j]
+        groups = layer.attrs["groups"]
+        grouped = weight.unflatten(0, (groups, -1))
+        factors = scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))
+        return (grouped * factors).flatten(0, 1).to(dtype), shift.to(dtype)
+    return (weight * scale.reshape(-1, *[1] * (weight.dim() - 1))).to(dtype), shift.to(dtype)
+
+
+@dataclass(frozen=True)
+class FoldBatchNorm:
+    """Fold batch norm in evaluation mode into the layer before it, if nobody else reads that layer."""
+
+    name: ClassVar[str] = "fold-batch-norm"
+    phase: ClassVar[Phase] = Phase.FUSE
+    after: ClassVar[tuple[str, ...]] = ("remove-identities", "remove-detach")
+    error: ClassVar[ErrorClass] = DOT
+    removes: ClassVar[str] = "BatchNorm layers"
+
+    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
+        """Apply the rule wherever it holds; shared weights get a folded copy of their own."""
+        apply_rules(graph, [fold_batch_norm], operators)

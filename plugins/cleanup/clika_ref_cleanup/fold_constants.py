@@ -1,0 +1,139 @@
+"""Compute beforehand what depends on constants only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+from clika_ref.core.rewriting import erase_dead
+from clika_ref.core.symbols import is_symbolic
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class FoldLiterals:
+    """Compute nodes that read no parameter, buffer or input: ``arange``, ``full``, and arithmetic on them.
+
+    A result larger than ``limit_bytes`` stays computed. The stored graph keeps every parameter this way.
+    """
+
+    limit_bytes: int = MEBIBYTE
+
+    name: ClassVar[str] = "fold-literals"
+    phase: ClassVar[Phase] = Phase.CLEAN
+    after: ClassVar[tuple[str, ...]] = ("merge-common-subexpressions",)
+    error: ClassVar[ErrorClass] = EXACT
+    removes: ClassVar[str] = "nodes that read numbers only"
+
+    def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
+        """Name the results under the prefix of what compression adds to a module."""
+        _Folding(graph, self.limit_bytes, lambda _: False).fold("clika.{}")
+
+
+@dataclass(frozen=True)
+class FoldConstants:
+    """Compute nodes that read parameters, buffers and other constants only, on the clone that is lowered.
+
+    A result larger than ``limit_bytes`` stays computed, unless the constants that nobody else reads shrink by as much.
+    State stays, since a call overwrites it, and so do the operators in ``keep``: targets look for them at weights.
+    """
+
+    limit_bytes: int = MEBIBYTE
+    keep: tuple[str, ...] = ("dequantize", "quantize")
+
+    name: ClassVar[str] = "fold-constants"
+    phase: ClassVar[Phase] = Phase.FUSE
+    after: ClassVar[tuple[str, ...]] = ("fold-batch-norm", "fold-literals", "push-transposes")
+    error: ClassVar[ErrorClass] = EXACT
+    removes: ClassVar[str] = "nodes that read constants only"
+
+    def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
+        """Fold whatever no call overwrites."""
+        _Folding(graph, self.limit_bytes, lambda value: value.name not in graph.state, self.keep).fold("{}")
+
+
+@dataclass
+class _Folding:
+    graph: Graph
+    limit_bytes: int
+    may_read: Callable[[Value], bool]
+    keep: tuple[str, ...] = ()
+    known: dict[Value, torch.Tensor] = field(default_factory=dict)
+    """Computed values that a reader may still need; those whose readers are all folded are let go."""
+    pending: dict[Value, int] = field(default_factory=dict)
+    """How many readers of a known value are not folded."""
+    replaced: dict[Value, int] = field(default_factory=dict)
+    """Bytes of constants that a value makes unnecessary."""
+
+    def fold(self, name: str) -> None:
+        """Compute in order, then put constants where folded values meet other readers."""
+        data = next((v.data for v in self.graph.constants.values() if v.data is not None), None)
+        device = torch.device("cpu") if data is None else data.device
+        for node in self.graph.nodes:
+            if self._is_foldable(node):
+                self._compute(node, device)
+        folded = [value for value in self.known if value.uses]
+        for value in folded:
+            self.graph.replace(value, self.graph.add_constant(self.known[value], name.format(value.name)))
+        erase_dead(self.graph, *(value.producer for value in folded if value.producer))
+
+    def _is_foldable(self, node: Node) -> bool:
+        if node.op.random or node.kind in self.keep or any(map(is_symbolic, (*node.attrs.values(), *node.inputs))):
+            return False
+        if any(isinstance(v, Value) and not self._is_known(v) for v in node.inputs):
+            return False
+        if not all(value.type.is_static for value in node.outputs):
+            return False
+        uses = [use for value in node.outputs for use in value.uses]
+        # A value that the graph returns keeps its node, and thereby its name.
+        return bool(uses) and not any(use.user is self.graph for use in uses)
+
+    def _is_known(self, value: Value) -> bool:
+        constant = value.data is not None and value.data.device.type != "meta" and self.may_read(value)
+        return constant or value in self.known
+
+    def _compute(self, node: Node, device: torch.device) -> None:
+        read = [v for v in node.inputs if isinstance(v, Value)]
+        sizes = [_bytes(v) for v in node.outputs]
+        gain = sum(map(self._replaced_by, set(read)))
+        if sum(sizes) > max(self.limit_bytes, gain):
+            return
+        operands = [self._tensor(v) if isinstance(v, Value) else v for v in node.inputs]
+        attrs: dict[str, Any] = dict(node.attrs)
+        if node.op.takes_device and attrs["device"] is None:
+            attrs["device"] = device
+        with torch.no_grad():
+            results = node.op(*operands, **attrs)
+        results = (results,) if isinstance(results, torch.Tensor) else results
+        for value, result in zip(node.outputs, results, strict=True):
+            self.known[value] = result.detach().contiguous()
+            self.pending[value] = len(value.uses)
+            self.replaced[value] = gain // len(sizes) if len(value.uses) == 1 else 0
+        for value in read:
+            if value in self.pending:
+                self.pending[value] -= 1
+                if not self.pending[value]:
+                    del self.known[value]
+
+    def _tensor(self, value: Value) -> torch.Tensor:
+        return self.known[value] if value.data is None else value.data
+
+    def _replaced_by(self, value: Value) -> int:
+        if value not in self.replaced:  # a constant, counted where its only reader is folded
+            self.replaced[value] = _bytes(value) if len(value.uses) == 1 else 0
+        return self.replaced[value]
+
+
+def _bytes(value: Value) -> int:
+    count = 1
+    for side in value.type.shape:
+        count *= int(side)
+    return count * value.type.dtype.itemsize

@@ -1,0 +1,145 @@
+"""What depends on constants only is computed beforehand, within limits; the stored graph keeps every parameter."""
+
+import pytest
+import torch
+
+from clika_ref.core.operators import operator
+from clika_ref.core.passes import Phase, Pipeline
+from clika_ref_cleanup.fold_constants import FoldConstants, FoldLiterals
+from clika_ref_cleanup.plugin import clika_ref_passes
+
+
+@operator(random=True)
+def noise(x: torch.Tensor) -> torch.Tensor:
+    """Return random numbers."""
+    return torch.rand_like(x)
+
+
+@operator()
+def dequantize(x: torch.Tensor) -> torch.Tensor:
+    """Stand for the operator of that name."""
+    return x * 0.5
+
+
+def mask(sketch, length=3):
+    rows = sketch("unsqueeze", sketch("arange", end=length), dim=1)
+    return sketch("where", sketch("ge", rows, sketch("arange", end=length)), 0.0, float("-inf"))
+
+
+@pytest.mark.parametrize("fold", [FoldLiterals(), FoldConstants()])
+def test_what_reads_numbers_only_becomes_one_constant(sketch, fold):
+    x = sketch.input("b", 3, 3)
+    assert sketch.returns(sketch("add", x, mask(sketch))).clean(fold) == ["add"]
+    (value,) = sketch.graph.constants.values()
+    expected = torch.zeros(3, 3).masked_fill(~torch.ones(3, 3).tril().bool(), float("-inf"))
+    assert torch.equal(value.data, expected)
+
+
+def test_literals_are_named_under_the_prefix_of_what_compression_adds(sketch):
+    sketch.returns(sketch("add", sketch.input(3), sketch("arange", end=3))).clean(FoldLiterals())
+    assert list(sketch.graph.constants) == ["clika.arange"]
+
+
+def test_several_readers_share_one_constant(sketch):
+    x, m = sketch.input(3, 3), mask(sketch)
+    assert sketch.returns(sketch("add", x, m), sketch("mul", x, m)).clean(FoldLiterals()) == ["add", "mul"]
+    assert len(sketch.graph.constants) == 1
+
+
+def test_a_parameter_is_folded_on_the_lowered_clone_only(sketch):
+    x, w = sketch.input(2, 3), sketch.constant(torch.arange(12.0).reshape(4, 3))
+    sketch.returns(sketch("matmul", x, sketch("permute", w, dims=(1, 0))))
+    assert sketch.clean(FoldLiterals()) == ["permute", "matmul"]
+    assert sketch.clean(FoldConstants()) == ["matmul"]
+    (folded,) = (v for v in sketch.graph.constants.values() if v.uses)
+    assert folded.data.is_contiguous()
+    assert not folded.data.requires_grad
+    assert torch.equal(folded.data, w.data.T)
+
+
+def test_the_pipeline_of_the_stored_graph_folds_no_constant(sketch, operators):
+    x, w, buffer = sketch.input(3), sketch.constant(torch.ones(3)), sketch.constant(torch.arange(3), "buffer")
+    sketch.returns(sketch("add", x, sketch("neg", w)), sketch("add", x, sketch("neg", buffer)))
+    passes = {p.name: p for p in clika_ref_passes()}
+    Pipeline.of(passes, operators, Phase.CLEAN).run(sketch.graph)
+    assert sketch.kinds == ["neg", "add", "neg", "add"]
+    assert set(sketch.graph.constants) == {"weight", "buffer"}
+
+
+def test_random_nodes_and_what_reads_them_stay(sketch):
+    x, w = sketch.input(3), sketch.constant(torch.ones(3))
+    sketch.returns(sketch("add", x, sketch("neg", sketch(noise, w))))
+    assert sketch.clean(FoldConstants()) == ["noise", "neg", "add"]
+
+
+def test_kept_operators_stay(sketch):
+    x, w = sketch.input(3), sketch.constant(torch.ones(3))
+    sketch.returns(sketch("add", x, sketch("abs", sketch(dequantize, sketch("neg", w)))))
+    assert sketch.clean(FoldConstants()) == ["dequantize", "abs", "add"]
+
+
+def test_state_is_read_at_each_call(sketch):
+    x, count = sketch.input(3), sketch.constant(torch.ones(3), "count")
+    sketch.graph.set_state("count", sketch("add", count, 1.0))
+    sketch.returns(sketch("mul", x, sketch("neg", count)))
+    assert sketch.clean(FoldConstants()) == ["add", "neg", "mul"]
+
+
+def test_dynamic_sizes_are_never_folded(sketch):
+    x = sketch.input("b", 3)
+    b = x.type.shape[0]
+    ones = sketch("full", size=(b,), fill_value=1.0, types=(sketch.input("b", name="y").type,))
+    expanded = sketch("expand", sketch.constant(torch.ones(1, 3)), size=(b, 3))
+    scaled = sketch("mul", sketch.constant(torch.ones(3), "v"), b)
+    sketch.returns(sketch("neg", ones), sketch("add", x, expanded), sketch("add", x, scaled))
+    before = sketch.kinds
+    assert sketch.clean(FoldConstants()) == sketch.clean(FoldLiterals()) == before
+
+
+def test_the_limit_bounds_what_is_added(sketch):
+    x = sketch.input(8)
+    sketch.returns(sketch("add", x, sketch("neg", sketch("full", size=(8,), fill_value=2.0))))
+    assert sketch.clean(FoldLiterals(limit_bytes=31)) == ["full", "neg", "add"]
+    assert sketch.clean(FoldLiterals(limit_bytes=32)) == ["add"]
+
+
+def test_a_large_constant_gives_way_to_one_of_its_size(sketch):
+    x, w = sketch.input(8, 4), sketch.constant(torch.randn(8, 4))
+    y = sketch("matmul", x, sketch("mul", sketch("reshape", sketch("permute", w, dims=(1, 0)), shape=(4, 8)), 2.0))
+    assert sketch.returns(y).clean(FoldConstants(limit_bytes=8)) == ["matmul"]
+
+
+@pytest.mark.parametrize("place", ["read twice", "grows", "read behind"])
+def test_a_large_constant_that_stays_is_not_repeated(sketch, place):
+    w = sketch.constant(torch.randn(8, 4))
+    y = sketch("expand", w, size=(2, 8, 4)) if place == "grows" else sketch("permute", w, dims=(1, 0))
+    sketch.returns(sketch("add", sketch.input(*y.type.shape), y))
+    if place == "read twice":
+        sketch.returns(sketch("add", sketch.input(8, 4, name="y"), w))
+    if place == "read behind":
+        sketch.returns(*(sketch("add", sketch.input(4, 8), sketch(kind, y)) for kind in ("neg", "abs")))
+    left = {
+        "read twice": ["permute", "add", "add"],
+        "grows": ["expand", "add"],
+        "read behind": ["add", "neg", "add", "abs", "add"],
+    }
+    assert sketch.clean(FoldConstants(limit_bytes=8)) == left[place]
+
+
+def test_an_output_that_depends_on_constants_only_keeps_its_node_and_name(sketch):
+    sketch.returns(sketch("add", sketch("arange", end=3), 1), sketch.constant(torch.ones(2)))
+    assert sketch.clean(FoldLiterals()) == ["add"]
+
+
+def test_all_outputs_of_a_node_are_folded(sketch):
+    x, w = sketch.input(2), sketch.constant(torch.arange(5.0))
+    a, b = sketch("split_with_sizes", w, split_sizes=(2, 3))
+    sketch.returns(sketch("add", x, a), sketch("neg", b), sketch("abs", sketch("sum", b)))
+    assert sketch.clean(FoldConstants()) == ["add", "neg", "abs"]
+
+
+def test_a_scalar_and_an_empty_constant_are_folded(sketch):
+    x = sketch.input(0, 3)
+    y = sketch("mul", x, sketch("neg", sketch.constant(torch.tensor(2.0))))
+    sketch.returns(sketch("add", y, sketch("neg", sketch.constant(torch.ones(0, 3), "empty"))))
+    assert sketch.clean(FoldConstants()) == ["mul", "add"]

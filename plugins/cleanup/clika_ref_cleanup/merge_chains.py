@@ -1,0 +1,138 @@
+"""Merge consecutive calls that move or convert elements into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+from clika_ref.core.rewriting import Skip, apply_rules, rule
+
+RESHAPES = ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
+"""Operators that keep elements and their order: each is a ``reshape`` to its own result's shape."""
+
+INTEGERS = {torch.bool: (0, 1), torch.uint8: (0, 8), torch.int8: (1, 7), torch.int16: (1, 15), torch.int32: (1, 31)}
+INTEGERS[torch.int64] = (1, 63)
+"""Whether an integer type has a sign, and the bits of its largest element."""
+
+FLOATS = {torch.float16: (5, 11), torch.bfloat16: (8, 8), torch.float32: (8, 24), torch.float64: (11, 53)}
+"""Bits of exponent and of precision. Source: IEEE 754-2019, table 3.5; bfloat16 is float32 cut to 16 bits."""
+
+
+@rule(*RESHAPES)
+def merge_reshapes(node: Node, build: Builder):
+    """``reshape(reshape(x))`` is one reshape, or ``x`` where the shape is that of ``x``."""
+    match node.inputs[0]:
+        case Value(producer=Node(kind=kind, inputs=(Value() as x, *_))) if kind in RESHAPES:
+            views = {node.kind, kind} <= {"squeeze", "unsqueeze"}
+            if views and x.type != node.output.type and _dynamic_sides(node.output) > 1:
+                return Skip("two sides are dynamic: computing the shape costs more than the second view", 1)
+            return _reshape(build, x, node.output)
+    return Skip("its operand is not a reshape")
+
+
+@rule("permute")
+def merge_permutes(node: Node, build: Builder):
+    """``permute(permute(x))`` is one permutation, or ``x`` where they are inverse to each other."""
+    match node.inputs[0]:
+        case Value(producer=Node("permute", (Value() as x,), {"dims": first})):
+            rank = len(first)
+            dims = tuple(first[d] % rank for d in node.attrs["dims"])
+            return x if dims == tuple(range(rank)) else build("permute", x, dims=dims, types=(node.output.type,))
+    return Skip("its operand is not a permute")
+
+
+@rule("permute")
+def reshape_instead_of_permute(node: Node, build: Builder):
+    """A permutation that moves sides of length 1 only keeps the order of elements: it is a reshape."""
+    (x,) = node.inputs
+    shape, dims = x.type.shape, [d % len(x.type.shape) for d in node.attrs["dims"]]
+    long = [d for d in dims if shape[d] != 1]
+    if long != sorted(long):
+        return Skip("moves a side that is longer than 1")
+    if _dynamic_sides(x) > 1:
+        return Skip("two sides are dynamic: computing the shape costs more than the permute", 1)
+    return _reshape(build, x, node.output)
+
+
+@rule("expand")
+def merge_expands(node: Node, build: Builder):
+    """``expand(expand(x))`` is one expand."""
+    match node.inputs[0]:
+        case Value(producer=Node("expand", (Value() as x, *_))):
+            return build("expand", x, size=node.output.type.shape, types=(node.output.type,))
+    return Skip("its operand is not an expand")
+
+
+@rule("to")
+def merge_casts(node: Node, build: Builder):
+    """``to(to(x, wider), dtype)`` is ``to(x, dtype)``: the first cast loses nothing. A narrowing cast stays."""
+    match node.inputs[0]:
+        case Value(producer=Node("to", (Value() as x, *_))) as middle:
+            first, last = x.type.dtype, node.output.type.dtype
+            if not merges(first, middle.type.dtype, last):
+                return Skip(f"{first} -> {middle.type.dtype} -> {last} is not {first} -> {last}", 1)
+            return x if first == last else build("to", x, **{**node.attrs, "dtype": last}, types=(node.output.type,))
+    return Skip("its operand is not a cast")
+
+
+def embeds(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """Whether every element of one dtype is an element of the other.
+
+    >>> embeds(torch.float16, torch.float32), embeds(torch.float16, torch.bfloat16), embeds(torch.int32, torch.float32)
+    (True, False, False)
+    """
+    if narrow in INTEGERS and wide in INTEGERS:
+        return all(a <= b for a, b in zip(INTEGERS[narrow], INTEGERS[wide], strict=True)) and wide != torch.bool
+    if narrow in INTEGERS and wide in FLOATS:
+        return INTEGERS[narrow][1] <= FLOATS[wide][1]
+    if narrow in FLOATS and wide in FLOATS:
+        return all(a <= b for a, b in zip(FLOATS[narrow], FLOATS[wide], strict=True))
+    return False
+
+
+def merges(first: torch.dtype, middle: torch.dtype, last: torch.dtype) -> bool:
+    """Whether casting ``first -> middle -> last`` equals ``first -> last`` for every element.
+
+    Beyond a first cast that loses nothing, the second must be defined alike on both: a float that an integer type
+    cannot hold converts to anything, while an integer wraps around.
+    """
+    if not embeds(first, middle):
+        return False
+    one_kind = all(d in INTEGERS for d in (first, middle, last)) or all(d in FLOATS for d in (first, middle, last))
+    return last in (first, torch.bool) or embeds(first, last) or one_kind
+
+
+def _dynamic_sides(value: Value) -> int:
+    return sum(not isinstance(side, int) for side in value.type.shape)
+
+
+def _reshape(build: Builder, x: Value, output: Value):
+    if x.type == output.type:
+        return x
+    return build("reshape", x, shape=output.type.shape, types=(output.type,))
+
+
+RULES = (merge_reshapes, merge_permutes, reshape_instead_of_permute, merge_expands, merge_casts)
+
+
+@dataclass(frozen=True)
+class MergeChains:
+    """Merge chains of reshapes, permutes, expands and casts; chains that lead back to their start vanish."""
+
+    name: ClassVar[str] = "merge-chains"
+    phase: ClassVar[Phase] = Phase.CLEAN
+    after: ClassVar[tuple[str, ...]] = ("remove-identities",)
+    error: ClassVar[ErrorClass] = EXACT
+    removes: ClassVar[str] = "links of chains"
+
+    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
+        """Apply the rules until none applies."""
+        apply_rules(graph, RULES, operators)

@@ -1,0 +1,136 @@
+"""Chains of moves and casts become one call, or none; casts that lose something stay."""
+
+import itertools
+
+import pytest
+import torch
+
+from clika_ref_cleanup.merge_chains import FLOATS, INTEGERS, MergeChains, embeds, merges
+
+DTYPES = (*INTEGERS, *FLOATS)
+
+
+def chain(sketch, shape, *calls, dtype=torch.float32):
+    x = sketch("neg" if dtype != torch.bool else "identity", sketch.input(*shape, dtype=dtype))
+    for kind, attrs in calls:
+        x = sketch(kind, x, **attrs)
+    return sketch.returns(sketch("identity", x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "calls", "left"),
+    [
+        ((2, 6), [("reshape", {"shape": (3, 4)}), ("reshape", {"shape": (12,)})], ["reshape"]),
+        ((2, 6), [("reshape", {"shape": (3, 4)}), ("reshape", {"shape": (2, 6)})], []),
+        ((2, 6), [("unsqueeze", {"dim": 1}), ("squeeze", {"dims": (1,)})], []),
+        ((2, 6), [("unsqueeze", {"dim": 1}), ("squeeze", {"dims": (0,)})], ["reshape"]),
+        ((2, 0), [("reshape", {"shape": (0, 5)}), ("unsqueeze", {"dim": 0})], ["reshape"]),
+        ((), [("unsqueeze", {"dim": 0}), ("reshape", {"shape": ()})], []),
+        ((2, 3, 4), [("permute", {"dims": (1, 2, 0)}), ("permute", {"dims": (2, 0, 1)})], []),
+        ((2, 3, 4), [("permute", {"dims": (1, 2, 0)}), ("permute", {"dims": (1, 2, 0)})], ["permute"]),
+        ((2, 3, 4), [("permute", {"dims": (-2, -1, 0)}), ("permute", {"dims": (-1, 0, 1)})], []),
+        ((2, 1, 4), [("permute", {"dims": (1, 0, 2)})], ["reshape"]),
+        ((2, 1, 4), [("permute", {"dims": (1, 2, 0)})], ["permute"]),
+        ((2, 1, 4), [("permute", {"dims": (1, 0, 2)}), ("squeeze", {"dims": (0,)})], ["reshape"]),
+        ((1, 3), [("expand", {"size": (2, 3)}), ("expand", {"size": (4, 2, 3)})], ["expand"]),
+        ((4, 3), [("permute", {"dims": (1, 0)}), ("reshape", {"shape": (4, 3)})], ["permute", "reshape"]),
+    ],
+    ids=str,
+)
+def test_a_chain_becomes_as_short_as_it_can(sketch, shape, calls, left):
+    assert chain(sketch, shape, *calls).clean(MergeChains()) == ["neg", *left, "identity"]
+
+
+def test_the_merged_call_is_typed_and_remembers_the_rule(sketch):
+    chain(sketch, (2, 6), ("reshape", {"shape": (3, 4)}), ("reshape", {"shape": (12,)})).clean(MergeChains())
+    (reshape,) = (node for node in sketch.graph.nodes if node.kind == "reshape")
+    assert reshape.attrs == {"shape": (12,)}
+    assert reshape.origin.history == ("merge-reshapes",)
+
+
+def test_dynamic_sides_keep_views_that_cost_less_than_a_computed_shape(sketch):
+    views = [("unsqueeze", {"dim": 0}), ("unsqueeze", {"dim": 2})]
+    assert chain(sketch, ("b", "n"), *views).clean(MergeChains()) == ["neg", "unsqueeze", "unsqueeze", "identity"]
+
+
+def test_dynamic_sides_vanish_and_merge_where_nothing_needs_computing(sketch):
+    views = [
+        ("unsqueeze", {"dim": 0}),
+        ("unsqueeze", {"dim": 2}),
+        ("squeeze", {"dims": (2,)}),
+        ("squeeze", {"dims": (0,)}),
+    ]
+    assert chain(sketch, ("b", "n"), *views).clean(MergeChains()) == ["neg", "identity"]
+
+
+def test_a_dynamic_side_is_never_taken_for_1(sketch):
+    x = sketch("neg", sketch.input("b", 3))
+    sketch.returns(sketch("permute", x, dims=(1, 0)))
+    assert sketch.clean(MergeChains(), sizes={"b": 1}) == ["neg", "permute"]
+
+
+def test_interior_nodes_may_be_read_elsewhere_and_returned(sketch):
+    x = sketch("neg", sketch.input(2, 6))
+    a = sketch("reshape", x, shape=(12,))
+    b = sketch("reshape", a, shape=(3, 4))
+    c = sketch("reshape", b, shape=(2, 6))
+    sketch.returns(a, c, sketch("abs", b))
+    assert sketch.clean(MergeChains()) == ["neg", "reshape", "reshape", "abs"]
+
+
+CASTS = [
+    ((torch.float16, torch.float32, torch.float64), True),
+    ((torch.float16, torch.float32, torch.float16), True),
+    ((torch.float32, torch.float16, torch.float32), False),
+    ((torch.float32, torch.bfloat16, torch.float32), False),
+    ((torch.float16, torch.bfloat16, torch.float16), False),
+    ((torch.int32, torch.float32, torch.int32), False),
+    ((torch.int16, torch.float32, torch.int16), True),
+    ((torch.int32, torch.int64, torch.int8), True),
+    ((torch.int8, torch.uint8, torch.int8), False),
+    ((torch.uint8, torch.int8, torch.int16), False),
+    ((torch.bool, torch.float32, torch.int64), True),
+    ((torch.int64, torch.bool, torch.int64), False),
+    ((torch.float32, torch.int32, torch.float32), False),
+    ((torch.float16, torch.float32, torch.int8), False),
+    ((torch.float32, torch.float64, torch.bool), True),
+]
+
+
+@pytest.mark.parametrize(("dtypes", "goes"), CASTS, ids=str)
+def test_only_a_cast_that_loses_nothing_goes(sketch, dtypes, goes):
+    first, *rest = dtypes
+    casts = [("to", {"dtype": dtype}) for dtype in rest]
+    kinds = chain(sketch, (2, 6), *casts, dtype=first).clean(MergeChains())
+    assert kinds.count("to") == (2 if not goes else 0 if first == rest[-1] else 1)
+
+
+def extremes(dtype):
+    if dtype == torch.bool:
+        return torch.tensor([False, True])
+    if dtype in INTEGERS:
+        info = torch.iinfo(dtype)
+        return torch.tensor([info.min, info.min + 1, 0, 1, info.max - 1, info.max], dtype=dtype)
+    info = torch.finfo(dtype)
+    numbers = [
+        info.min,
+        -1 - info.eps,
+        -0.0,
+        info.tiny * info.eps,
+        info.tiny,
+        1 + info.eps,
+        info.max,
+        torch.inf,
+        torch.nan,
+    ]
+    return torch.tensor(numbers, dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("first", DTYPES, ids=str)
+def test_casts_said_to_merge_agree_on_extreme_elements(first):
+    x = extremes(first)
+    for middle, last in itertools.product(DTYPES, repeat=2):
+        if embeds(first, middle):
+            torch.testing.assert_close(x.to(middle).to(first), x, rtol=0, atol=0, equal_nan=True)
+        if merges(first, middle, last):
+            torch.testing.assert_close(x.to(middle).to(last), x.to(last), rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,72 @@
+"""Merge nodes that compute the same from the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import sympy
+import torch
+
+from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+from clika_ref.core.rewriting import keeps_name, substitute
+
+PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, sympy.Basic)
+"""Types whose elements are interchangeable exactly if type and value are equal."""
+
+
+@dataclass(frozen=True)
+class MergeCommonSubexpressions:
+    """Merge calls of one operator on the same operands with the same attributes; random ones never.
+
+    Numbers are the same only if their types and bits are: 1, 1.0 and True differ, and so do 0.0 and -0.0.
+    """
+
+    name: ClassVar[str] = "merge-common-subexpressions"
+    phase: ClassVar[Phase] = Phase.CLEAN
+    after: ClassVar[tuple[str, ...]] = ("merge-chains", "remove-identities")
+    error: ClassVar[ErrorClass] = EXACT
+    removes: ClassVar[str] = "repeated computations"
+
+    def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
+        """Look up each node, in order, among those before it; its operands are merged by then."""
+        first: dict[Hashable, Node] = {}
+        bound = {symbol.side.name for symbol in graph.symbols.values()}
+        for node in graph.nodes:
+            if node.op.random:
+                continue
+            twin = first.setdefault(call_key(node), node)
+            pairs = list(zip(node.outputs, twin.outputs, strict=True))
+            if twin is node or any(old.name in bound for old, _ in pairs):
+                continue
+            if all(keeps_name(graph, old, new) for old, new in pairs):
+                for old, new in pairs:
+                    substitute(graph, old, new)
+                graph.erase(node)
+
+
+def call_key(node: Node) -> Hashable:
+    """Return what two calls share exactly if they compute the same."""
+    attrs = tuple((name, literal_key(node.attrs[name])) for name in sorted(node.attrs))
+    return node.op, tuple(map(literal_key, node.inputs)), attrs, tuple(value.type for value in node.outputs)
+
+
+def literal_key(item: Any) -> Hashable:
+    """Return what two operands or attributes share exactly if they are interchangeable.
+
+    >>> literal_key(1) == literal_key(True), literal_key(0.0) == literal_key(-0.0), literal_key(2.5) == literal_key(2.5)
+    (False, False, True)
+    """
+    if isinstance(item, Value):
+        return item
+    if isinstance(item, tuple):
+        return (tuple, *map(literal_key, item))
+    if isinstance(item, float):
+        return float, item.hex()
+    if isinstance(item, PLAIN):
+        return type(item), item
+    return object()  # unknown, hence like nothing else

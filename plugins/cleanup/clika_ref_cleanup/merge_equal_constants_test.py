@@ -1,0 +1,36 @@
+"""Equal constants merge on the lowered clone, if their dtype, shape and every bit agree."""
+
+import torch
+
+from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
+
+
+def reading(sketch, *tensors):
+    x = sketch.input(2)
+    sketch.returns(*(sketch("add", x, sketch.constant(t, f"c{i}")) for i, t in enumerate(tensors)))
+    sketch.clean(MergeEqualConstants())
+    return [node.inputs[1].name for node in sketch.graph.nodes]
+
+
+def test_equal_constants_are_read_once(sketch):
+    one = torch.tensor([1.0, torch.nan])
+    assert reading(sketch, one, one.clone(), one.flip(0).flip(0)) == ["c0", "c0", "c0"]
+
+
+def test_constants_that_differ_in_dtype_shape_or_bits_stay(sketch):
+    zeros = torch.zeros(2)
+    others = (
+        -zeros,
+        torch.tensor([0.0, 1e-45]),
+        zeros.half(),
+        zeros.bfloat16(),
+        zeros.to(torch.int32),
+        zeros[:1],
+        zeros[0],
+    )
+    assert reading(sketch, zeros, *others) == [f"c{i}" for i in range(len(others) + 1)]
+
+
+def test_state_stays_apart(sketch):
+    sketch.graph.set_state("c1", sketch.input(2, name="new"))
+    assert reading(sketch, torch.ones(2), torch.ones(2), torch.ones(2)) == ["c0", "c1", "c0"]

@@ -1,0 +1,230 @@
+"""Push permutes through what computes alike in any order of sides, towards others that undo them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from clika_ref.core.accuracy import COMPOSE, ErrorClass
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+from clika_ref.core.rewriting import Skip, apply_rules, erase_dead, keeps_name, rule, substitute
+from clika_ref_cleanup.layouts import (
+    ON_LAST_SIDE,
+    REDUCTIONS,
+    Order,
+    after,
+    carriers,
+    inverse,
+    moved_attrs,
+    order_of,
+    reordered,
+    sides_of,
+)
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class PushTransposes:
+    """Compute whole regions in another order of sides wherever that takes strictly fewer permutes.
+
+    A region is a connected set of nodes that compute alike in any order: elementwise ones, and those that name their
+    sides. Computed on ``x`` instead of ``permute(x, order)``, it loses permutes by that order at its entries and
+    by the inverse at its exits, and needs one at each other entry and exit; constants up to ``limit_bytes`` are
+    permuted beforehand. Each rewrite lowers the number of permutes, so two never undo each other.
+
+    On the lowered clone only: permuted constants are new ones, and calibration, pruning and the user know the values of
+    the stored graph by their sides. Kernels round by layout, so this is not exact.
+    """
+
+    limit_bytes: int = MEBIBYTE
+
+    name: ClassVar[str] = "push-transposes"
+    phase: ClassVar[Phase] = Phase.FUSE
+    after: ClassVar[tuple[str, ...]] = ("merge-chains", "fold-batch-norm", "merge-common-subexpressions")
+    error: ClassVar[ErrorClass] = COMPOSE
+    removes: ClassVar[str] = "transposes"
+
+    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
+        """Treat the regions of any order first, then the larger ones of orders that leave the last side in place."""
+        apply_rules(graph, [reduce_before_permute], operators)
+        if any(node.kind == "permute" for node in graph.nodes):
+            for last_stays in (False, True):
+                pushing = _Pushing(graph, operators, self.limit_bytes, last_stays)
+                for nodes in pushing.regions():
+                    pushing.improve(nodes)
+
+
+@rule(*sorted(REDUCTIONS))
+def reduce_before_permute(node: Node, build: Builder):
+    """``mean(permute(x), dim)`` is the mean of ``x`` over other sides, where the remaining ones keep their order."""
+    x, sides = node.inputs[0], sides_of(node)
+    order = order_of(x.producer)
+    if order is None or sides is None or node.attrs["keepdim"]:
+        return Skip("reduces no permuted operand, or keeps its sides")
+    if len(x.uses) != 1:
+        return Skip("the permute is needed elsewhere", 1)
+    reduced = {order[d] for d in sides}
+    rest = [d for d in order if d not in reduced]
+    if rest != sorted(rest):
+        return Skip("the remaining sides change their order", 2)
+    return build(node.op, x.producer.inputs[0], types=(node.output.type,), **moved_attrs(node, order))
+
+
+@dataclass
+class _Pushing:
+    graph: Graph
+    operators: Mapping[str, Operator]
+    limit_bytes: int
+    last_stays: bool
+    moved: dict[Value, Value] = field(default_factory=dict)
+    """For each value at an entry or inside the region at hand, the value in the new order that stands for it."""
+
+    def regions(self) -> list[list[Node]]:
+        """Return the connected sets of nodes that an order of sides passes through, each in the order of the graph.
+
+        Nodes are connected by a value that one makes and the other reads, or by a permute whose result both read.
+        """
+        bound = {symbol.side.name for symbol in self.graph.symbols.values()}
+        parent: dict[Node, Node] = {}
+        reader: dict[Node, Node] = {}
+        for node in self.graph.nodes:
+            read = self._carried(node)
+            if read is None or any(v.name in bound for v in node.outputs):
+                continue
+            parent[node] = node
+            for value in read:
+                maker = value.producer
+                if maker is not None and maker.kind == "permute":
+                    maker = reader.setdefault(maker, node)
+                if maker in parent:
+                    parent[_root(parent, node)] = _root(parent, maker)
+        found: dict[Node, list[Node]] = {}
+        for node in parent:
+            found.setdefault(_root(parent, node), []).append(node)
+        return list(found.values())
+
+    def _carried(self, node: Node) -> list[Value] | None:
+        """Return the operands of a node that follow its order of sides, None where one of them cannot."""
+        positions = None if node.kind in ON_LAST_SIDE and not self.last_stays else carriers(node)
+        if positions is None:
+            return None
+        rank = node.outputs[0].type.rank
+        values = [v for v in (node.inputs[i] for i in positions) if isinstance(v, Value) and v.type.shape != ()]
+        return values if all(v.type.rank == rank or self._is_cheap(v) for v in values) else None
+
+    def _is_cheap(self, value: Value) -> bool:
+        """Whether a constant can be permuted beforehand."""
+        if value.data is None or value.name in self.graph.state:
+            return False
+        return value.data.nbytes <= self.limit_bytes or len(value.uses) == 1
+
+    def improve(self, nodes: list[Node]) -> None:
+        """Compute a region in the order that saves most permutes, if one saves any."""
+        inside = set(nodes)
+        saved, cost = self._tally(nodes, inside)
+        orders = [order for order in saved if not self.last_stays or order[-1] == len(order) - 1]
+        best = max(orders, key=saved.__getitem__, default=None)
+        if best is not None and saved[best] > cost:
+            self.moved.clear()
+            self._compute_in(best, nodes, inside)
+
+    def _tally(self, nodes: list[Node], inside: set[Node]) -> tuple[dict[Order, int], int]:
+        """Return how many permutes each order saves, and how many any order costs."""
+        saved: dict[Order, int] = {}
+        cost = 0
+        entries = {v: None for node in nodes for v in self._carried(node) or () if v.producer not in inside}
+        for value in entries:
+            order = order_of(value.producer)
+            if order is not None:
+                saved[order] = saved.get(order, 0) + 1
+                cost += any(use.user not in inside for use in value.uses)
+            elif not self._is_cheap(value):
+                cost += 1
+        for node in nodes:
+            for value in node.outputs:
+                leaving = [use.user for use in value.uses if use.user not in inside]
+                orders = [order_of(u) if isinstance(u, Node) else None for u in leaving]
+                cost += None in orders
+                for order in _vanishing(leaving, orders, self.graph):
+                    saved[order] = saved.get(order, 0) + 1
+        return saved, cost
+
+    def _compute_in(self, order: Order, nodes: list[Node], inside: set[Node]) -> None:
+        for node in nodes:
+            build = Builder(self.graph, self.operators, node, node.origin.through(PushTransposes.name))
+            carried = set(self._carried(node) or ())
+            operands = [self._operand(v, order, build) if v in carried else v for v in node.inputs]
+            types = [reordered(value.type, inverse(order)) for value in node.outputs]
+            results = build(node.op, *operands, types=types, **moved_attrs(node, order))
+            self.moved.update(zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True))
+        for node in nodes:
+            for value in node.outputs:
+                self._leave(value, order, inside)
+        entries = [v.producer for node in nodes for v in node.inputs if isinstance(v, Value) and v.producer]
+        for node in reversed(nodes):
+            self.graph.erase(node)
+        erase_dead(self.graph, *entries)
+
+    def _operand(self, value: Value, order: Order, build: Builder) -> Value:
+        """Return what stands for an operand in the new order, made where it is first needed."""
+        if value not in self.moved:
+            self.moved[value] = self._entry(value, order, build)
+        return self.moved[value]
+
+    def _entry(self, value: Value, order: Order, build: Builder) -> Value:
+        back = inverse(order)
+        if value.data is not None and self._is_cheap(value):
+            full = value.data.detach().reshape((1,) * (len(order) - value.type.rank) + tuple(value.data.shape))
+            return build.constant(full.permute(back).contiguous(), value.name)
+        first = order_of(value.producer)
+        if first is None or value.producer is None:
+            return build("permute", value, dims=back, types=(reordered(value.type, back),))
+        return _permuted(value.producer.inputs[0], after(first, back), build)
+
+    def _leave(self, value: Value, order: Order, inside: set[Node]) -> None:
+        """Give readers outside the region what they read before, through as few permutes as possible."""
+        new = self.moved[value]
+        for user in [use.user for use in value.uses]:
+            second = order_of(user) if isinstance(user, Node) and user not in inside else None
+            if second is not None and isinstance(user, Node) and user in self.graph:
+                build = Builder(self.graph, self.operators, user, user.origin.through(PushTransposes.name))
+                result = _permuted(new, after(order, second), build)
+                if result is not new or keeps_name(self.graph, user.output, new):
+                    substitute(self.graph, user.output, result)
+                    self.graph.erase(user)
+        if any(use.user not in inside for use in value.uses):
+            assert value.producer is not None
+            build = Builder(self.graph, self.operators, value.producer, value.producer.origin)
+            back = build("permute", new, dims=order, types=(value.type,))
+            substitute(self.graph, value, back)
+
+
+def _root(parent: dict[Node, Node], node: Node) -> Node:
+    while parent[node] is not node:
+        parent[node] = node = parent[parent[node]]
+    return node
+
+
+def _permuted(value: Value, order: Order, build: Builder) -> Value:
+    if order == tuple(range(len(order))):
+        return value
+    return build("permute", value, dims=order, types=(reordered(value.type, order),))
+
+
+def _vanishing(leaving: list[Any], orders: list[Order | None], graph: Graph) -> Iterator[Order]:
+    """Yield, for each permute that reads a value, the order of sides in which it would be idle.
+
+    Of those that the graph returns only one counts: a value has one name.
+    """
+    returned = False
+    for user, order in zip(leaving, orders, strict=True):
+        if order is not None:
+            names = any(use.user is graph for use in user.output.uses)
+            if not (names and returned):
+                yield inverse(order)
+            returned = returned or names

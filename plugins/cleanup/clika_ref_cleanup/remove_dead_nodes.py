@@ -1,0 +1,59 @@
+"""Remove nodes whose results nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import sympy
+
+from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+
+
+@dataclass(frozen=True)
+class RemoveDeadNodes:
+    """Erase each node whose outputs no node, output, state entry or needed symbol reads.
+
+    A symbol that is read from a node's output (``nonzero``) is needed where a kept node, a guard or an output mentions
+    it; one that nobody needs goes with its node. Random nodes go too: only the stream of numbers behind them moves.
+    """
+
+    name: ClassVar[str] = "remove-dead-nodes"
+    phase: ClassVar[Phase] = Phase.CLEAN
+    after: ClassVar[tuple[str, ...]] = ()
+    error: ClassVar[ErrorClass] = EXACT
+    removes: ClassVar[str] = "unread nodes"
+
+    def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
+        """Erase in one walk from the end, so that what becomes unread on the way goes too."""
+        bound: dict[str, list[str]] = {}
+        for symbol in graph.symbols.values():
+            bound.setdefault(symbol.side.name, []).append(symbol.name)
+        needed = set(_symbols(guard.relation for guard in graph.guards))
+        needed.update(_symbols(value.type.shape for value in (*graph.outputs, *graph.state.values())))
+        for node in graph.reversed_nodes():
+            symbols = [name for value in node.outputs for name in bound.get(value.name, ())]
+            if any(value.uses for value in node.outputs) or needed.intersection(symbols):
+                needed.update(_mentioned(node))
+                continue
+            graph.erase(node)
+            for name in symbols:
+                del graph.symbols[name]
+
+
+def _mentioned(node: Node) -> Iterator[str]:
+    yield from _symbols(node.attrs.values())
+    yield from _symbols(item for item in node.inputs if isinstance(item, sympy.Basic))
+    yield from _symbols(value.type.shape for value in node.outputs)
+
+
+def _symbols(items: Iterable[Any]) -> Iterator[str]:
+    for item in items:
+        if isinstance(item, tuple):
+            yield from _symbols(item)
+        elif isinstance(item, sympy.Basic):
+            yield from (str(symbol) for symbol in item.free_symbols)

@@ -1,0 +1,75 @@
+"""Dead nodes go; whatever an output, a state entry or a symbol needs stays."""
+
+import pytest
+import sympy
+import torch
+
+from clika_ref.core.ir import Node
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.types import TensorType
+from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
+
+
+@operator(random=True)
+def noise(x: torch.Tensor) -> torch.Tensor:
+    """Return random numbers."""
+    return torch.rand_like(x)
+
+
+def test_what_becomes_unread_on_the_way_goes_too(sketch):
+    x = sketch.input(2, 3)
+    sketch("exp", sketch("neg", sketch("relu", x)))
+    kept = sketch("abs", x)
+    assert sketch.returns(kept).clean(RemoveDeadNodes()) == ["abs"]
+
+
+def test_one_read_output_of_several_keeps_the_node(sketch):
+    x = sketch.input(2, 4)
+    _, right = sketch("split_with_sizes", x, split_sizes=(1, 3), dim=1)
+    assert sketch.returns(right).clean(RemoveDeadNodes()) == ["split_with_sizes"]
+
+
+def test_new_state_is_kept_though_no_output_shows_it(sketch):
+    x, count = sketch.input(2), sketch.constant(torch.zeros(2), "count")
+    sketch.graph.set_state("count", sketch("add", count, x))
+    assert sketch.returns(x).clean(RemoveDeadNodes()) == ["add"]
+
+
+def test_an_unread_random_node_goes(sketch):
+    x = sketch.input(2)
+    sketch(noise, x)
+    assert sketch.returns(sketch("neg", x)).clean(RemoveDeadNodes()) == ["neg"]
+
+
+def element(sketch, name):
+    """Add a node whose one element is the symbol of the given name."""
+    x = sketch.input(4, name="count_me")
+    value = sketch("count_nonzero", x)
+    sketch.graph.symbols[name] = Symbol(name, 0, None, Side(value.name, None))
+    return value
+
+
+@pytest.mark.parametrize("place", ["attribute", "operand", "guard"])
+def test_a_node_stays_whose_symbol_is_needed(sketch, place):
+    element(sketch, "n")
+    y = sketch.input(3, name="y")
+    if place == "attribute":
+        y = sketch("expand", sketch("sum", y), size=(named("n"),))
+    elif place == "operand":
+        y = sketch("mul", y, named("n"))
+    else:
+        sketch.graph.guards.append(Guard(sympy.Gt(named("n"), 2), ""))
+    sketch.returns(y)
+    before = sketch.kinds
+    RemoveDeadNodes()(sketch.graph, {})
+    assert sketch.kinds == before
+
+
+def test_a_symbol_goes_with_its_node_where_only_dead_nodes_need_it(sketch):
+    element(sketch, "n")
+    y = sketch.input(3, name="y")
+    unread = Node(sketch.build.operators["expand"], [sketch("sum", y)], {"size": (named("n"),)})
+    sketch.graph.insert(unread, [TensorType(torch.float32, (named("n"),))])
+    assert sketch.returns(sketch("neg", y)).clean(RemoveDeadNodes()) == ["neg"]
+    assert sketch.graph.symbols == {}

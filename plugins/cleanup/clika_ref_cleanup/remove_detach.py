@@ -1,0 +1,35 @@
+"""Remove ``detach`` where no gradient flows any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+from clika_ref.core.rewriting import apply_rules, rule
+
+
+@rule("detach")
+def remove_detach(node: Node, build: Builder):
+    """``detach(x)`` has the elements of ``x``."""
+    return node.inputs[0]
+
+
+@dataclass(frozen=True)
+class RemoveDetach:
+    """Remove ``detach`` on the clone that is lowered; the stored graph keeps it, since it stops gradients."""
+
+    name: ClassVar[str] = "remove-detach"
+    phase: ClassVar[Phase] = Phase.FUSE
+    after: ClassVar[tuple[str, ...]] = ()
+    error: ClassVar[ErrorClass] = EXACT
+    removes: ClassVar[str] = "detach nodes"
+
+    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
+        """Apply the rule wherever it holds."""
+        apply_rules(graph, [remove_detach], operators)

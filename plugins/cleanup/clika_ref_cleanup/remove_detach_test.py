@@ -1,0 +1,20 @@
+"""``detach`` goes from the clone that is lowered, never from the stored graph."""
+
+from clika_ref.core.passes import Phase, Pipeline
+from clika_ref_cleanup.plugin import clika_ref_passes
+from clika_ref_cleanup.remove_detach import RemoveDetach
+
+
+def detached(sketch):
+    x = sketch("relu", sketch.input(2, 3))
+    return sketch.returns(sketch("neg", sketch("detach", x)), x)
+
+
+def test_detach_goes(sketch):
+    assert detached(sketch).clean(RemoveDetach()) == ["relu", "neg"]
+
+
+def test_the_stored_graph_keeps_it(sketch, operators):
+    passes = {p.name: p for p in clika_ref_passes()}
+    Pipeline.of(passes, operators, Phase.CLEAN).run(detached(sketch).graph)
+    assert sketch.kinds == ["relu", "detach", "neg"]

@@ -1,0 +1,92 @@
+"""Remove calls that return their operand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+from clika_ref.core.rewriting import Skip, apply_rules, rule
+
+SAME_TYPE_SAYS_ALL = (
+    *("identity", "alias", "clone", "contiguous", "lift_fresh_copy"),
+    *("to", "reshape", "view", "flatten", "unflatten", "expand", "squeeze", "repeat", "tile"),
+    # A slice of unchanged length starts at 0 in steps of 1, and pieces of one are the whole.
+    *("slice", "narrow", "cat", "concat", "split", "split_with_sizes", "chunk"),
+)
+"""Operators that return their operand wherever the result has its type."""
+
+
+@rule(*SAME_TYPE_SAYS_ALL)
+def remove_identity(node: Node, build: Builder):
+    """A copy, or a new shape or dtype equal to the old."""
+    operands = [v for v in node.inputs if isinstance(v, Value)]
+    if len(operands) != 1 or len(node.outputs) != 1:
+        return Skip("joins or splits")
+    return _same_type(operands[0], node)
+
+
+@rule("permute", "roll", "pad", "constant_pad_nd")
+def remove_idle_move(node: Node, build: Builder):
+    """A permutation that leaves each side in place, a roll by 0, a pad by 0."""
+    x, rank = node.inputs[0], node.output.type.rank
+    match node.kind, node.attrs:
+        case "permute", {"dims": dims}:
+            idle = [d % rank for d in dims] == list(range(rank))
+        case _, {"shifts": amounts} | {"pad": amounts}:
+            idle = all(isinstance(a, int) and a == 0 for a in amounts)
+        case _:
+            idle = False
+    return _same_type(x, node, 1) if idle else Skip("moves elements")
+
+
+@rule("add", "sub", "mul", "div", "pow")
+def remove_neutral_operand(node: Node, build: Builder):
+    """``x - 0``, ``x * 1``, ``x / 1``, ``x ** 1``; ``x + 0`` of integers, since of floats it turns -0.0 into 0.0."""
+    match node.kind, node.inputs:
+        case "add" | "mul", (int() | float() as number, Value() as x):
+            pass
+        case _, (Value() as x, int() | float() as number):
+            pass
+        case _:
+            return Skip("no operand is a number")
+    if node.attrs.get("alpha", 1) != 1 or node.attrs.get("rounding_mode") is not None:
+        return Skip("scales or rounds too", 1)
+    if number != (0 if node.kind in ("add", "sub") else 1):
+        return Skip(f"{number} is not neutral", 1)
+    if x.type.dtype.is_floating_point or x.type.dtype.is_complex:
+        negative = math.copysign(1.0, number) < 0
+        if (node.kind == "add" and not negative) or (node.kind == "sub" and negative):
+            return Skip("adding 0.0 turns -0.0 into 0.0, and 1 / x tells them apart", 2)
+    return _same_type(x, node, 2)
+
+
+def _same_type(x: Any, node: Node, closeness: int = 0):
+    if x.type != node.output.type:
+        return Skip(f"changes {x.type} into {node.output.type}", closeness)
+    return x
+
+
+@dataclass(frozen=True)
+class RemoveIdentities:
+    """Remove copies, casts and shape changes to what is there already, and arithmetic with neutral numbers.
+
+    Bit for bit: ``x + 0.0`` stays, because it is not ``x`` where ``x`` is -0.0. ``detach`` stays too (it stops
+    gradients); see ``remove-detach``. Constants are never read: a parameter that is 1 now may be trained.
+    """
+
+    name: ClassVar[str] = "remove-identities"
+    phase: ClassVar[Phase] = Phase.CLEAN
+    after: ClassVar[tuple[str, ...]] = ("remove-dropout",)
+    error: ClassVar[ErrorClass] = EXACT
+    removes: ClassVar[str] = "nodes without effect"
+
+    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
+        """Apply the rules until none applies."""
+        apply_rules(graph, [remove_identity, remove_idle_move, remove_neutral_operand], operators)
