@@ -16,6 +16,7 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.types import TensorType
 from clika_ref_aten.reduction import SUMMABLE
 
 aten = torch.ops.aten
@@ -151,6 +152,12 @@ def _running(wins):
     return lower
 
 
+def _with_positions(x, *, dim):
+    return x, TensorType(torch.int64, x.shape)
+
+
+cummax.types(_with_positions)
+cummin.types(_with_positions)
 cummax.onnx(_running("GreaterOrEqual"))
 cummin.onnx(_running("LessOrEqual"))
 cummax.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool, low=0))
@@ -168,6 +175,14 @@ def diff(
 @diff.from_torch(aten.diff.default)
 def _(x, n=1, dim=-1, prepend=None, append=None):
     return diff.call(x, prepend, append, n=n, dim=dim)
+
+
+@diff.types
+def _(x, prepend, append, *, n, dim):
+    shape = list(x.shape)
+    if n:
+        shape[dim] = sum(part.shape[dim] for part in (x, prepend, append) if part is not None) - n
+    return TensorType(x.dtype, tuple(shape))
 
 
 @diff.onnx

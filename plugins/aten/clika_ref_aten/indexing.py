@@ -238,6 +238,11 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return torch.take(x, index)
 
 
+@take.types
+def _(x, index):
+    return TensorType(x.dtype, index.shape)
+
+
 @take.onnx
 def _(op, x, index):
     return op.Gather(op.Reshape(x, op.ints([-1])), index, axis=0)

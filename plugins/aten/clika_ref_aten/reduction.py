@@ -8,6 +8,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import COMPOSE, DOT, EXACT, SOFTMAX
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
 
@@ -30,6 +31,18 @@ def axes(op, x, dim):
     sides = as_sides(dim)
     rank = op.rank(x)
     return op.ints([d % rank for d in sides]) if sides and rank else None
+
+
+def reduced_shape(shape, dim, *, keepdim):
+    """Return the shape after the sides ``dim`` were reduced; fake inference refuses sides that may be empty."""
+    sides = as_sides(dim)
+    gone = range(len(shape)) if sides is None else [d % max(len(shape), 1) for d in sides]
+    return tuple(1 if d in gone else side for d, side in enumerate(shape) if keepdim or d not in gone)
+
+
+def selected_type(x, *, dim=None, keepdim=False):
+    """Type rule of reductions that select an element."""
+    return TensorType(x.dtype, reduced_shape(x.shape, dim, keepdim=keepdim))
 
 
 def comparable(op, x):
@@ -210,6 +223,12 @@ def logsumexp(x: Tensor, *, dim: tuple[int, ...], keepdim: bool = False) -> Tens
     return torch.logsumexp(x, dim, keepdim)
 
 
+@logsumexp.types
+def _(x, *, dim, keepdim):
+    dtype = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
+    return TensorType(dtype, reduced_shape(x.shape, dim, keepdim=keepdim))
+
+
 @logsumexp.onnx
 def _(op, x, *, dim, keepdim):
     (x_float,) = op.promote(x)
@@ -231,6 +250,7 @@ def amax(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tens
     return torch.amax(x, dim or (), keepdim)
 
 
+amax.types(selected_type)
 amax.onnx(_extreme("ReduceMax"))
 amax.samples(_draw_reduction(torch.float32, torch.int64, torch.int32, torch.bool, torch.uint8))
 
@@ -241,6 +261,7 @@ def amin(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tens
     return torch.amin(x, dim or (), keepdim)
 
 
+amin.types(selected_type)
 amin.onnx(_extreme("ReduceMin"))
 amin.samples(_draw_reduction(torch.float32, torch.int64, torch.int16, torch.bool, torch.int8))
 
@@ -249,6 +270,11 @@ amin.samples(_draw_reduction(torch.float32, torch.int64, torch.int16, torch.bool
 def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest element along the side ``dim`` (None: of all elements)."""
     return torch.aminmax(x, dim=dim, keepdim=keepdim)
+
+
+@aminmax.types
+def _(x, *, dim, keepdim):
+    return (selected_type(x, dim=dim, keepdim=keepdim),) * 2
 
 
 @aminmax.onnx

@@ -95,7 +95,7 @@ def _(op, x, values, *indices, accumulate):
         result = _write_elements(op, merged, values, accumulate=accumulate)
     else:
         result = op.ScatterND(merged.x, op.Unsqueeze(merged.position, op.ints([-1])), values)
-    return _restored(op, x, result, merged.order)
+    return _restored(op, x, result, merged)
 
 
 def _spread(op, x, values, mask, at):
@@ -131,11 +131,12 @@ def _write_elements(op, merged, values, *, accumulate):
     return _scatter_elements(op, merged.x, index, values, axis=len(before), reduction=reduction)
 
 
-def _restored(op, x, result, order):
+def _restored(op, x, result, merged):
     """Undo what `bring_together` did to the shape of ``x``."""
-    shape = op.shape(x)
+    shape, order = op.shape(x), merged.order
     if order is None:
-        return result if len(shape) == 1 else op.reshape(result, shape)
+        one_side = len(merged.before) + 1 + len(merged.behind) == len(shape)
+        return result if one_side else op.reshape(result, shape)
     inverse = [order.index(d) for d in range(len(order))]
     return op.Transpose(op.reshape(result, [shape[d] for d in order]), perm=inverse)
 
@@ -209,6 +210,11 @@ def scatter(x: Tensor, index: Tensor, src: Tensor | Number, *, dim: int) -> Tens
     return torch.scatter(x, dim, index, src)
 
 
+@scatter.types
+def _(x, index, src, *, dim):
+    return x
+
+
 @scatter.from_torch(aten.scatter.src, aten.scatter.value)
 def _(x, dim, index, src=None, value=None):
     return scatter.call(x, index, value if src is None else src, dim=dim)
@@ -261,6 +267,11 @@ def scatter_reduce(
     src = _as_tensor(src, x)
     src = src if src.ndim or not index.ndim else src.expand(index.shape)
     return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
+
+
+@scatter_reduce.types
+def _(x, index, src, *, dim, reduce, include_self):
+    return x
 
 
 @scatter_reduce.from_torch(aten.scatter_reduce.two)

@@ -14,7 +14,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.core.types import TensorType
 from clika_ref_aten.indexing import as_vector
-from clika_ref_aten.reduction import comparable
+from clika_ref_aten.reduction import comparable, reduced_shape
 
 aten = torch.ops.aten
 
@@ -43,6 +43,14 @@ def _shaped(op, x, results):
 def topk(x: Tensor, *, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     """Return the ``k`` largest (or smallest) elements along a side and their positions, in order if ``sorted``."""
     return torch.topk(x, k, dim, largest, sorted)
+
+
+@topk.types
+def _(x, *, k, dim, largest, sorted):
+    shape = list(x.shape)
+    if shape:
+        shape[dim] = k
+    return TensorType(x.dtype, tuple(shape)), TensorType(torch.int64, tuple(shape))
 
 
 @topk.onnx
@@ -151,6 +159,12 @@ def kthvalue(x: Tensor, *, k: int, dim: int = -1, keepdim: bool = False) -> tupl
     return torch.kthvalue(x, k, dim, keepdim)
 
 
+@kthvalue.types
+def _(x, *, k, dim, keepdim):
+    shape = reduced_shape(x.shape, dim, keepdim=keepdim)
+    return TensorType(x.dtype, shape), TensorType(torch.int64, shape)
+
+
 @kthvalue.onnx
 def _(op, x, *, k, dim, keepdim):
     return _at_rank(op, x, k, dim, keepdim=keepdim)
@@ -247,6 +261,12 @@ def _draw_argument(draw, s):
     return s.call(*plain.operands, **{**plain.attrs, "dim": draw(s.choice(plain.attrs["dim"], None))})
 
 
+def _position_type(x, *, dim, keepdim):
+    return TensorType(torch.int64, reduced_shape(x.shape, dim, keepdim=keepdim))
+
+
+argmax.types(_position_type)
+argmin.types(_position_type)
 argmax.onnx(_argument("ArgMax"))
 argmin.onnx(_argument("ArgMin"))
 argmax.samples(_draw_argument)
