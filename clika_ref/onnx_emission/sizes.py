@@ -144,6 +144,8 @@ RULES: dict[type, Callable[[SizeEmitter, Any], Any]] = {
     torch_sympy.IntTrueDiv: SizeEmitter._true_divide,
     torch_sympy.FloatTrueDiv: SizeEmitter._true_divide,
     torch_sympy.ToFloat: SizeEmitter._to_float,
+    torch_sympy.FloatPow: lambda s, e: s._fold("Pow", e),
+    torch_sympy.OpaqueUnaryFn_sqrt: lambda s, e: s.op.Sqrt(s._to_float(e)),
     torch_sympy.CeilToInt: lambda s, e: s._round("Ceil", e),
     torch_sympy.FloorToInt: lambda s, e: s._round("Floor", e),
     torch_sympy.RoundToInt: lambda s, e: s._round("Round", e),
