@@ -19,7 +19,7 @@ NARROW = frozenset({torch.int8, torch.uint8, torch.int16})
 """Integers that ONNX Runtime does not multiply: the product in int32 is equal modulo their range."""
 
 
-def _wide(op, lowering, *operands):
+def in_int32(op, lowering, *operands):
     """Apply a lowering to integers in int32 where they are narrower."""
     dtype = op.dtype(operands[0])
     if dtype not in NARROW:
@@ -28,7 +28,7 @@ def _wide(op, lowering, *operands):
 
 
 def _product(op, a, b):
-    return _wide(op, op.MatMul, a, b)
+    return in_int32(op, op.MatMul, a, b)
 
 
 @operator(aten.linear.default, quant=compute(weight=1, axis=0, bias=2), error=DOT)
@@ -43,7 +43,7 @@ def _(op, x, weight, bias=None):
     if floating and op.rank(x) == 2 and op.rank(weight) == 2:
         return op.Gemm(x, weight, bias, transB=1)
     product = _product(op, x, op.Transpose(weight, perm=[1, 0]) if op.rank(weight) == 2 else weight)
-    return product if bias is None else _wide(op, op.Add, product, bias)
+    return product if bias is None else in_int32(op, op.Add, product, bias)
 
 
 @linear.samples
@@ -96,7 +96,7 @@ def _blend(op, x, product, beta, alpha):
 
 
 def _multiplied_and_blended(op, x, a, b, *, beta, alpha):
-    return _wide(op, lambda x, a, b: _blend(op, x, op.MatMul(a, b), beta, alpha), x, a, b)
+    return in_int32(op, lambda x, a, b: _blend(op, x, op.MatMul(a, b), beta, alpha), x, a, b)
 
 
 def _samples_of_blends(x_rank, a_rank, b_rank):
@@ -183,7 +183,7 @@ def _(op, x, vec1, vec2, *, beta, alpha):
     def blend(x, vec1, vec2):
         return _blend(op, x, op.Mul(op.Unsqueeze(vec1, op.ints([1])), vec2), beta, alpha)
 
-    return _wide(op, blend, x, vec1, vec2)
+    return in_int32(op, blend, x, vec1, vec2)
 
 
 @addr.samples
@@ -204,7 +204,7 @@ def outer(x: Tensor, vec2: Tensor) -> Tensor:
 def _(op, x, vec2):
     column = op.Unsqueeze(x, op.ints([1]))
     x, y = op.promote(column, vec2)
-    return _wide(op, op.Mul, x, y)
+    return in_int32(op, op.Mul, x, y)
 
 
 @outer.samples

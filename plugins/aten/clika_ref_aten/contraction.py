@@ -1,0 +1,166 @@
+"""Sums of products over named sides, and the operators that are such sums."""
+
+from __future__ import annotations
+
+import string
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import DOT, ulp
+from clika_ref.core.operators import operator
+from clika_ref.core.types import TensorType
+from clika_ref_aten.linear import NUMBERS, in_int32
+
+aten = torch.ops.aten
+
+
+def _explicit(equation, ranks):
+    """Return an equation without spaces or ellipses, with an output, of lower-case letters while these suffice.
+
+    Runtimes refuse more than ONNX does: ellipses of several lengths, capital letters.
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    hidden = [
+        rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in zip(terms, ranks, strict=True)
+    ]
+    letters = [c for c in string.ascii_letters if c not in equation]
+    shared = letters[: max(hidden)]
+    if not arrow:
+        used = left.replace("...", "").replace(",", "")
+        right = ("..." if "..." in left else "") + "".join(sorted(c for c in used if used.count(c) == 1))
+    terms = [t.replace("...", "".join(shared[len(shared) - n :])) for t, n in zip(terms, hidden, strict=True)]
+    whole = f"{','.join(terms)}->{right.replace('...', ''.join(shared))}"
+    spare = iter(letters[len(shared) :])
+    capitals = [c for c in dict.fromkeys(whole) if c.isupper()]
+    return whole.translate({ord(c): next(spare, c) for c in capitals})
+
+
+@operator(error=DOT)
+def einsum(*tensors: Tensor, equation: str) -> Tensor:
+    """Sum the products of all elements whose sides of equal letters have equal indices: ``ij,jk->ik``."""
+    return torch.einsum(equation, *tensors)
+
+
+@einsum.types
+def _(*tensors, equation):
+    whole = _explicit(equation, [t.rank for t in tensors])
+    left, _, right = whole.partition("->")
+    sides: dict[str, object] = {}
+    for term, tensor in zip(left.split(","), tensors, strict=True):
+        for letter, side in zip(term, tensor.shape, strict=True):
+            sides[letter] = side if sides.get(letter, 1) == 1 else sides[letter]
+    return TensorType(tensors[0].dtype, tuple(sides[letter] for letter in right))
+
+
+@einsum.onnx
+def _(op, *tensors, equation):
+    equation = _explicit(equation, [op.rank(t) for t in tensors])
+    return in_int32(op, lambda *ts: op.Einsum(*ts, equation=equation), *tensors)
+
+
+EQUATIONS = (
+    "ij,jk->ik", "bhid,bhjd->bhij", "ij,jk", "ii->i", "ii", "bii,bi->b", "...ij,...jk->...ik", "i...,i...->...",
+    "...ij,jk", "A b, b C -> C A", "aB,Bc", "i,j,k->kij", "ij,k->ik", "bn,anm,bm->ba", "ij->ji", "...i->...",
+)  # fmt: skip
+
+
+@einsum.samples
+def _(draw, s):
+    equation, dtype = draw(s.choice(*EQUATIONS)), draw(s.choice(*NUMBERS))
+    sides = {letter: draw(s.integers(1, 4)) for letter in sorted(set(equation) & set(string.ascii_letters))}
+    hidden = [draw(s.integers(1, 3)) for _ in range(2)]
+    tensors = []
+    for term in equation.replace(" ", "").partition("->")[0].split(","):
+        own = hidden[draw(s.integers(0, 2)) :]
+        before, dots, after = term.partition("...")
+        shape = [*(sides[c] for c in before), *(own if dots else ()), *(sides[c] for c in after)]
+        tensors.append(draw(s.tensor(shape=shape, dtype=dtype)))
+    return s.call(*tensors, equation=equation)
+
+
+@einsum.from_torch(aten.einsum.default)
+def _(equation, tensors, *, path=None):  # the path is the order of computation, which is the runtime's affair
+    return einsum.call(*tensors, equation=equation)
+
+
+@einsum.from_torch(aten.tensordot.default)
+def _(x, other, dims_self, dims_other):
+    first = list(string.ascii_lowercase[: x.type.rank])
+    second = list(string.ascii_uppercase[: other.type.rank])
+    for i, j in zip(dims_self, dims_other, strict=True):
+        second[j] = first[i]
+    kept = [c for c in first if c not in second] + [c for c in second if c.isupper()]
+    return einsum.call(x, other, equation=f"{''.join(first)},{''.join(second)}->{''.join(kept)}")
+
+
+@einsum.from_torch(aten.inner.default)
+def _(x, other):
+    scalar = 0 in (x.type.rank, other.type.rank)
+    first, second = string.ascii_lowercase[: x.type.rank], string.ascii_uppercase[: other.type.rank]
+    if not scalar:
+        first, second = first[:-1] + "z", second[:-1] + "z"
+    return einsum.call(x, other, equation=f"{first},{second}->{(first + second).replace('z', '')}")
+
+
+@einsum.from_torch(aten.linalg_vecdot.default)
+def _(x, y, *, dim=-1):
+    rank = max(x.type.rank, y.type.rank)
+    letters = string.ascii_lowercase[:rank]
+    summed = letters[dim % rank]
+    first, second = (letters[rank - t.type.rank :] for t in (x, y))
+    return einsum.call(x, y, equation=f"{first},{second}->{letters.replace(summed, '')}")
+
+
+@operator(aten.trace.default, error=DOT)
+def trace(x: Tensor) -> Tensor:
+    """The sum of ``x[i, i]``; integers are summed as int64."""
+    return torch.trace(x)
+
+
+@trace.onnx
+def _(op, x):
+    x = op.cast(x, op.result.dtype)
+    diagonal = op.cast(op.EyeLike(x), torch.bool)
+    return op.ReduceSum(op.Where(diagonal, x, op.like(x, 0)), None, keepdims=0)
+
+
+@trace.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(rank=2, dtype=NUMBERS)))
+
+
+@operator(aten.linalg_cross.default, error=ulp(8, 20.0))
+def linalg_cross(x: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    """The cross product of vectors of 3 elements along ``dim``; the other sides broadcast."""
+    return torch.linalg.cross(x, other, dim=dim)
+
+
+@linalg_cross.from_torch(aten.cross.default)
+def _(x, other, dim=None):
+    if dim is None:
+        dim = next(i for i, side in enumerate(x.type.shape) if side == 3)  # PyTorch's rule: the first of length 3
+    return linalg_cross.call(x, other, dim=dim)
+
+
+@linalg_cross.onnx
+def _(op, x, other, *, dim):
+    def rolled(value, order):
+        return op.Gather(value, op.ints(order), axis=dim)
+
+    def product(x, y):
+        plus = op.Mul(rolled(x, [1, 2, 0]), rolled(y, [2, 0, 1]))
+        return op.Sub(plus, op.Mul(rolled(x, [2, 0, 1]), rolled(y, [1, 2, 0])))
+
+    return in_int32(op, product, x, other)
+
+
+@linalg_cross.samples
+def _(draw, s):
+    shape = list(draw(s.tensor(rank=(1, 4))).shape)
+    dim = draw(s.integers(-len(shape), len(shape) - 1))
+    other = [draw(s.choice(side, 1)) for side in shape]
+    shape[dim] = other[dim] = 3
+    dtype = draw(s.choice(*NUMBERS))
+    return s.call(draw(s.tensor(shape=shape, dtype=dtype)), draw(s.tensor(shape=other, dtype=dtype)), dim=dim)

@@ -1,0 +1,122 @@
+"""Norms of vectors, and weights given by norm and direction."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE
+from clika_ref.core.errors import ModelError
+from clika_ref.core.operators import operator
+from clika_ref.core.types import TensorType
+from clika_ref_aten.reduction import as_sides, axes, draw_sides, reduced_shape
+
+aten = torch.ops.aten
+
+
+@operator(aten.linalg_vector_norm.default, error=COMPOSE)
+def linalg_vector_norm(
+    x: Tensor,
+    *,
+    ord: float = 2,
+    dim: tuple[int, ...] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``sum(abs(x) ** ord) ** (1 / ord)`` over ``dim``, or over all sides.
+
+    Infinite orders give the largest or smallest ``abs(x)``, order 0 the number of elements that are not 0.
+    """
+    return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype)
+
+
+@linalg_vector_norm.types
+def _(x, *, dim, keepdim, dtype, **_):
+    return TensorType(dtype or x.dtype, reduced_shape(x.shape, dim, keepdim=keepdim))
+
+
+@linalg_vector_norm.onnx
+def _(op, x, *, ord, dim, keepdim, dtype):
+    sides, x = axes(op, x, dim), op.cast(x, op.result.dtype)
+
+    def reduced(kind, value):
+        return op.node(f"Reduce{kind}", value, sides, keepdims=keepdim)
+
+    if ord in {1, 2}:
+        return reduced(f"L{int(ord)}", x)
+    if math.isinf(ord):
+        return reduced("Max" if ord > 0 else "Min", op.Abs(x))
+    if ord == 0:
+        return reduced("Sum", op.cast(op.Not(op.Equal(x, op.like(x, 0.0))), op.result.dtype))
+    powers = reduced("Sum", op.Pow(op.Abs(x), op.like(x, ord)))
+    return op.Pow(powers, op.like(x, 1 / ord))
+
+
+@linalg_vector_norm.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.float32, torch.float64)))
+    order = draw(s.choice(2, 1, 2.0, 3, 0, 0.5, -1.5, float("inf"), float("-inf")))
+    dtype = draw(s.choice(None, None, torch.float64))
+    return s.call(x, ord=order, dim=draw_sides(draw, s, x), keepdim=draw(s.booleans()), dtype=dtype)
+
+
+@linalg_vector_norm.from_torch(
+    aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim_dtype
+)
+def _(x, p=2, dim=None, keepdim=False, *, dtype=None):
+    return linalg_vector_norm.call(x, ord=2 if p is None else p, dim=as_sides(dim), keepdim=keepdim, dtype=dtype)
+
+
+@linalg_vector_norm.from_torch(aten.frobenius_norm.dim)
+def _(x, dim, keepdim=False):
+    return linalg_vector_norm.call(x, dim=as_sides(dim), keepdim=keepdim)
+
+
+@linalg_vector_norm.from_torch(aten.linalg_norm.default, aten.linalg_norm.ord_str)
+def _(x, ord=None, dim=None, keepdim=False, *, dtype=None):
+    vectors = ord is None or (len(dim) if dim else x.type.rank) == 1
+    if not vectors:
+        return _of_matrices(x, ord, dim, keepdim=keepdim, dtype=dtype)
+    return linalg_vector_norm.call(x, ord=2 if ord is None else ord, dim=as_sides(dim), keepdim=keepdim, dtype=dtype)
+
+
+@linalg_vector_norm.from_torch(aten.linalg_matrix_norm.default, aten.linalg_matrix_norm.str_ord)
+def _(x, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
+    return _of_matrices(x, ord, dim, keepdim=keepdim, dtype=dtype)
+
+
+def _of_matrices(x, order, dim, **attrs):
+    if order != "fro":
+        msg = (
+            f"the matrix norm of order {order!r}: only the Frobenius norm ('fro') can be captured; write the others "
+            "as sums and maxima of abs(x)"
+        )
+        raise ModelError(msg)
+    return linalg_vector_norm.call(x, dim=as_sides(dim), **attrs)
+
+
+@operator(aten._weight_norm.default, error=COMPOSE)  # noqa: SLF001 - ATen's name
+def weight_norm(v: Tensor, g: Tensor, *, dim: int = 0) -> Tensor:
+    """``g * v / norm(v)``, the norm being taken over all sides but ``dim``; over all where ``dim`` is -1."""
+    return torch._weight_norm(v, g, dim)  # noqa: SLF001 - PyTorch exports it under this name only
+
+
+@weight_norm.types
+def _(v, g, *, dim):
+    return v
+
+
+@weight_norm.onnx
+def _(op, v, g, *, dim):
+    others = [i for i in range(op.rank(v)) if i != dim]
+    return op.Mul(v, op.Div(g, op.ReduceL2(v, op.ints(others), keepdims=1)))
+
+
+@weight_norm.samples
+def _(draw, s):
+    v = draw(s.tensor(rank=(2, 4)))
+    dim = draw(s.choice(0, v.rank - 1, -1))
+    shape = [side if i == dim else 1 for i, side in enumerate(v.shape)]
+    return s.call(v, draw(s.tensor(shape=() if dim == -1 else shape)), dim=dim)
