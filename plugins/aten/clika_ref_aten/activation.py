@@ -52,6 +52,11 @@ def fits_attribute(op, *numbers):
     return op.result.dtype != torch.float64 or all(float(np.float32(n)) == n for n in numbers)
 
 
+def as_first(x, *_, **__):
+    """Type rule of an operator whose reference asks too much of symbols: the type of the first operand."""
+    return x
+
+
 @operator(aten.relu.default, quant=OWN_SCALE, error=EXACT)
 def relu(x: Tensor) -> Tensor:
     """``max(x, 0)``, elementwise."""
@@ -196,6 +201,9 @@ def _(op, x, weight):
     if op.shape(weight) not in ((), (1,)):
         return op.PRelu(x, weight if rank <= 2 else op.Reshape(weight, op.ints([-1] + [1] * (rank - 2))))
     return op.PRelu(x, op.reshape(weight, ()) if rank == 0 and op.rank(weight) else weight)
+
+
+prelu.types(as_first)
 
 
 @prelu.samples

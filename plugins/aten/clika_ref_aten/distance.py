@@ -6,12 +6,15 @@ import math
 
 import torch
 from torch import Tensor
+from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.indexing import broadcast_shape
 from clika_ref_aten.loss import MEAN, draw_reduction, is_number, reduced
 
 aten = torch.ops.aten
@@ -65,6 +68,13 @@ def _(op, x1, x2, *, dim, eps):
         x1, x2 = op.Expand(x1, op.Shape(x2)), op.Expand(x2, op.Shape(x1))
     units = [op.Div(x, op.Max(length(op, x, EUCLIDEAN, [dim], keepdims=True), op.like(x, eps))) for x in (x1, x2)]
     return op.ReduceSum(op.Mul(*units), op.ints([dim]), keepdims=0)
+
+
+@cosine_similarity.types
+def _(x1, x2, *, dim, eps):
+    shape = list(broadcast_shape(x1.shape, x2.shape))
+    del shape[dim]
+    return TensorType(torch.promote_types(x1.dtype, x2.dtype), tuple(shape))
 
 
 @cosine_similarity.samples
@@ -137,6 +147,12 @@ def _by_product(op, x1, x2):
     return op.Sqrt(op.Max(total, op.like(x1, 0)))
 
 
+@cdist.types
+def _(x1, x2, *, p, compute_mode):
+    batch = broadcast_shape(x1.shape[:-2], x2.shape[:-2])
+    return TensorType(x1.dtype, (*batch, x1.shape[-2], x2.shape[-2]))
+
+
 @cdist.samples
 def _(draw, s):
     dtype, m = draw(s.choice(torch.float32, torch.float64)), draw(s.integers(1, 4))
@@ -161,6 +177,13 @@ def _(op, x, *, p):
     first, second = torch.triu_indices(rows, rows, 1)
     pairs = [op.Gather(x, op.constant(index, torch.int64), axis=0) for index in (first, second)]
     return length(op, op.Sub(*pairs), p, [-1])
+
+
+@pdist.types
+def _(x, *, p):
+    rows = x.shape[0]
+    pairs = rows * (rows - 1)
+    return TensorType(x.dtype, (pairs // 2 if isinstance(pairs, int) else FloorDiv(pairs, 2),))
 
 
 @pdist.samples

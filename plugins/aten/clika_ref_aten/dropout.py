@@ -8,7 +8,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import SAME_SCALE
-from clika_ref_aten.activation import FLOATS, SELU_ALPHA, SELU_SCALE, leaky
+from clika_ref_aten.activation import FLOATS, SELU_ALPHA, SELU_SCALE, as_first, leaky
 from clika_ref_aten.randomness import uniform_of_shape
 
 aten = torch.ops.aten
@@ -72,6 +72,7 @@ def dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
 
 
 dropout.onnx(_scaling(tuple))
+dropout.types(as_first)
 dropout.samples(_samples(rank=(0, 4)))
 
 
@@ -82,6 +83,7 @@ def feature_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
 
 
 feature_dropout.onnx(_scaling(per_feature))
+feature_dropout.types(as_first)
 feature_dropout.samples(_samples(rank=(2, 5)))
 
 
@@ -92,6 +94,7 @@ def alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
 
 
 alpha_dropout.onnx(_keeping_moments(tuple))
+alpha_dropout.types(as_first)
 alpha_dropout.samples(_samples(rank=(0, 4)))
 
 
@@ -102,6 +105,7 @@ def feature_alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
 
 
 feature_alpha_dropout.onnx(_keeping_moments(per_feature))
+feature_alpha_dropout.types(as_first)
 feature_alpha_dropout.samples(_samples(rank=(2, 5)))
 
 

@@ -7,10 +7,13 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import ulp
+from clika_ref.core.errors import PassError
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS, floating
 
 aten = torch.ops.aten
@@ -80,6 +83,16 @@ def glu(x: Tensor, *, dim: int = -1) -> Tensor:
 def _(op, x, *, dim):
     value, gate = op.Split(x, axis=dim, num_outputs=2, outputs=2)
     return op.Mul(value, op.Sigmoid(gate))
+
+
+@glu.types
+def _(x, *, dim):
+    side = x.shape[dim]
+    if isinstance(side, int) and side % 2:
+        raise PassError(f"glu halves side {dim} of {x}, whose length is odd")
+    half = side // 2 if isinstance(side, int) else FloorDiv(side, 2)
+    dim %= x.rank
+    return TensorType(x.dtype, (*x.shape[:dim], half, *x.shape[dim + 1 :]))
 
 
 @glu.samples

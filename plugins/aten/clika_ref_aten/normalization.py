@@ -11,7 +11,7 @@ from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE
-from clika_ref_aten.activation import FLOATS, fits_attribute
+from clika_ref_aten.activation import FLOATS, as_first, fits_attribute
 
 aten = torch.ops.aten
 
@@ -133,6 +133,9 @@ def _channel_operands(draw, s, x):
     return (*affine, vector(-1, 1), vector(0.1, 2))
 
 
+batch_norm.types(as_first)
+
+
 @batch_norm.samples
 def _(draw, s):
     x = draw(s.tensor(rank=(2, 5), side=(2, 5), dtype=FLOATS))
@@ -188,6 +191,9 @@ def _(op, x, *vectors, use_input_stats, momentum, eps):
     return op.cast(result, op.result.dtype)
 
 
+instance_norm.types(as_first)
+
+
 @instance_norm.samples
 def _(draw, s):
     x = draw(s.tensor(rank=(3, 5), side=(2, 5), dtype=FLOATS))
@@ -235,6 +241,9 @@ def _(op, x, weight, bias, *, num_groups, eps):
     return op.cast(result, op.result.dtype)
 
 
+group_norm.types(as_first)
+
+
 @group_norm.samples
 def _(draw, s):
     num_groups = draw(s.choice(1, 2, 3))
@@ -260,7 +269,7 @@ def _moved(op, running, batch, momentum):
     return op.cast(op.Add(old, op.Mul(batch, op.like(batch, momentum))), op.dtype(running))
 
 
-def _first_operand_but_one(x, running, *, momentum, per_instance):
+def _as_running(x, running, *, momentum, per_instance):
     return running
 
 
@@ -290,7 +299,7 @@ def _(op, x, running_mean, *, momentum, per_instance):
     return _moved(op, running_mean, op.ReduceMean(x, op.ints(all_but_channels(rank)), keepdims=0), momentum)
 
 
-running_mean_update.types(_first_operand_but_one)
+running_mean_update.types(_as_running)
 running_mean_update.samples(_update_samples(-1, 1))
 
 
@@ -317,5 +326,5 @@ def _(op, x, running_var, *, momentum, per_instance):
     return _moved(op, running_var, variance, momentum)
 
 
-running_var_update.types(_first_operand_but_one)
+running_var_update.types(_as_running)
 running_var_update.samples(_update_samples(0.1, 2))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
 
@@ -28,7 +29,11 @@ def drawn(op, op_type, shape, dtype):
 
 def uniform_of_shape(op, shape, dtype):
     """Return numbers in ``[0, 1)``."""
-    return drawn(op, "RandomUniform", shape, dtype)
+    if dtype in DRAWN:
+        return drawn(op, "RandomUniform", shape, dtype)
+    share = drawn(op, "RandomUniform", shape, torch.float32)
+    steps = op.scalar(2 / torch.finfo(dtype).eps, torch.float32)  # a narrow dtype would round the largest to 1
+    return op.cast(op.Div(op.Floor(op.Mul(share, steps)), steps), dtype)
 
 
 def normal_of_shape(op, shape, dtype):
@@ -102,6 +107,11 @@ def randint(
 @randint.onnx
 def _(op, *, low, high, size, dtype, device):
     return op.cast(integers_of_shape(op, size, low, high), op.result.dtype)
+
+
+@randint.types
+def _(*, low, high, size, dtype, device):
+    return TensorType(dtype or torch.int64, size)
 
 
 @randint.samples

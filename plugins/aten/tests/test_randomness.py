@@ -56,7 +56,7 @@ def test_neither_two_calls_nor_two_runs_draw_the_same_numbers(op):
     assert len(drawn) == 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_uniform_numbers_fill_their_range(dtype):
     (values,) = run(randomness.rand, size=(COUNT,), dtype=dtype)
     assert values.min() >= 0
