@@ -301,7 +301,7 @@ def _(draw, s):
     return s.call(n=draw(s.integers(0, 4)), m=draw(s.integers(0, 4)), dtype=dtype, device=None)
 
 
-@operator(aten.tril_indices.default, error=EXACT)
+@operator(error=EXACT)
 def tril_indices(
     *,
     row: int,
@@ -314,7 +314,7 @@ def tril_indices(
     return torch.tril_indices(row, col, offset, dtype=dtype or torch.int64, device=device)
 
 
-@operator(aten.triu_indices.default, error=EXACT)
+@operator(error=EXACT)
 def triu_indices(
     *,
     row: int,
@@ -327,11 +327,16 @@ def triu_indices(
     return torch.triu_indices(row, col, offset, dtype=dtype or torch.int64, device=device)
 
 
-def _indices(declared):
-    def lower(op, **attrs):
+def _indices(declared, overload):
+    """Declare lowering and conversion; ATen's schema gives the default dtype as a number, hence the conversion."""
+
+    @declared.onnx
+    def _(op, **attrs):
         return op.constant(declared(**attrs), op.result.dtype)
 
-    return lower
+    @declared.from_torch(overload)
+    def _(row, col, offset=0, *, dtype=None, device=None, **storage):
+        return declared.call(row=row, col=col, offset=offset, dtype=dtype or torch.int64, device=device)
 
 
 def _draw_indices(draw, s):
@@ -339,8 +344,8 @@ def _draw_indices(draw, s):
     return s.call(**size, offset=draw(s.integers(-2, 2)), dtype=draw(s.choice(torch.int64, torch.int32)), device=None)
 
 
-tril_indices.onnx(_indices(tril_indices))
-triu_indices.onnx(_indices(triu_indices))
+_indices(tril_indices, aten.tril_indices.default)
+_indices(triu_indices, aten.triu_indices.default)
 tril_indices.samples(_draw_indices)
 triu_indices.samples(_draw_indices)
 
