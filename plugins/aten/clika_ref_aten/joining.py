@@ -214,7 +214,9 @@ def _(draw, s):
 
 
 @split_with_sizes.write_back
-def _(build, base, new, *, split_sizes, dim, index=0):
+def _(build, base, new, *, split_sizes, dim, index=None):
+    if index is None:
+        (index,) = range(len(split_sizes))  # left out for a split into one piece only
     start = tidy(sum(split_sizes[:index]))
     end = tidy(start + split_sizes[index])
     return build(slicing.slice_scatter, base, new, dim=dim, start=start, end=end, types=(base.type,))

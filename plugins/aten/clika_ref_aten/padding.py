@@ -11,7 +11,7 @@ from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.traits import OWN_SCALE
 from clika_ref.core.types import Dim, TensorType
 from clika_ref_aten.moving import FAR, is_nonnegative, tidy
 from clika_ref_aten.slicing import cut
@@ -22,7 +22,7 @@ ONNX_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 DTYPES = (torch.float32, torch.float16, torch.int64, torch.int16, torch.uint8)
 
 
-@operator(aten.pad.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.pad.default, quant=OWN_SCALE, error=EXACT)
 def pad_(x: Tensor, *, pad: tuple[int, ...], mode: str = "constant", value: float | None = None) -> Tensor:
     """Add ``pad[0]`` elements before and ``pad[1]`` after the last side, the next two to the one before it, and so on.
 

@@ -161,7 +161,9 @@ def _(draw, s):
 
 
 @unbind.write_back
-def _(build, base, new, *, dim, index=0):
+def _(build, base, new, *, dim, index=None):
+    if index is None:
+        (index,) = range(base.type.shape[dim])  # left out where there is one result only
     return build(select_scatter, base, new, types=(base.type,), dim=dim, index=index)
 
 
