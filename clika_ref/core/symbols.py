@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -134,6 +135,7 @@ FUNCTIONS: dict[type, Callable[..., Any]] = {
     torch_sympy.ToFloat: float,
     torch_sympy.PowByNatural: operator.pow,
     torch_sympy.FloatPow: operator.pow,
+    torch_sympy.OpaqueUnaryFn_sqrt: math.sqrt,
     torch_sympy.Max: max,
     torch_sympy.Min: min,
     torch_sympy.Identity: _identity,
