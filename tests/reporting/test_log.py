@@ -239,6 +239,7 @@ def test_a_terminal_shows_a_spinner_with_the_latest_text_and_keeps_one_line():
     assert re.search(r"⠋.*Capturing   layer 3 of 12 +", moving)
     assert re.search(r"[⠋-⠿].*Trace +", moving)
     assert re.search(r"Captured    1,018 calls +[\d.]+ m?s", kept)
+    assert kept.startswith("\r\x1b[1A\x1b[2K"), "the moving line is not wiped away"
     assert "layer 3" not in kept
 
 
