@@ -58,7 +58,7 @@ class Sketch:
         drawn = [_fill(v.type, {**dict.fromkeys(self.graph.symbols, 3), **(sizes or {})}) for v in self.graph.inputs]
         outputs = [(v.name, v.type) for v in self.graph.outputs]
         state = list(self.graph.state)
-        tensors = {name: (v.data, v.data.clone()) for name, v in self.graph.constants.items()}
+        tensors = {name: (v.data, v.data.clone()) for name, v in self.graph.constants.items() if v.data is not None}
         Pipeline(passes, OPERATORS, check_inputs=drawn).run(self.graph)
         verify(self.graph)
         assert [(v.name, v.type) for v in self.graph.outputs] == outputs

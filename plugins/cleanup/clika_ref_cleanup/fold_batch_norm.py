@@ -66,7 +66,8 @@ def _is_fixed(value: Any, graph: Graph) -> bool:
 
 def _folded(layer: Node, tensors: list[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = tensors[0].dtype
-    weight, bias, gamma, beta, mean, var = (None if t is None else t.detach().double() for t in tensors)
+    exact: list[Any] = [None if t is None else t.detach().double() for t in tensors]
+    weight, bias, gamma, beta, mean, var = exact
     scale = torch.rsqrt(var + eps) if gamma is None else gamma * torch.rsqrt(var + eps)
     shift = (-mean if bias is None else bias - mean) * scale
     if beta is not None:

@@ -29,7 +29,8 @@ def normalized(sketch, y, channels=6, dtype=torch.float32, **attrs):
     return sketch("batch_norm", y, *operands, **attrs)
 
 
-def layer(sketch, kind, shape, weight, attrs, *, bias=True, dtype=torch.float32):
+def layer(sketch, case, *, bias=True, dtype=torch.float32):
+    kind, shape, weight, attrs = case
     x = sketch("tanh", sketch.input(*shape, dtype=dtype))
     generator = torch.Generator().manual_seed(1)
     w = sketch.constant(torch.randn(weight, generator=generator).to(dtype), "conv.weight")
@@ -38,14 +39,14 @@ def layer(sketch, kind, shape, weight, attrs, *, bias=True, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("kind", "shape", "weight", "attrs"), LAYERS, ids=str)
-def test_it_folds_into_each_layer(sketch, kind, shape, weight, attrs, bias):
-    y = normalized(sketch, layer(sketch, kind, shape, weight, attrs, bias=bias))
-    assert sketch.returns(y).clean(FoldBatchNorm()) == ["tanh", kind]
+@pytest.mark.parametrize("case", LAYERS, ids=str)
+def test_it_folds_into_each_layer(sketch, case, bias):
+    y = normalized(sketch, layer(sketch, case, bias=bias))
+    assert sketch.returns(y).clean(FoldBatchNorm()) == ["tanh", case[0]]
 
 
 def test_the_folded_weights_are_rounded_once(sketch):
-    y = layer(sketch, "linear", (5, 4), (6, 4), {}, dtype=torch.float16)
+    y = layer(sketch, ("linear", (5, 4), (6, 4), {}), dtype=torch.float16)
     sketch.returns(normalized(sketch, y, dtype=torch.float16)).clean(FoldBatchNorm())
     constants = {name: v.data.detach().double() for name, v in sketch.graph.constants.items()}
     gamma, beta, mean, var = (constants[f"bn.{n}"] for n in ("weight", "bias", "running_mean", "running_var"))
@@ -55,7 +56,7 @@ def test_the_folded_weights_are_rounded_once(sketch):
 
 
 def test_batch_norm_without_scale_and_shift_folds(sketch):
-    y = layer(sketch, "conv2d", *LAYERS[2][1:], bias=False)
+    y = layer(sketch, LAYERS[2], bias=False)
     mean, var = sketch.constant(torch.full((6,), 0.5), "m"), sketch.constant(torch.full((6,), 2.0), "v")
     sketch.returns(sketch("batch_norm", y, None, None, mean, var))
     assert sketch.clean(FoldBatchNorm()) == ["tanh", "conv2d"]
@@ -84,21 +85,21 @@ CONV = ("conv2d", (2, 4, 9, 8), (6, 4, 3, 2), {})
 
 
 def test_a_layer_that_others_read_stays(sketch):
-    y = layer(sketch, *CONV)
+    y = layer(sketch, CONV)
     assert "is read elsewhere" in skipped(sketch, normalized(sketch, y), sketch("abs", y))
 
 
 def test_a_layer_that_is_returned_stays(sketch):
-    y = layer(sketch, *CONV)
+    y = layer(sketch, CONV)
     assert "is read elsewhere" in skipped(sketch, normalized(sketch, y), y)
 
 
 def test_training_stays(sketch):
-    assert "its own input" in skipped(sketch, normalized(sketch, layer(sketch, *CONV), training=True))
+    assert "its own input" in skipped(sketch, normalized(sketch, layer(sketch, CONV), training=True))
 
 
 def test_missing_statistics_stay(sketch):
-    assert "its own input" in skipped(sketch, sketch("batch_norm", layer(sketch, *CONV), training=True))
+    assert "its own input" in skipped(sketch, sketch("batch_norm", layer(sketch, CONV), training=True))
 
 
 def test_a_computed_weight_stays(sketch):
@@ -107,18 +108,18 @@ def test_a_computed_weight_stays(sketch):
 
 
 def test_statistics_that_a_call_overwrites_stay(sketch):
-    y = normalized(sketch, layer(sketch, *CONV))
+    y = normalized(sketch, layer(sketch, CONV))
     sketch.graph.set_state("bn.running_mean", sketch("neg", sketch.graph.constants["bn.running_mean"]))
     assert "overwritten" in skipped(sketch, y)
 
 
 def test_side_1_of_a_linear_layer_on_sequences_is_not_its_channels(sketch):
-    y = layer(sketch, "linear", (5, 6, 4), (6, 4), {})
+    y = layer(sketch, ("linear", (5, 6, 4), (6, 4), {}))
     assert "not its channels" in skipped(sketch, normalized(sketch, y))
 
 
 def test_side_1_of_an_unbatched_convolution_is_not_its_channels(sketch):
-    y = layer(sketch, "conv2d", (4, 8, 8), (6, 4, 3, 3), {})
+    y = layer(sketch, ("conv2d", (4, 8, 8), (6, 4, 3, 3), {}))
     assert "not its channels" in skipped(sketch, normalized(sketch, y))
 
 
@@ -130,7 +131,7 @@ def test_batch_norm_before_a_layer_stays(sketch):
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e38])
 def test_statistics_that_overflow_stay(sketch, number):
-    y = normalized(sketch, layer(sketch, *CONV))
+    y = normalized(sketch, layer(sketch, CONV))
     with torch.no_grad():
         sketch.graph.constants["bn.weight"].data[2] = number
         sketch.graph.constants["bn.running_var"].data[2] = 1e-8
@@ -138,8 +139,8 @@ def test_statistics_that_overflow_stay(sketch, number):
 
 
 def test_the_types_of_folded_layers_are_those_that_are_inferred(sketch):
-    for kind, shape, weight, attrs in LAYERS:
-        sketch.returns(normalized(sketch, layer(sketch, kind, shape, weight, attrs)))
+    for case in LAYERS:
+        sketch.returns(normalized(sketch, layer(sketch, case)))
     FoldBatchNorm()(sketch.graph, sketch.build.operators)
     for node in sketch.graph.nodes:
         assert infer(node.op, node.inputs, node.attrs) == tuple(v.type for v in node.outputs)

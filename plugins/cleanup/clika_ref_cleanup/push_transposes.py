@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from clika_ref.core.accuracy import COMPOSE, ErrorClass
 from clika_ref.core.inference import Builder
@@ -147,10 +147,9 @@ class _Pushing:
                 cost += 1
         for node in nodes:
             for value in node.outputs:
-                leaving = [use.user for use in value.uses if use.user not in inside]
-                orders = [order_of(u) if isinstance(u, Node) else None for u in leaving]
-                cost += None in orders
-                for order in _vanishing(leaving, orders, self.graph):
+                vanishing, others = _exits(value, inside, self.graph)
+                cost += others
+                for order in vanishing:
                     saved[order] = saved.get(order, 0) + 1
         return saved, cost
 
@@ -216,15 +215,19 @@ def _permuted(value: Value, order: Order, build: Builder) -> Value:
     return build("permute", value, dims=order, types=(reordered(value.type, order),))
 
 
-def _vanishing(leaving: list[Any], orders: list[Order | None], graph: Graph) -> Iterator[Order]:
-    """Yield, for each permute that reads a value, the order of sides in which it would be idle.
+def _exits(value: Value, inside: set[Node], graph: Graph) -> tuple[list[Order], bool]:
+    """Return the orders of sides in which a permute outside would be idle, and whether anything else reads the value.
 
-    Of those that the graph returns only one counts: a value has one name.
+    Of idle permutes that the graph returns only one can go, since a value has one name.
     """
-    returned = False
-    for user, order in zip(leaving, orders, strict=True):
-        if order is not None:
-            names = any(use.user is graph for use in user.output.uses)
-            if not (names and returned):
-                yield inverse(order)
-            returned = returned or names
+    orders: list[Order] = []
+    others = returned = False
+    for user in [use.user for use in value.uses if use.user not in inside]:
+        order = order_of(user) if isinstance(user, Node) else None
+        named = order is not None and isinstance(user, Node) and any(use.user is graph for use in user.output.uses)
+        if order is None or (named and returned):
+            others = True
+        else:
+            orders.append(inverse(order))
+        returned = returned or named
+    return orders, others

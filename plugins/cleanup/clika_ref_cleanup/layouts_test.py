@@ -1,0 +1,74 @@
+"""The operators said to compute alike in any order of sides do so, over drawn calls."""
+
+import random
+
+import pytest
+import torch
+
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.samples import Descriptions, TensorSample, random_draw, realize
+from clika_ref.core.types import TensorType
+from clika_ref_cleanup.layouts import (
+    ALONG_SIDES,
+    ELEMENTWISE,
+    ON_LAST_SIDE,
+    REDUCTIONS,
+    after,
+    carriers,
+    inverse,
+    moved_attrs,
+    reordered,
+)
+
+LISTED = sorted({*ELEMENTWISE, *ALONG_SIDES, *REDUCTIONS, *ON_LAST_SIDE})
+
+
+def drawn_node(op, seed):
+    """Return a node of a drawn call and its tensors."""
+    draw = random_draw(random.Random(f"{op.name}-{seed}"))  # noqa: S311 - draws tests, keeps no secrets
+    generator = torch.Generator().manual_seed(seed)
+    call = op.sampler(draw, Descriptions())
+    call = op.call(*call.operands, **call.attrs)
+    tensors = [realize(o, generator) if isinstance(o, TensorSample) else o for o in call.operands]
+    graph = Graph()
+    inputs = [
+        graph.add_input(TensorType(t.dtype, tuple(t.shape)), "x") if isinstance(t, torch.Tensor) else t for t in tensors
+    ]
+    return graph.insert(Node(op, inputs, call.attrs), infer(op, inputs, call.attrs)), tensors
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_an_order_of_sides_passes_through(operators, name):
+    tried = 0
+    for seed in range(60):
+        node, tensors = drawn_node(operators[name], seed)
+        follow = carriers(node)
+        if follow is None:
+            continue
+        rank = node.outputs[0].type.rank
+        order = list(range(rank))
+        random.Random(seed).shuffle(order)  # noqa: S311 - as above
+        order = tuple(order if name not in ON_LAST_SIDE else [d for d in order if d != rank - 1] + [rank - 1])
+        before = list(tensors)
+        for i in follow:
+            if isinstance(tensors[i], torch.Tensor) and tensors[i].dim():
+                full = tensors[i].reshape((1,) * (rank - tensors[i].dim()) + tuple(tensors[i].shape))
+                before[i] = full.permute(inverse(order)).contiguous()
+        expected, moved = node.op(*tensors, **node.attrs), node.op(*before, **moved_attrs(node, order))
+        for e, m in zip(*((r,) if isinstance(r, torch.Tensor) else r for r in (expected, moved)), strict=True):
+            half = e.dtype == torch.float16  # its steps are 1e-3; another order of a sum moves a result by a few
+            torch.testing.assert_close(
+                m.permute(order), e, equal_nan=True, rtol=1e-5 + 5e-3 * half, atol=1e-5 + 5e-3 * half
+            )
+        tried += order != tuple(range(rank))
+    assert tried, f"no drawn call of {name} was moved"
+
+
+def test_orders_compose_and_invert():
+    x = torch.randn(2, 3, 4)
+    first, second = (1, 2, 0), (0, 2, 1)
+    assert torch.equal(x.permute(first).permute(second), x.permute(after(first, second)))
+    assert torch.equal(x.permute(first).permute(inverse(first)), x)
+    kind = TensorType(x.dtype, tuple(x.shape))
+    assert reordered(kind, first).shape == tuple(x.permute(first).shape)

@@ -1,0 +1,237 @@
+"""Permutes meet and vanish where that takes fewer of them, and stay where it does not."""
+
+import pytest
+import torch
+
+from clika_ref.core.operators import operator
+from clika_ref.core.passes import Phase, Pipeline
+from clika_ref_cleanup.plugin import clika_ref_passes
+from clika_ref_cleanup.push_transposes import PushTransposes
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # channels last, channels first: inverse to each other
+
+
+@operator(random=True)
+def noise(x: torch.Tensor) -> torch.Tensor:
+    """Return random numbers."""
+    return torch.rand_like(x)
+
+
+def permuted(sketch, x, dims=LAST):
+    return sketch("permute", x, dims=dims)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("relu", {})],
+        [("exp", {}), ("neg", {}), ("to", {"dtype": torch.float16})],
+        [("softmax", {"dim": -1})],
+        [("mean", {"dim": (1, 2), "keepdim": True})],
+        [("slice", {"dim": 3, "start": 1, "end": 9}), ("roll", {"shifts": (1, -1), "dims": (1, -2)})],
+    ],
+    ids=str,
+)
+def test_a_pair_vanishes_across_what_computes_alike(sketch, calls):
+    y = permuted(sketch, sketch.input(2, 3, 4, 5))
+    for kind, attrs in calls:
+        y = sketch(kind, y, **attrs)
+    sketch.returns(sketch("unsqueeze", permuted(sketch, y, FIRST), dim=0))
+    assert sketch.clean(PushTransposes()) == [*(kind for kind, _ in calls), "unsqueeze"]
+
+
+def test_dynamic_sides_follow(sketch):
+    y = sketch("relu", permuted(sketch, sketch.input("b", 3, "h", "w")))
+    sketch.returns(sketch("cat", permuted(sketch, y, FIRST), sketch.input("b", 2, "h", "w", name="y"), dim=1))
+    assert sketch.clean(PushTransposes(), sizes={"b": 2, "h": 4, "w": 5}) == ["relu", "cat"]
+
+
+def test_a_lone_permute_stays(sketch):
+    sketch.returns(sketch("conv2d", sketch("relu", permuted(sketch, sketch.input(2, 3, 4, 5))), weight(sketch), None))
+    assert sketch.clean(PushTransposes()) == ["permute", "relu", "conv2d"]
+
+
+def weight(sketch):
+    return sketch.constant(torch.randn(2, 4, 1, 1))
+
+
+def test_permutes_that_are_not_inverse_meet_and_merge(sketch):
+    y = sketch("relu", sketch("permute", sketch.input(2, 3, 4), dims=(1, 2, 0)))
+    sketch.returns(sketch("linear", sketch("permute", y, dims=(1, 2, 0)), sketch.constant(torch.randn(2, 3))))
+    assert sketch.clean(PushTransposes()) == ["relu", "permute", "linear"]
+
+
+def test_two_operands_permuted_alike_take_one_permute(sketch):
+    x, y = (permuted(sketch, sketch.input(2, 3, 4, 5, name=n)) for n in "xy")
+    sketch.returns(sketch("softmax", sketch("reshape", sketch("add", x, y), shape=(2, 60)), dim=1))
+    assert sketch.clean(PushTransposes()) == ["add", "permute", "reshape", "softmax"]
+
+
+def test_two_operands_permuted_differently_stay(sketch):
+    x, y = sketch.input(2, 3, 3, 3, name="x"), sketch.input(2, 3, 3, 3, name="y")
+    z = sketch("add", permuted(sketch, x), permuted(sketch, y, FIRST))
+    sketch.returns(sketch("reshape", z, shape=(54,)))
+    assert sketch.clean(PushTransposes()) == ["permute", "permute", "add", "reshape"]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 3), (4, 1, 3), (2, 4, 5, 3)], ids=str)
+def test_constants_are_permuted_beforehand(sketch, shape):
+    c = sketch.constant(torch.randn(shape))
+    y = sketch("add", sketch("mul", permuted(sketch, sketch.input(2, 3, 4, 5)), c), 1.0)
+    sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(120,)))
+    assert sketch.clean(PushTransposes()) == ["mul", "add", "reshape"]
+
+
+def test_a_large_constant_that_others_read_counts_as_a_permute(sketch):
+    c = sketch.constant(torch.randn(3, 3, 3, 3))
+    y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), c)
+    sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(81,)), sketch("neg", c))
+    assert sketch.clean(PushTransposes(limit_bytes=8)) == ["permute", "mul", "reshape", "neg"]
+
+
+def test_a_large_constant_of_lower_rank_that_others_read_stops_it(sketch):
+    c = sketch.constant(torch.randn(3))
+    y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), c)
+    sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(81,)), sketch("neg", c))
+    assert sketch.clean(PushTransposes(limit_bytes=8)) == ["permute", "mul", "permute", "reshape", "neg"]
+
+
+def test_constants_that_a_call_overwrites_stay(sketch):
+    c = sketch.constant(torch.randn(3), "count")
+    y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), c)
+    sketch.graph.set_state("count", sketch("neg", c))
+    sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(81,)))
+    assert sketch.clean(PushTransposes()) == ["permute", "mul", "neg", "permute", "reshape"]
+
+
+def test_an_operand_of_lower_rank_stops_it(sketch):
+    y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), sketch.input(3, name="y"))
+    sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(81,)))
+    assert sketch.clean(PushTransposes()) == ["permute", "mul", "permute", "reshape"]
+
+
+def test_an_operand_without_sides_follows_as_it_is(sketch):
+    y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), sketch("neg", sketch.input(name="y")))
+    sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(81,)))
+    assert sketch.clean(PushTransposes()) == ["neg", "mul", "reshape"]
+
+
+def test_a_broadcast_operand_of_equal_rank_pays_its_own_permute(sketch):
+    x, y = permuted(sketch, sketch.input(2, 3, 4, 5)), sketch.input(1, 4, 1, 3, name="y")
+    sketch.returns(sketch("reshape", permuted(sketch, sketch("mul", x, y), FIRST), shape=(120,)))
+    assert sketch.clean(PushTransposes()) == ["permute", "mul", "reshape"]
+
+
+def test_interior_values_may_be_read_elsewhere_and_returned(sketch):
+    a = permuted(sketch, sketch.input(2, 3, 4, 5))
+    b = sketch("relu", a)
+    c = permuted(sketch, b, FIRST)
+    sketch.returns(b, c, sketch("reshape", permuted(sketch, sketch("exp", b), FIRST), shape=(120,)))
+    # One permute at the entry and two at exits make way for the one that returns `b`.
+    assert sketch.clean(PushTransposes()) == ["relu", "permute", "exp", "reshape"]
+
+
+def test_a_permute_with_other_readers_is_not_saved(sketch):
+    a = permuted(sketch, sketch.input(2, 3, 4, 5))
+    sketch.returns(sketch("reshape", sketch("relu", a), shape=(120,)), a)
+    assert sketch.clean(PushTransposes()) == ["permute", "relu", "reshape"]
+
+
+def test_two_returned_permutes_keep_two_names(sketch):
+    y = sketch("relu", permuted(sketch, sketch.input(2, 3, 4, 5)))
+    sketch.returns(permuted(sketch, y, FIRST), permuted(sketch, y, FIRST))
+    # Of three permutes one goes at the entry and one at an exit; the second name takes one there and one back.
+    assert sketch.clean(PushTransposes()) == ["relu", "permute", "permute"]
+
+
+def test_returned_twins_alone_are_no_reason_to_move(sketch):
+    y = sketch("relu", sketch.input(2, 3, 4, 5))
+    sketch.returns(permuted(sketch, y), permuted(sketch, y))
+    assert sketch.clean(PushTransposes()) == ["relu", "permute", "permute"]
+
+
+def test_readers_of_one_permute_move_together(sketch):
+    a = permuted(sketch, sketch.input(2, 3, 4, 5))
+    ends = [sketch("reshape", permuted(sketch, sketch(kind, a), FIRST), shape=(120,)) for kind in ("exp", "neg")]
+    assert sketch.returns(*ends).clean(PushTransposes()).count("permute") == 0
+
+
+def test_random_nodes_and_functions_of_places_stop_it(sketch):
+    for kind in (noise, sketch.build.operators["triu"]):
+        y = permuted(sketch, sketch(kind, permuted(sketch, sketch.input(3, 3, 3, 3))), FIRST)
+        sketch.returns(sketch("reshape", y, shape=(81,)))
+    assert sketch.clean(PushTransposes()).count("permute") == 4
+
+
+def sequence_first(sketch, dims):
+    """Return layer norm and a linear layer between a permute and its inverse."""
+    x = sketch("permute", sketch.input(3, 3, 3), dims=dims)
+    y = sketch("layer_norm", x, sketch.constant(torch.randn(3)), None, normalized_shape=(3,))
+    y = sketch(
+        "gelu", sketch("linear", y, sketch.constant(torch.randn(5, 3), "w"), sketch.constant(torch.randn(5), "b"))
+    )
+    return sketch.returns(sketch("reshape", sketch("permute", y, dims=dims), shape=(45,)))
+
+
+def test_layers_on_the_last_side_let_orders_of_the_others_through(sketch):
+    left = ["layer_norm", "linear", "gelu", "reshape"]
+    assert sequence_first(sketch, (1, 0, 2)).clean(PushTransposes()) == left
+
+
+def test_layers_on_the_last_side_stop_orders_that_move_it(sketch):
+    assert sequence_first(sketch, (0, 2, 1)).clean(PushTransposes()).count("permute") == 2
+
+
+@pytest.mark.parametrize(
+    ("dim", "keepdim", "left"),
+    [
+        ((1, 2), False, ["mean"]),
+        ((-1,), False, ["mean"]),
+        ((0, 3), False, ["mean"]),
+        ((0,), False, ["permute", "mean"]),
+        (None, False, ["permute", "mean"]),
+    ],
+)
+def test_a_reduction_takes_the_permute_in_where_the_rest_keeps_its_order(sketch, dim, keepdim, left):
+    y = sketch("mean", permuted(sketch, sketch.input(2, 3, 4, 5)), dim=dim, keepdim=keepdim)
+    assert sketch.returns(y).clean(PushTransposes()) == left
+
+
+def window_attention(sketch, heads=2, width=8, window=2, side=4):
+    """Return one block of window attention on ``[b, c, h, w]`` as Swin writes it, with its idle steps."""
+    tokens, count = window * window, side // window
+    x = sketch.input(2, width, side, side)
+    residual = sketch("add", permuted(sketch, x), sketch("neg", permuted(sketch, sketch("tanh", x))))
+    y = sketch("layer_norm", residual, None, None, normalized_shape=(width,))
+    y = sketch("roll", sketch("slice", y, dim=1, start=0, end=side), shifts=(0, 0), dims=(1, 2))
+    y = sketch("permute", sketch("reshape", y, shape=(2, count, window, count, window, width)), dims=(0, 1, 3, 2, 4, 5))
+    y = sketch("reshape", sketch("identity", y), shape=(2 * count**2, tokens, width))
+    qkv = sketch("linear", y, sketch.constant(torch.randn(3 * width, width), "qkv"))
+    qkv = sketch("permute", sketch("reshape", qkv, shape=(8, tokens, 3, heads, width // heads)), dims=(2, 0, 3, 1, 4))
+    q, k, v = (sketch("select", qkv, dim=0, index=i) for i in range(3))
+    scores = sketch("matmul", sketch("mul", q, 0.5), sketch("permute", k, dims=(0, 1, 3, 2)))
+    table = sketch(
+        "index", sketch.constant(torch.randn(9, heads), "table"), sketch.constant(torch.arange(16) % 9, "at")
+    )
+    bias = sketch("permute", sketch("reshape", table, shape=(tokens, tokens, heads)), dims=(2, 0, 1))
+    scores = sketch("softmax", sketch("add", scores, sketch("unsqueeze", bias, dim=0)), dim=-1)
+    y = sketch("permute", sketch("matmul", sketch("dropout", scores, p=0.0, train=False), v), dims=(0, 2, 1, 3))
+    y = sketch(
+        "linear", sketch("reshape", y, shape=(8, tokens, width)), sketch.constant(torch.randn(width, width), "o")
+    )
+    y = sketch("reshape", sketch("dropout", y, p=0.0, train=False), shape=(2, count, count, window, window, width))
+    y = sketch("reshape", sketch("permute", y, dims=(0, 1, 3, 2, 4, 5)), shape=(2, side, side, width))
+    y = sketch("add", sketch("slice", y, dim=2, start=0, end=side), residual)
+    return sketch.returns(sketch("mean", permuted(sketch, y, FIRST), dim=(2, 3)))
+
+
+def test_window_attention_loses_its_idle_steps(sketch, operators):
+    graph = window_attention(sketch).graph
+    passes = {p.name: p for p in clika_ref_passes()}
+    inputs = [torch.randn(2, 8, 4, 4)]
+    Pipeline.of(passes, operators, Phase.CLEAN, check_inputs=inputs).run(graph)
+    assert not {"dropout", "identity", "roll", "slice"} & set(sketch.kinds)
+    assert sketch.kinds.count("permute") == 9
+    Pipeline.of(passes, operators, Phase.FUSE, check_inputs=inputs).run(graph)
+    assert sketch.kinds.count("permute") == 7
+    assert "index" not in sketch.kinds
