@@ -216,3 +216,39 @@ def _(draw, s):
         margin=draw(s.choice(1.0, 0.5)),
         reduction=draw_reduction(draw, s),
     )
+
+
+@operator(aten.multilabel_margin_loss.default, error=COMPOSE)
+def multilabel_margin_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Tensor:
+    """``sum over right t and wrong c of max(1 - x[n, t] + x[n, c], 0) / classes``, then mean or sum.
+
+    ``target[n, c]`` lists the right classes of each row, up to the first -1.
+    """
+    return aten.multilabel_margin_loss.default(x, target, reduction)
+
+
+@multilabel_margin_loss.onnx
+def _(op, x, target, *, reduction):
+    axis, dtype = _class_axis(op, x), op.dtype(x)
+    zero, one = op.like(x, 0), op.like(x, 1)
+    ends = op.cast(op.Less(target, op.like(target, 0)), torch.int64)
+    listed = op.Equal(op.CumSum(ends, op.scalar(axis, torch.int64)), op.scalar(0, torch.int64))
+    index = op.Where(listed, target, op.like(target, 0))
+    counts = op.cast(listed, dtype)
+    right = op.ScatterElements(op.Mul(counts, zero), index, counts, axis=axis, reduction="max")
+    lead = op.Sub(one, op.GatherElements(x, index, axis=axis))
+    gaps = op.Relu(op.Add(op.Unsqueeze(lead, op.ints([-1])), op.Unsqueeze(x, op.ints([-2]))))
+    pairs = op.Mul(op.Unsqueeze(counts, op.ints([-1])), op.Unsqueeze(op.Sub(one, right), op.ints([-2])))
+    total = op.ReduceSum(op.Where(op.Greater(pairs, zero), gaps, zero), op.ints([-1, -2]), keepdims=0)
+    return reduced(op, op.Div(total, op.scalar(op.shape(x)[axis], dtype)), reduction)
+
+
+multilabel_margin_loss.types(_reduced_type)
+
+
+@multilabel_margin_loss.samples
+def _(draw, s):
+    shape = (draw(s.integers(1, 4)), draw(s.integers(1, 6)))[draw(s.integers(0, 1)) :]
+    x = draw(s.tensor(shape=shape, dtype=FLOATS[::2]))
+    target = draw(s.tensor(shape=shape, dtype=torch.int64, low=-1, high=shape[-1] - 1))
+    return s.call(x, target, reduction=draw_reduction(draw, s))

@@ -26,7 +26,7 @@ def waiting_times(op, shape, dtype):
     return op.Neg(op.Log(share))
 
 
-@operator(aten.bernoulli.default, aten.bernoulli.p, aten.bernoulli.Tensor, random=True)
+@operator(aten.bernoulli.default, aten.bernoulli.Tensor, random=True)
 def bernoulli(x: Tensor, p: Tensor | Number | None = None) -> Tensor:
     """1 with probability ``p``, else 0, in the shape and dtype of ``x``; without ``p`` the probabilities are ``x``."""
     return torch.bernoulli(x) if p is None else aten.bernoulli(x, p)
@@ -45,6 +45,11 @@ def _(draw, s):
     x = draw(s.tensor(dtype=FLOATS, low=0, high=1, domain=(0, 1)))
     chance = draw(s.tensor(shape=x.shape, dtype=x.dtype, low=0, high=1, domain=(0, 1)))
     return s.call(x, draw(s.choice(None, 0.3, 0.0, 1.0, chance)))
+
+
+@bernoulli.from_torch(aten.bernoulli.p)
+def _(x, p=0.5, *, generator=None):  # the default of bernoulli_, which arrives here too
+    return bernoulli.call(x, p)
 
 
 @operator(

@@ -170,7 +170,7 @@ def _over(x, low, high):
     return randint.call(low=low, high=high, size=x.type.shape, dtype=dtype)
 
 
-@operator(aten.randperm.default, aten.randperm.generator, random=True)
+@operator(random=True)
 def randperm(*, n: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
     """Integers from 0 to ``n - 1`` in random order."""
     return torch.randperm(n, dtype=dtype or torch.int64, device=device)
@@ -186,3 +186,8 @@ def _(op, *, n, dtype, device):
 @randperm.samples
 def _(draw, s):
     return s.call(n=draw(s.integers(1, 9)), dtype=draw(s.choice(None, torch.int32)))
+
+
+@randperm.from_torch(aten.randperm.default, aten.randperm.generator)
+def _(n, *, dtype=None, device=None, **storage):
+    return randperm.call(n=n, dtype=dtype, device=device)
