@@ -244,10 +244,8 @@ def _(x, split_size, dim=0):
 @split_with_sizes.from_torch(aten.chunk.default, aten.unsafe_chunk.default)
 def _(x, chunks, dim=0):
     side = x.type.shape[dim]
-    size = quotient(side + chunks - 1, chunks) if not _divides(chunks, side) else quotient(side, chunks)
-    count = chunks
-    if isinstance(side, int):
-        count = max(-(-side // max(size, 1)), 1) if side else chunks
+    size: Any = quotient(side if _divides(chunks, side) else side + chunks - 1, chunks)
+    count = -(-side // size) if isinstance(side, int) and side else chunks
     return split_with_sizes.call(x, split_sizes=(*(size,) * (count - 1), tidy(side - size * (count - 1))), dim=dim)
 
 

@@ -34,35 +34,37 @@ def quotient(a: Dim, b: Dim) -> Dim:
     """Return ``a / b`` rounded down; where it is a whole number for all sizes, without a rounding in the expression."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
-    for exact in (a / b, sympy.cancel(sympy.sympify(a) / b)):
+    for exact in (a / b, sympy.cancel(a / b)):
         if exact.is_integer:
             return tidy(exact)
     return tidy(torch_sympy.FloorDiv(a, b))
 
 
-def least(a: Dim, b: Dim) -> Dim:
+def least(a: Dim, b: Dim) -> Any:
     """Return the lesser length, as one of the two where it is always that one."""
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
-    for low, high in ((a, b), (b, a)):
-        if sympy.sympify(high - low).is_nonnegative or (isinstance(low, torch_sympy.FloorDiv) and low.args[0] == high):
-            return low
+    if is_nonnegative(b - a) or _is_part(a, b):
+        return a
+    if is_nonnegative(a - b) or _is_part(b, a):
+        return b
     return torch_sympy.Min(a, b)
 
 
-def most(a: Dim, b: Dim) -> Dim:
+def most(a: Dim, b: Dim) -> Any:
     """Return the greater length, as one of the two where it is always that one."""
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
-    other = least(a, b)
-    return (
-        torch_sympy.Max(a, b) if isinstance(other, torch_sympy.Min) and other not in (a, b) else b if other is a else a
-    )
+    low = least(a, b)
+    if low is a:
+        return b
+    return a if low is b else torch_sympy.Max(a, b)
 
 
 def is_nonnegative(number: Any) -> bool:
     """Whether a number or an expression is at least 0 for all sizes."""
-    return bool(sympy.sympify(number).is_nonnegative)
+    return bool(number.is_nonnegative) if isinstance(number, sympy.Basic) else number >= 0
+
+
+def _is_part(a: Dim, b: Dim) -> bool:
+    """Whether ``a`` is ``b`` divided by a whole number, which sympy does not know to be the lesser."""
+    return isinstance(a, torch_sympy.FloorDiv) and a.args[0] == b
 
 
 def extent(side: Dim, start: Any, end: Any, step: Dim) -> Dim:
@@ -103,7 +105,7 @@ def numbered(op: Any, length: Dim) -> Any:
     return op.declare(op.Range(*ends), torch.int64)
 
 
-def strided(op: Any, sizes: tuple[Dim, ...], strides: tuple[Dim, ...], offset: Dim) -> Any:
+def strided(op: Any, sizes: tuple[Any, ...], strides: tuple[Any, ...], offset: Any) -> Any:
     """Return int64[sizes] that holds ``offset + i * strides[0] + j * strides[1] + ...`` at ``[i, j, ...]``."""
     rank = len(sizes)
     if all(isinstance(n, int) for n in (*sizes, *strides, offset)):

@@ -89,8 +89,8 @@ def _(x, pad):
 
 def _ends(rank: int, pad: Any) -> list[tuple[Dim, Dim]]:
     """Return how much is added before and after each side, from the first side on."""
-    pairs = list(zip(pad[::2], pad[1::2], strict=True))
-    return [(0, 0)] * (rank - len(pairs)) + pairs[::-1]
+    pairs: list[tuple[Dim, Dim]] = list(zip(pad[::2], pad[1::2], strict=True))
+    return [*((0, 0) for _ in range(rank - len(pairs))), *pairs[::-1]]
 
 
 def _positive(n: Any) -> Any:

@@ -60,7 +60,7 @@ def repeat_interleave(
     Without ``dim``, ``x`` is flattened. Where ``repeats`` is a tensor, the length of the result depends on its
     elements: ``output_size`` says it beforehand.
     """
-    return x.repeat_interleave(repeats, dim, output_size=output_size)
+    return aten.repeat_interleave(x, repeats, dim, output_size=output_size)
 
 
 @repeat_interleave.onnx
