@@ -103,7 +103,7 @@ def _position(op, sides, found):
     """Return the position in the flattened sides; Mod wraps negative entries, and the first may stay negative."""
     total = found[0]
     for side, entry in zip(sides[1:], found[1:], strict=True):
-        length = op.scalar(side, torch.int64)
+        length = op.scalar(side or 1, torch.int64)  # a side of length 0 has no positions, yet runtimes refuse Mod by 0
         total = op.Add(op.Mul(total, length), op.Mod(entry, length))
     return total
 

@@ -1,4 +1,8 @@
-"""Reductions of sides to one element: sums, products, extreme elements and truth."""
+"""Reductions of sides to one element: sums, products, extreme elements and truth.
+
+ONNX Runtime's ReduceMax and ReduceMin pass over NaN unless it comes first, and its ReduceMean of nothing is 0 where
+eager says NaN. Neither is mended here: asking for NaN as well makes a reduction eight times as slow (1.31, one thread).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Order: sorting, largest and smallest elements with their positions, search in sorted sequences."""
+"""Order: sorting, largest and smallest elements with their positions, search in sorted sequences.
+
+Eager places NaN above all other elements; TopK, ArgMax and ArgMin of ONNX Runtime place it anywhere. That is left to
+the targets to declare, as the order of NaN would cost each call a second pass over the data.
+"""
 
 from __future__ import annotations
 

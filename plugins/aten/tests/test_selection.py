@@ -133,3 +133,24 @@ def test_what_lies_outside_a_histogram_is_not_counted():
 def test_special_numbers_fill_tensors():
     for value in (NAN, INF, -INF, 2**40):
         check(creation.full, size=(2, 3), fill_value=value)
+
+
+def test_a_mask_over_several_sides_meets_values_that_broadcast():
+    x = torch.zeros(2, 3, 4, 2)
+    mask = torch.arange(12).reshape(3, 4) % 2 == 0
+    for shape in [(2, 1, 2), (2, 1, 1), (1, 2), (2,), ()]:
+        for accumulate in (False, True):
+            check(scattering.index_put, x, torch.randn(shape), None, mask, accumulate=accumulate)
+
+
+@pytest.mark.parametrize("include_self", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_scattered_mean_divides_by_what_went_in_and_rounds_integers_down(include_self, dtype):
+    x, index = torch.tensor([5, -6, 7], dtype=dtype), torch.tensor([0, 0, 1, 1, 1])
+    src = torch.tensor([-4, -3, 1, -8, 1], dtype=dtype)
+    check(scattering.scatter_reduce, x, index, src, dim=0, reduce="mean", include_self=include_self)
+
+
+@pytest.mark.parametrize("op", [reduction.all_, reduction.any_])
+def test_no_sides_at_all_leave_truth_unreduced(op):
+    check(op, torch.tensor([[0.0, 2.0], [NAN, 0.0]]), dim=())
