@@ -119,6 +119,11 @@ def trace(x: Tensor) -> Tensor:
     return torch.trace(x)
 
 
+@trace.types
+def _(x):
+    return TensorType(x.dtype if x.dtype.is_floating_point else torch.int64, ())
+
+
 @trace.onnx
 def _(op, x):
     x = op.cast(x, op.result.dtype)

@@ -1,0 +1,101 @@
+"""Sampling at the points of a grid, and affine grids."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import INTERPOLATION, ulp
+from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.types import TensorType
+
+aten = torch.ops.aten
+
+MODES = ("bilinear", "nearest", "bicubic")
+PADDINGS = ("zeros", "border", "reflection")
+
+
+@operator(
+    aten.grid_sampler.default,
+    aten.grid_sampler_2d.default,
+    aten.grid_sampler_3d.default,
+    quant=OWN_SCALE,
+    error=INTERPOLATION,
+)
+def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    """Sample ``x[n, c, h, w]`` at the points ``grid[n, i, j, 2]``, given as (x, y) in [-1, 1]; or a volume, likewise.
+
+    Interpolation is 0 linear, 1 nearest, 2 cubic; outside lie 0 zeros, 1 the border, 2 the reflection at the border.
+    """
+    return torch.grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
+
+
+@grid_sampler.types
+def _(x, grid, **_):
+    return TensorType(x.dtype, (*x.shape[:2], *grid.shape[1:-1]))
+
+
+@grid_sampler.onnx
+def _(op, x, grid, *, interpolation_mode, padding_mode, align_corners):
+    mode, padding = MODES[interpolation_mode], PADDINGS[padding_mode]
+    return op.GridSample(x, grid, mode=mode, padding_mode=padding, align_corners=align_corners)
+
+
+@grid_sampler.samples
+def _(draw, s):
+    sides = draw(s.choice(2, 2, 3))
+    n, c = draw(s.integers(1, 2)), draw(s.integers(1, 3))
+    x = draw(s.tensor(shape=(n, c, *(draw(s.integers(2, 6)) for _ in range(sides)))))
+    points = (draw(s.integers(1, 5)) for _ in range(sides))
+    grid = draw(s.tensor(shape=(n, *points, sides), low=-1.5, high=1.5))
+    mode = draw(s.choice(0, 1, 2) if sides == 2 else s.choice(0, 1))
+    return s.call(
+        x, grid, interpolation_mode=mode, padding_mode=draw(s.choice(0, 1, 2)), align_corners=draw(s.booleans())
+    )
+
+
+@operator(aten.affine_grid_generator.default, error=ulp(8, 4.0))
+def affine_grid_generator(theta: Tensor, *, size: tuple[int, ...], align_corners: bool) -> Tensor:
+    """The grid ``[n, h, w, 2]`` of ``theta[n, 2, 3] @ (x, y, 1)`` over [-1, 1], for a ``size`` of [n, c, h, w].
+
+    Ends lie at the centres of the outermost elements with ``align_corners``, else at their outer edges.
+    """
+    return torch.affine_grid_generator(theta, size, align_corners)
+
+
+@affine_grid_generator.types
+def _(theta, *, size, align_corners):
+    return TensorType(theta.dtype, (size[0], *size[2:], len(size) - 2))
+
+
+def _coordinates(op, n, dtype, *, align_corners):
+    """Return ``[n]`` numbers from -1 to 1; a single one is 0."""
+    if not is_symbolic(n):
+        steps, count = torch.arange(n, dtype=torch.float64), max(n - 1, 1) if align_corners else n
+        return op.constant((2 * steps - (n - 1)) / count, dtype)
+    steps = op.Range(*(op.scalar(v, torch.int64) for v in (0, n, 1)))
+    steps = op.Sub(op.Mul(steps, op.scalar(2, torch.int64)), op.scalar(n - 1, torch.int64))
+    count = op.scalar(n - 1, torch.int64) if align_corners else op.scalar(n, torch.int64)
+    return op.Div(op.cast(steps, dtype), op.cast(op.Max(count, op.scalar(1, torch.int64)), dtype))
+
+
+@affine_grid_generator.onnx
+def _(op, theta, *, size, align_corners):
+    sides = len(size) - 2
+    dtype = op.dtype(theta)
+    parts = op.Split(op.Transpose(theta, perm=[0, 2, 1]), axis=1, num_outputs=sides + 1, outputs=sides + 1)
+    *columns, total = (op.Unsqueeze(part, op.ints(range(2, 1 + sides))) for part in parts)
+    for i, (column, n) in enumerate(zip(columns, reversed(size[2:]), strict=True)):  # x runs along the last side
+        line = _coordinates(op, n, dtype, align_corners=align_corners)
+        total = op.Add(total, op.Mul(column, op.Unsqueeze(line, op.ints(range(1, 2 + i)))))
+    return total
+
+
+@affine_grid_generator.samples
+def _(draw, s):
+    sides = draw(s.choice(2, 2, 3))
+    size = tuple(draw(s.integers(1, 5)) for _ in range(sides + 2))
+    theta = draw(s.tensor(shape=(size[0], sides, sides + 1)))
+    return s.call(theta, size=size, align_corners=draw(s.booleans()))
