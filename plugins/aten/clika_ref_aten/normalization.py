@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -230,7 +231,8 @@ def group_norm(
 def _(op, x, weight, bias, *, num_groups, eps):
     rank, shape = op.rank(x), op.shape(x)
     x, weight, bias = together(op, x, weight, bias)
-    grouped = op.Reshape(x, op.ints([0, num_groups, -1]))  # 0: the batch as it is
+    rest = -1 if is_symbolic(shape[1:]) else math.prod(shape[1:]) // num_groups
+    grouped = op.Reshape(x, op.ints([0, num_groups, rest]))  # 0: the batch as it is
     if op.dtype(x) == torch.float64:
         centred, _, variance = statistics(op, grouped, [2])
         normal = divided(op, centred, variance, eps)
