@@ -116,6 +116,10 @@ class Signature:
         assert self.output_spec is not None
         return pytree.tree_unflatten(leaves, self.output_spec)
 
+    def nested(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """Return leaves as a call: values by the names of their arguments."""
+        return nest(self.arguments, self.specs, leaves)
+
     @property
     def needs_sizes(self) -> bool:
         """Whether an output is a size expression."""
@@ -148,6 +152,31 @@ def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[s
         else:
             given[name] = value
     return given
+
+
+def nest(arguments: Sequence[str], specs: Sequence[pytree.TreeSpec], leaves: Sequence[Any]) -> dict[str, Any]:
+    """Put leaves back into the structures that they were taken from; the inverse of `flatten_call`."""
+    position, given = 0, {}
+    for name, spec in zip(arguments, specs, strict=True):
+        given[name] = pytree.tree_unflatten(list(leaves[position : position + spec.num_leaves]), spec)
+        position += spec.num_leaves
+    return given
+
+
+def as_call(parameters: inspect.Signature, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return named arguments as args and kwargs, in the order of the signature, positional as far as possible."""
+    bound = inspect.BoundArguments(parameters, regroup(parameters, given))  # type: ignore[arg-type]
+    return bound.args, bound.kwargs
+
+
+def regroup(parameters: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Put extra keyword arguments back under the name of the ``**kwargs`` parameter; the inverse of `bind`."""
+    known = {n: given[n] for n in parameters.parameters if n in given}
+    extra = {n: v for n, v in given.items() if n not in parameters.parameters}
+    if extra:
+        catch_all = next(n for n, p in parameters.parameters.items() if p.kind is p.VAR_KEYWORD)
+        known[catch_all] = extra
+    return known
 
 
 def flatten_call(

@@ -15,7 +15,7 @@ from clika_ref.capture.dimensions import Comparison, compare
 from clika_ref.capture.eager import run_eager
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
-from clika_ref.signature import flatten_call
+from clika_ref.signature import as_call, flatten_call, nest, regroup
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,8 @@ class TracedCalls:
         return self.callee.parameters
 
     def rebuild(self, leaves: Sequence[Any]) -> ModelCall:
-        """Return leaves as a call: arguments in the order of the signature, positional as far as possible."""
-        given: dict[str, Any] = {}
-        position = 0
-        for name, spec in zip(self.arguments, self.specs, strict=True):
-            given[name] = pytree.tree_unflatten(leaves[position : position + spec.num_leaves], spec)
-            position += spec.num_leaves
-        bound = inspect.BoundArguments(self.parameters, _regroup(self.parameters, given))  # type: ignore[arg-type]
-        return ModelCall(bound.args, bound.kwargs)
+        """Return leaves as a call."""
+        return ModelCall(*as_call(self.parameters, nest(self.arguments, self.specs, leaves)))
 
     def dynamic_shapes(self) -> dict[str, Any] | None:
         """Return what torch.export wants to know of dynamic sides."""
@@ -54,24 +48,7 @@ class TracedCalls:
                 dims.append({d: torch.export.Dim.AUTO for d in sides if d is not None} or None)
             else:
                 dims.append(torch.export.Dim.AUTO if sides else None)
-        return _regroup(self.parameters, self._unflattened(dims))
-
-    def _unflattened(self, leaves: list[Any]) -> dict[str, Any]:
-        position, result = 0, {}
-        for name, spec in zip(self.arguments, self.specs, strict=True):
-            result[name] = pytree.tree_unflatten(leaves[position : position + spec.num_leaves], spec)
-            position += spec.num_leaves
-        return result
-
-
-def _regroup(parameters: inspect.Signature, given: dict[str, Any]) -> dict[str, Any]:
-    """Put extra keyword arguments back under the name of the ``**kwargs`` parameter."""
-    known = {n: v for n, v in given.items() if n in parameters.parameters}
-    extra = {n: v for n, v in given.items() if n not in parameters.parameters}
-    if extra:
-        catch_all = next(n for n, p in parameters.parameters.items() if p.kind is p.VAR_KEYWORD)
-        known[catch_all] = extra
-    return known
+        return regroup(self.parameters, nest(self.arguments, self.specs, dims))
 
 
 def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> TracedCalls:

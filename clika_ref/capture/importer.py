@@ -154,7 +154,7 @@ class Importer:
         if many and not op.returns_tuple:
             fakes = fakes[:1]
         types = [self._type(f) for f in (fakes if many else (fakes,))]
-        made = self.graph.insert(Node(op, operands, attrs, self.origin), types, name=node.name)
+        made = self.graph.insert(Node(op, operands, attrs, self.origin), types, names=[node.name] * len(types))
         sources = [(n.meta.get("val"), self._env[n]) for n in node.all_input_nodes if isinstance(self._env.get(n), Traced)]
         entries: list[Traced] = []
         for value, fake in zip(made.outputs, fakes if many else (fakes,), strict=True):

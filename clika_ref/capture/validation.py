@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,7 +54,13 @@ class Validation:
         for g in excused:
             self._drop(g)
         self._probe()
+        self._note_examples()
         return self.notes
+
+    def _note_examples(self) -> None:
+        sizes = self._sizes(self.leaves)
+        symbols = self.result.graph.symbols
+        symbols.update({n: replace(s, example=sizes[n]) for n, s in symbols.items() if n in sizes})
 
     def _drop(self, g: TracedGuard) -> None:
         self.result.guards.remove(g)

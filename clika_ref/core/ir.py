@@ -202,10 +202,14 @@ class Graph:
 
     # The four mutators
 
-    def insert(self, node: Node, types: Sequence[TensorType], before: Node | None = None, name: str = "") -> Node:
-        """Add a node before another, or at the end; its outputs get the given types."""
-        hint = name or node.op.name
-        node.outputs = tuple(Value(t, self.fresh_name(hint), node, i) for i, t in enumerate(types))
+    def insert(
+        self, node: Node, types: Sequence[TensorType], before: Node | None = None, names: Sequence[str] = ()
+    ) -> Node:
+        """Add a node before another, or at the end; its outputs get the given types and, made unique, names."""
+        hints = names or [node.op.name] * len(types)
+        node.outputs = tuple(
+            Value(t, self.fresh_name(hint), node, i) for i, (t, hint) in enumerate(zip(types, hints, strict=True))
+        )
         for position, value in enumerate(node.inputs):
             if isinstance(value, Value):
                 value._uses[Use(node, position)] = None

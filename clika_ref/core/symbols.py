@@ -29,12 +29,13 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A named length: its inclusive range (``high`` None: unbounded) and the side that it is read from."""
+    """A named length: its inclusive range (``high`` None: unbounded), the side it is read from, and a legal example."""
 
     name: str
     low: int
     high: int | None
     side: Side
+    example: int | None = None
 
     @property
     def expr(self) -> sympy.Symbol:

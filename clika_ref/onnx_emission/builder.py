@@ -84,6 +84,17 @@ class OnnxBuilder:
             self._types[value] = self._dtype_of_result(op_type, operands, attrs)
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
+    def adopt(self, nodes: Sequence[ir.Node]) -> None:
+        """Take over nodes that another tape recorded."""
+        for node in nodes:
+            node.name = self._name(node.op_type)
+            node.metadata_props.update(self.metadata)
+            self.domains.add(node.domain)
+            self.nodes.append(node)
+            for value in node.outputs:
+                value.name = self._name(f"{node.op_type}_out")
+                self._types.setdefault(value, self.results[0].dtype)
+
     def _name(self, hint: str) -> str:
         base = f"{self.prefix}/{hint}"
         count = self._counts.get(base, 0)

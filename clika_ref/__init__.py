@@ -1,0 +1,54 @@
+"""clika-ref: compress a PyTorch model and deploy it.
+
+Everything public is here; it is imported on first use, so that ``import clika_ref`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clika_ref.compiling import clika_compile as clika_compile
+    from clika_ref.core.errors import ClikaError as ClikaError
+    from clika_ref.inputs import clika_install_inputs_catcher as clika_install_inputs_catcher
+    from clika_ref.inputs import clika_move_to_device as clika_move_to_device
+    from clika_ref.module import ClikaModule as ClikaModule
+    from clika_ref.reporting.progress import SimpleProgressBar as SimpleProgressBar
+    from clika_ref.settings import BaseDeploymentSettings as BaseDeploymentSettings
+    from clika_ref.settings import ClikaCompileOptions as ClikaCompileOptions
+
+HOMES = {
+    "AnyCallable": "compiling",
+    "BaseDeploymentSettings": "settings",
+    "ClikaCompileOptions": "settings",
+    "ClikaError": "core.errors",
+    "ClikaModule": "module",
+    "DeploymentSettings_ONNXRuntime_ONNX": "settings",
+    "DeploymentSettings_OpenVINO_ONNX": "settings",
+    "DeploymentSettings_TensorRT_LLM_ONNX": "settings",
+    "DeploymentSettings_TensorRT_ONNX": "settings",
+    "ModelArgType": "compiling",
+    "ModelError": "core.errors",
+    "PassError": "core.errors",
+    "PluginError": "core.errors",
+    "SimpleProgressBar": "reporting.progress",
+    "TargetError": "core.errors",
+    "clika_compile": "compiling",
+    "clika_install_inputs_catcher": "inputs",
+    "clika_move_to_device": "inputs",
+}
+"""The module that each public name lives in."""
+
+__all__ = sorted(HOMES)  # noqa: PLE0605 - the table above is the list
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        msg = f"clika_ref has no {name!r}; it offers {', '.join(HOMES)}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"clika_ref.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(HOMES)

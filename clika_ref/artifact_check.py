@@ -1,0 +1,121 @@
+"""An artifact in its runtime held against the module that it was made from; a mismatch names the first node at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from clika_ref.comparison import differences
+from clika_ref.core.errors import TargetError
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.targets import Artifact, Target
+
+AGREEMENT = 8192.0
+"""Roundings of the largest element that a runtime may differ without further question.
+
+Its kernels add in another order, and the differences grow through depth; correct float32 runs of deep networks stay
+within hundreds, TF32 inputs start at 8192.
+"""
+
+JUDGE = 20.0
+"""Beyond `AGREEMENT`: how many times the error that eager itself makes against float64 a runtime may make.
+
+Correct float32 runtimes reach 19.9, the mildest precision cheat starts at 82 (measured over 2,640 comparisons).
+"""
+
+
+def compare_artifact(
+    artifact: Artifact,
+    target: Target,
+    graph: Graph,
+    examples: Sequence[Sequence[torch.Tensor]],
+    expected: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+) -> str:
+    """Run an artifact on every example; return one sentence for the log.
+
+    Raises:
+        TargetError: it differs beyond rounding; the message names the first node that does.
+    """
+    problem = target.missing()
+    if problem is not None:
+        return f"not compared: {problem}"
+    if any(node.op.random for node in graph.nodes):
+        return "not compared: the model draws random numbers"
+    runner = target.load(artifact)
+    for number, inputs in enumerate(examples, 1):
+        wanted = expected(inputs)
+        found = runner(inputs)
+        wrong = differences(wanted, found, AGREEMENT)
+        if wrong and not _within_rounding(graph, inputs, wanted, found):
+            culprit = first_difference(target, graph, inputs)
+            shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
+            msg = (
+                f"{target.name} computes something else than the module on tracing input {number}: {shown}. "
+                f"{culprit}. The artifact stays at {artifact.path} for inspection"
+            )
+            raise TargetError(msg)
+    return f"equal to the module within float rounding on {len(examples)} inputs in {target.name}"
+
+
+def _within_rounding(
+    graph: Graph, inputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+) -> bool:
+    """Judge by the error that eager makes itself, against the graph computed in float64."""
+    exact = in_float64(graph, inputs)
+    for w, f, r in zip(wanted, found, exact, strict=True):
+        if w.dtype != f.dtype or w.shape != f.shape or not w.is_floating_point():
+            if not torch.equal(w, f):
+                return False
+            continue
+        own = float((w.double() - r.double()).abs().max()) if w.numel() else 0.0
+        theirs = float((f.double() - r.double()).abs().max()) if w.numel() else 0.0
+        if not theirs <= JUDGE * own:
+            return False
+    return True
+
+
+def in_float64(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Compute a graph in float64, explicit casts included where they widen or keep floats."""
+    wide = graph.clone()
+    for value in wide.constants.values():
+        if value.data is not None and value.data.is_floating_point():
+            value.data = value.data.double()
+    for node in wide.nodes:
+        dtype = node.attrs.get("dtype")
+        if isinstance(dtype, torch.dtype) and dtype == torch.float32:
+            node.attrs = {**node.attrs, "dtype": torch.float64}
+    with torch.no_grad():
+        outputs, _ = interpret(wide, [t.double() if t.is_floating_point() else t for t in inputs])
+    return outputs
+
+
+def first_difference(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:
+    """Find the first node whose result the runtime computes differently, by making every value an output.
+
+    That may change how the runtime fuses, so the answer can be that no single node differs.
+    """
+    probe = graph.clone()
+    nodes: list[tuple[Node, Value]] = [(n, v) for n in probe.nodes for v in n.outputs]
+    results: dict[Value, torch.Tensor] = {}
+
+    def keep(node: Node, made: tuple[torch.Tensor, ...]) -> None:
+        results.update(zip(node.outputs, made, strict=True))
+
+    with torch.no_grad():
+        interpret(probe, inputs, keep)
+    already = set(probe.outputs)
+    for _, value in nodes:
+        if value not in already:
+            probe.add_output(value)
+    with TemporaryDirectory() as folder:
+        artifact = target.compile(probe, Path(folder) / "probe.onnx")
+        found = dict(zip(probe.outputs, target.load(artifact)(inputs), strict=True))
+    for node, value in nodes:
+        text = differences([results[value]], [found[value]], AGREEMENT).get(0)
+        if text is not None:
+            return f"The first node that differs is {node.op.name} ({value.name}) in {node.origin}: {text}"
+    return "No single node differs when all are observed: the runtime's fusion of several does"

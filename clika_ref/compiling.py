@@ -1,0 +1,226 @@
+"""``clika_compile``: the road from a model to a ClikaModule, told top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clika_ref.capture.callables import Callee, callee_of
+from clika_ref.capture.capturing import Captured, capture
+from clika_ref.capture.inputs import ForwardFn, ModelCall, model_calls
+from clika_ref.core.errors import ModelError
+from clika_ref.core.passes import Phase, Pipeline
+from clika_ref.core.registry import Registry, load_registry
+from clika_ref.dry_run import report_dry_run
+from clika_ref.exporting import target_for
+from clika_ref.module import ClikaModule
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
+
+ModelArgType = torch.nn.Module | Callable[..., Any]
+AnyCallable = Callable[..., Any]
+
+
+def clika_compile(
+    module_or_func: ModelArgType,
+    *,
+    tracing_inputs: Iterable[Any] | None = None,
+    calibration_inputs: Iterable[Any] | None = None,
+    deployment_settings: BaseDeploymentSettings | None = None,
+    data_transform_fn: AnyCallable | None = None,
+    forward_fn: ForwardFn | None = None,
+    quantization_settings: Any = None,
+    layer_quantization_settings: Mapping[str, Any] | None = None,
+    logs_dir: Path | str | None = None,
+    clika_compile_options: ClikaCompileOptions | None = None,
+    discard_input_model: bool = True,
+    is_model_pretrained: bool = True,
+    is_dry_run: bool = False,
+    skip_eval_set_mode: bool = False,
+    graph_name: str | None = None,
+    fullgraph: bool = True,
+    dynamic: bool = True,
+    disable: bool = False,
+    **extra_options: Any,
+) -> torch.nn.Module | ClikaModule:
+    """Compile a model to a ClikaModule: captured as one graph, cleaned, and verified against eager on every input.
+
+    Args:
+        module_or_func: an ``nn.Module``, a bound method of one (``model.infer``), or a function.
+        tracing_inputs: one element per call: a tensor, a tuple of positional arguments, a dict of keyword arguments (or
+            the one dict that ``forward`` takes), or a tuple that ends in a dict. Values do not matter, structure does.
+            A side that differs between two elements is dynamic. By default the calibration inputs.
+        calibration_inputs: representative data, read for tracing where ``tracing_inputs`` is None.
+        deployment_settings: where the model will run; by default ONNX Runtime, chosen when it is exported.
+        data_transform_fn: applied to each element first, for example ``lambda x: x.to("cuda")``.
+        forward_fn: how an element is fed, ``forward_fn(model, args, kwargs)``: the call that it makes of the model is
+            what is traced.
+        quantization_settings: not available in this version.
+        layer_quantization_settings: not available in this version.
+        logs_dir: folder for the full log; None writes no file.
+        clika_compile_options: see `ClikaCompileOptions`.
+        discard_input_model: the compiled module takes over the weights of the original, which costs no memory; False
+            copies them, and the original stays bit-identical whatever happens to the copy.
+        is_model_pretrained: False says that the weights are random, so that nothing is decided by them.
+        is_dry_run: report what would happen and return the original model.
+        skip_eval_set_mode: do not call ``model.eval()`` before tracing.
+        graph_name: name of the graph; by default the class of the model.
+        fullgraph: one graph for the whole model; False is not available in this version.
+        dynamic: False makes every side static; inputs that differ are an error then.
+        disable: return the original model untouched.
+        extra_options: fields of `ClikaCompileOptions` by name.
+
+    Returns:
+        The compiled module; the original one where ``disable`` or ``is_dry_run`` is set.
+
+    Raises:
+        ValueError: quantization settings without deployment settings or calibration inputs.
+        ModelError: the model or an input cannot be served; the message says which, where and what to do.
+        PluginError: an installed plugin is broken.
+        TargetError: no plugin provides the target.
+
+    """
+    if disable:
+        return module_or_func  # type: ignore[return-value]
+    options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
+    _refuse_quantization(quantization_settings, layer_quantization_settings, deployment_settings, calibration_inputs)
+    _refuse_partial_graphs(fullgraph=fullgraph)
+    callee = callee_of(_not_compiled(module_or_func))
+    registry = load_registry()
+    if deployment_settings is not None:
+        target_for(deployment_settings, registry)
+    settings = {
+        "Compilation Settings": {
+            "discard_input_model": discard_input_model,
+            "is_model_pretrained": is_model_pretrained,
+            "skip_eval_set_mode": skip_eval_set_mode,
+            "dynamic": dynamic,
+            **vars(options),
+        },
+        "Deployment Settings": {"target_framework": deployment_settings.framework if deployment_settings else None},
+    }
+    with CompilationLog.open(logs_dir) as log:
+        log.header(settings)
+        inputs = tracing_inputs if tracing_inputs is not None else calibration_inputs
+        with _evaluation_mode(callee, skip=skip_eval_set_mode, restore=not discard_input_model or is_dry_run):
+            calls = model_calls(callee, inputs, data_transform_fn, forward_fn)
+            _warn_of_weights(callee, log)
+            captured = _capture(callee, calls, registry, log, dynamic=dynamic, name=graph_name)
+            training = callee.module.training
+        _clean(captured, registry, options, log)
+        if is_dry_run:
+            report_dry_run(captured.graph, registry, deployment_settings, log)
+            return module_or_func  # type: ignore[return-value]
+        with log.stage("Wrapping") as stage:
+            module = _wrap(captured, callee, registry, share=discard_input_model)
+            stage.done(f"Wrapped    {len(captured.graph.constants):,} weights and constants")
+        module.clika_configure(deployment_settings, options, logs_dir)
+        module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
+        return module.train(training)
+
+
+def _capture(
+    callee: Callee, calls: list[ModelCall], registry: Registry, log: CompilationLog, *, dynamic: bool, name: str | None
+) -> Captured:
+    log.detail(f"Starting to parse the model: '{callee.name}'")
+    with log.stage("Capturing") as stage:
+        captured = capture(
+            callee,
+            calls,
+            registry,
+            fallback=_torchlib,
+            dynamic=dynamic,
+            name=name,
+            detail=log.detail,
+            progress=stage.update,
+        )
+        for note in captured.notes:
+            log.detail(note)
+        stage.done(f"Captured   {len(captured.graph):,} nodes by {captured.tracer}")
+    for symbol in captured.graph.symbols.values():
+        log.detail(f"Dynamic: {symbol}")
+    for guard in captured.graph.guards:
+        log.detail(f"Guard: {guard}")
+    return captured
+
+
+def _torchlib(overload: torch._ops.OpOverload) -> Any:
+    from clika_ref.onnx_emission.torchlib import torchlib_operator  # noqa: PLC0415 - onnxscript takes 1.5 s to import
+
+    return torchlib_operator(overload)
+
+
+def _clean(captured: Captured, registry: Registry, options: ClikaCompileOptions, log: CompilationLog) -> None:
+    with log.stage("Cleaning") as stage:
+        example = captured.signature.graph_inputs(captured.calls[0]) if options.check_passes else None
+        pipeline = Pipeline.of(registry.passes, registry.operators, Phase.CLEAN, check_inputs=example)
+        before = len(captured.graph)
+        log.removed(pipeline.run(captured.graph))
+        stage.done(f"Cleaned    {before:,} to {len(captured.graph):,} nodes")
+
+
+def _wrap(captured: Captured, callee: Callee, registry: Registry, *, share: bool) -> ClikaModule:
+    """Put the graph into a module, on the weights of the original or on copies of them."""
+    saved = frozenset(callee.module.state_dict(keep_vars=True))
+    own = {n for n in captured.graph.constants if n.startswith("clika.")}
+    if not share:
+        for value in captured.graph.constants.values():
+            assert value.data is not None
+            value.data = _copied(value.data)
+    return ClikaModule(captured.graph, captured.signature, persistent=saved | own, registry=registry)
+
+
+def _copied(data: torch.Tensor) -> torch.Tensor:
+    copy = data.detach().clone()
+    return torch.nn.Parameter(copy, data.requires_grad) if isinstance(data, torch.nn.Parameter) else copy
+
+
+def _not_compiled(module_or_func: Any) -> Any:
+    if isinstance(module_or_func, ClikaModule):
+        msg = "this module is compiled already; compile the original model, or export this one with clika_export"
+        raise ModelError(msg)
+    return module_or_func
+
+
+def _refuse_quantization(
+    quantization: Any, layers: Any, deployment: BaseDeploymentSettings | None, calibration: Iterable[Any] | None
+) -> None:
+    if quantization is not None and (deployment is None or calibration is None):
+        missing = "deployment_settings" if deployment is None else "calibration_inputs"
+        msg = f"quantization_settings needs {missing} as well"
+        raise ValueError(msg)
+    for name, value in (("quantization_settings", quantization), ("layer_quantization_settings", layers)):
+        if value is not None:
+            msg = f"{name} is given, but this version does not quantize yet; leave it out for a float model"
+            raise ModelError(msg)
+
+
+def _refuse_partial_graphs(*, fullgraph: bool) -> None:
+    if not fullgraph:
+        msg = "fullgraph=False (partial graphs) is not available in this version; compile the parts of the model one by one"
+        raise ModelError(msg)
+
+
+def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
+    named = [*callee.module.named_parameters(), *callee.module.named_buffers()]
+    spoiled = [name for name, tensor in named if tensor.is_floating_point() and bool(tensor.isnan().any())]
+    if spoiled:
+        log.warning(f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN")
+
+
+@contextlib.contextmanager
+def _evaluation_mode(callee: Callee, *, skip: bool, restore: bool) -> Iterator[None]:
+    """Set the model to eval mode, unless told not to; afterwards restore each module where the original must not change."""
+    modes = [(m, m.training) for m in callee.module.modules()]
+    if not skip:
+        callee.module.eval()
+    try:
+        yield
+    finally:
+        if restore:
+            for module, training in modes:
+                module.training = training

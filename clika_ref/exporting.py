@@ -1,0 +1,118 @@
+"""From the graph of a ClikaModule to a verified artifact: clone, rename, fuse, compile for the target, compare."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clika_ref.artifact_check import compare_artifact
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.ir import Graph
+from clika_ref.core.passes import Phase, Pipeline
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.interface import rename_interface, restrict_dynamic_sides
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What to export: a weight-sharing clone of the stored graph, where to, and under which names.
+
+    ``examples`` are inputs of the graph on which the artifact is compared; ``expected`` computes what it must return.
+    """
+
+    graph: Graph
+    file: Any
+    examples: Sequence[Sequence[torch.Tensor]]
+    expected: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    dynamic_axes: Mapping[str, Any] | None = None
+    options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+
+
+def export(request: ExportRequest, deployment: BaseDeploymentSettings, registry: Registry, log: CompilationLog) -> Artifact:
+    """Write the artifact and compare it with the module.
+
+    Raises:
+        ModelError: a name or an axis does not fit, or the file cannot be written.
+        TargetError: the target is unknown, refuses nodes, or computes something else.
+
+    """
+    target = target_for(deployment, registry)
+    path = require_path(request.file)
+    graph = request.graph
+    with log.stage("Fusing") as stage:
+        restrict_dynamic_sides(graph, request.dynamic_axes, request.examples)
+        rename_interface(graph, request.input_names, request.output_names)
+        reports = lower(graph, registry, target, request.options)
+        log.removed(reports)
+        stage.done(f"Fused      {len(graph):,} nodes")
+    refuse(graph, target)
+    with log.stage("Writing") as stage:
+        artifact = target.compile(graph, path, external_data=request.options.external_data)
+        stage.done(f"Wrote      {path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
+    log.detail(f"Saved final model: {path}")
+    if request.options.compare_after_export and request.examples:
+        with log.stage("Comparing") as stage:
+            stage.done("Compared   " + compare_artifact(artifact, target, graph, request.examples, request.expected))
+    return artifact
+
+
+def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
+    """Return the target that deployment settings name.
+
+    Raises:
+        TargetError: no plugin provides it.
+    """
+    target = registry.targets.get(deployment.target)
+    if target is None:
+        known = ", ".join(sorted(registry.targets)) or "none"
+        msg = (
+            f"no installed plugin provides the target {deployment.target!r} (installed: {known}); "
+            f"pip install clika-ref-{deployment.target}"
+        )
+        raise TargetError(msg)
+    return target
+
+
+def lower(graph: Graph, registry: Registry, target: Target, options: ClikaCompileOptions) -> list[Any]:
+    """Run the passes that fold parameters, and those of the target, on a clone that is going to be written."""
+    pipeline = Pipeline.of(
+        {**registry.passes, **{p.name: p for p in target.passes()}}, registry.operators, Phase.FUSE
+    )
+    reports = pipeline.run(graph)
+    graph.drop_unused_constants()
+    return reports
+
+
+def refuse(graph: Graph, target: Target) -> None:
+    """Gather every node that the target cannot run.
+
+    Raises:
+        TargetError: there are such nodes; all are named.
+    """
+    refused = [(node, reason) for node in graph.nodes if (reason := target.refusal(node)) is not None]
+    if refused:
+        shown = "\n".join(f"  {node.op.name} in {node.origin}: {reason}" for node, reason in refused)
+        msg = f"{target.name} cannot run {len(refused)} nodes of {graph.name}:\n{shown}"
+        raise TargetError(msg)
+
+
+def require_path(file: Any) -> Path:
+    """Return a path.
+
+    Raises:
+        ModelError: it is none.
+    """
+    if not isinstance(file, str | os.PathLike):
+        msg = f"file is {file!r}, a {type(file).__name__}; give a path such as 'model.onnx'"
+        raise ModelError(msg)
+    return Path(os.fspath(file))

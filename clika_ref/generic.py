@@ -1,0 +1,74 @@
+"""Generic operators: an ATen overload that no plugin declares, carried as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from clika_ref.core.accuracy import COMPOSE
+from clika_ref.core.ir import Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call
+from clika_ref.core.traits import KEEP_FLOAT
+
+class GenericOperator(Operator):
+    """An ATen overload as an operator: its tensors are the operands, all other arguments one attribute.
+
+    The attribute ``arguments`` holds a pair of name and value for each argument that was given; the string ``%i``
+    stands for operand ``i``, inside lists too.
+    """
+
+    def __init__(self, overload: torch._ops.OpOverload) -> None:
+        def reference(*operands: Any, arguments: tuple[Any, ...] = ()) -> Any:
+            return overload(**{name: fill(value, operands) for name, value in arguments})
+
+        many = len(overload._schema.returns) > 1 or "[]" in str(overload._schema.returns[0].type)
+        reference.__annotations__["return"] = "tuple" if many else "Tensor"
+        reference.__name__ = reference.__qualname__ = str(overload).replace(".", "_")
+        reference.__doc__ = f"``{overload._schema}``, as PyTorch computes it."
+        random = torch.Tag.nondeterministic_seeded in overload.tags
+        super().__init__(reference, (), KEEP_FLOAT, COMPOSE, random=random)
+        self.name = str(overload)
+        self.overload = overload
+        self.converters[overload] = self.convert
+
+    def convert(self, *args: Any, **kwargs: Any) -> Call:
+        """Take the tensors out of the arguments of an ATen call."""
+        names = [a.name for a in self.overload._schema.arguments]
+        operands: list[Any] = []
+
+        def template(item: Any) -> Any:
+            if isinstance(item, Value):
+                operands.append(item)
+                return f"%{len(operands) - 1}"
+            return tuple(map(template, item)) if isinstance(item, tuple | list) else item
+
+        given = [*zip(names, args, strict=False), *kwargs.items()]
+        arguments = tuple((name, template(value)) for name, value in given)
+        return Call(tuple(operands), {"arguments": arguments})
+
+
+def fill(item: Any, operands: Sequence[Any]) -> Any:
+    """Put operands back in the places that ``%i`` marks."""
+    if isinstance(item, str) and item.startswith("%"):
+        return operands[int(item[1:])]
+    return [fill(i, operands) for i in item] if isinstance(item, tuple) else item
+
+
+@lru_cache(maxsize=None)
+def generic_operator(overload: torch._ops.OpOverload) -> GenericOperator:
+    """Return the one operator that stands for an overload, named like it: ``aten.erfinv.default``."""
+    return GenericOperator(overload)
+
+
+def find_operator(name: str, declared: Mapping[str, Operator]) -> Operator | None:
+    """Return the operator of that name, declared or generic."""
+    if name in declared:
+        return declared[name]
+    namespace, _, rest = name.partition(".")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload, None) if overload else None
+    return generic_operator(found) if isinstance(found, torch._ops.OpOverload) else None

@@ -1,0 +1,268 @@
+"""A graph and its signature as JSON and back: nothing that is read is executed, tensors live elsewhere by name."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.symbols import FUNCTIONS, Guard, Side, Symbol, named
+from clika_ref.core.types import Origin, TensorType
+from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf
+
+VERSION = 1
+"""Raised whenever files written before cannot be read by the code as it is."""
+
+EXPRESSIONS: dict[str, type] = {kind.__name__: kind for kind in FUNCTIONS if kind.__module__.startswith("sympy")} | {
+    f"torch.{kind.__name__}": kind for kind in FUNCTIONS if kind.__module__.startswith("torch")
+}
+"""The functions that an expression in a file may apply; any other name is refused."""
+
+_NAMES = {kind: name for name, kind in EXPRESSIONS.items()}
+
+DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+LEAVES: dict[str, type] = {"tensor": TensorLeaf, "number": NumberLeaf, "constant": ConstantLeaf}
+
+
+# Values of attributes
+
+
+def encode(item: Any) -> Any:
+    """Return an attribute as JSON; everything that JSON lacks becomes a one-entry object.
+
+    Raises:
+        ModelError: its type has no form.
+    """
+    if item is None or isinstance(item, bool | str):
+        return item
+    if isinstance(item, int):
+        return int(item)
+    if isinstance(item, float):
+        return item if math.isfinite(item) else {"float": repr(item)}
+    if isinstance(item, tuple | list):
+        return {"tuple" if isinstance(item, tuple) else "list": [encode(i) for i in item]}
+    if isinstance(item, torch.dtype):
+        return {"dtype": str(item).removeprefix("torch.")}
+    if isinstance(item, torch.device):
+        return {"device": str(item)}
+    if isinstance(item, sympy.Basic):
+        return {"expr": _encode_expression(item)}
+    if isinstance(item, dict) and all(isinstance(k, str) for k in item):
+        return {"dict": {k: encode(v) for k, v in item.items()}}
+    msg = f"{item!r}, a {type(item).__name__}, cannot be saved; pass a number, a string, a dtype or a tensor instead"
+    raise ModelError(msg)
+
+
+def decode(item: Any) -> Any:
+    """Return what `encode` was given.
+
+    Raises:
+        ModelError: the form is unknown.
+    """
+    if not isinstance(item, dict):
+        return item
+    if len(item) == 1:
+        ((kind, content),) = item.items()
+        if kind in _DECODERS:
+            return _DECODERS[kind](content)
+    msg = f"unknown form {item!r} in a saved graph; it was written by a newer version, or is damaged"
+    raise ModelError(msg)
+
+
+def _encode_expression(expr: sympy.Basic) -> Any:
+    if isinstance(expr, sympy.Symbol):
+        return expr.name
+    if isinstance(expr, sympy.Integer):
+        return int(expr)
+    if isinstance(expr, sympy.Rational):
+        return ["/", int(expr.p), int(expr.q)]
+    if expr in (sympy.true, sympy.false):
+        return ["bool", expr is sympy.true]
+    if isinstance(expr, sympy.Float):
+        return ["float", repr(float(expr))]
+    kind = next((k for k in type(expr).__mro__ if k in _NAMES), None)
+    if kind is None:
+        msg = f"the size expression {expr} uses {type(expr).__name__}, which cannot be saved"
+        raise ModelError(msg)
+    return [_NAMES[kind], *map(_encode_expression, expr.args)]
+
+
+def _decode_expression(item: Any) -> sympy.Basic:
+    if isinstance(item, str):
+        return named(item)
+    if isinstance(item, int):
+        return sympy.Integer(item)
+    head, *arguments = item
+    if head == "/":
+        return sympy.Rational(int(arguments[0]), int(arguments[1]))
+    if head == "bool":
+        return sympy.true if arguments[0] else sympy.false
+    if head == "float":
+        return sympy.Float(float(arguments[0]))
+    if head not in EXPRESSIONS:
+        msg = f"a saved size expression applies {head!r}, which is not one of {', '.join(sorted(EXPRESSIONS))}"
+        raise ModelError(msg)
+    return EXPRESSIONS[head](*map(_decode_expression, arguments))
+
+
+def _decode_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        msg = f"a saved graph names the dtype {name!r}, which this PyTorch does not have"
+        raise ModelError(msg)
+    return DTYPES[name]
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "tuple": lambda items: tuple(map(decode, items)),
+    "list": lambda items: list(map(decode, items)),
+    "dict": lambda items: {k: decode(v) for k, v in items.items()},
+    "dtype": _decode_dtype,
+    "device": torch.device,
+    "expr": _decode_expression,
+}
+
+
+# Graphs
+
+
+def graph_to_json(graph: Graph) -> dict[str, Any]:
+    """Return a graph without its tensors, which are found by the names of its constants."""
+    return {
+        "version": VERSION,
+        "name": graph.name,
+        "inputs": [[v.name, _type(v.type)] for v in graph.inputs],
+        "constants": list(graph.constants),
+        "aliases": graph.aliases,
+        "symbols": [[s.name, s.low, s.high, s.side.name, s.side.dim, s.example] for s in graph.symbols.values()],
+        "guards": [[_encode_expression(g.relation), g.line] for g in graph.guards],
+        "nodes": [_node(n) for n in graph.nodes],
+        "outputs": [v.name for v in graph.outputs],
+        "state": {name: v.name for name, v in graph.state.items()},
+    }
+
+
+def _type(type: TensorType) -> list[Any]:
+    return [str(type.dtype).removeprefix("torch."), [encode(d) for d in type.shape]]
+
+
+def _node(node: Node) -> list[Any]:
+    inputs = [{"value": v.name} if isinstance(v, Value) else encode(v) for v in node.inputs]
+    outputs = [[v.name, _type(v.type)] for v in node.outputs]
+    origin = [list(node.origin.scopes), list(node.origin.lines), list(node.origin.history)]
+    return [node.op.name, inputs, {k: encode(v) for k, v in node.attrs.items()}, outputs, origin]
+
+
+def graph_from_json(
+    document: Mapping[str, Any], find: Callable[[str], Operator | None], tensors: Mapping[str, torch.Tensor]
+) -> Graph:
+    """Rebuild a graph around given tensors; ``find`` returns the operator of a name.
+
+    Raises:
+        ModelError: it was written by a newer version, uses an operator that no plugin declares, or lacks a tensor.
+    """
+    if document["version"] > VERSION:
+        msg = f"the saved graph has format {document['version']}, this clika-ref reads up to {VERSION}; update clika-ref"
+        raise ModelError(msg)
+    operators = {name: find(name) for name in {n[0] for n in document["nodes"]}}
+    missing = sorted(name for name, op in operators.items() if op is None)
+    if missing:
+        msg = f"the saved graph uses the operators {missing}, which no installed plugin declares; install it"
+        raise ModelError(msg)
+    graph = Graph(document["name"])
+    graph.aliases = dict(document["aliases"])
+    values: dict[str, Value] = {}
+    for name, kind in document["inputs"]:
+        values[name] = graph.add_input(_read_type(kind), name)
+    for name in document["constants"]:
+        values[name] = graph.add_constant(tensors[name], name)
+    for name, low, high, source, dim, example in document["symbols"]:
+        graph.symbols[name] = Symbol(name, low, high, Side(source, dim), example)
+    graph.guards = [Guard(_decode_expression(relation), line) for relation, line in document["guards"]]  # type: ignore[arg-type]
+    for entry in document["nodes"]:
+        _read_node(graph, values, entry, operators[entry[0]])
+    for name in document["outputs"]:
+        graph.add_output(values[name])
+    for name, source in document["state"].items():
+        graph.set_state(name, values[source])
+    return graph
+
+
+def _read_type(kind: list[Any]) -> TensorType:
+    return TensorType(_decode_dtype(kind[0]), tuple(decode(d) for d in kind[1]))
+
+
+def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Operator | None) -> None:
+    _, inputs, attrs, outputs, (scopes, lines, history) = entry
+    operands = [values[i["value"]] if isinstance(i, dict) and "value" in i else decode(i) for i in inputs]
+    origin = Origin(tuple(scopes), tuple(lines), tuple(history))
+    assert op is not None
+    node = Node(op, operands, {k: decode(v) for k, v in attrs.items()}, origin)
+    graph.insert(node, [_read_type(kind) for _, kind in outputs], names=[label for label, _ in outputs])
+    values.update((value.name, value) for value in node.outputs)
+
+
+# Signatures
+
+
+def signature_to_json(signature: Signature) -> dict[str, Any]:
+    """Return a signature; defaults that have no form are left out, so such arguments must be given in calls."""
+    return {
+        "parameters": [[p.name, int(p.kind), _encode_default(p.default)] for p in signature.parameters.parameters.values()],
+        "arguments": list(signature.arguments),
+        "specs": [_dump_spec(s) for s in signature.specs],
+        "leaves": [_leaf(leaf) for leaf in signature.leaves],
+        "output_spec": _dump_spec(signature.output_spec) if signature.output_spec is not None else None,
+        "outputs": [[o.index, encode(o.value)] for o in signature.outputs],
+    }
+
+
+def signature_from_json(document: Mapping[str, Any]) -> Signature:
+    """Return what `signature_to_json` was given."""
+    kinds = {int(k): k for k in inspect._ParameterKind}
+    parameters = [
+        inspect.Parameter(name, kinds[kind], default=decode(default[0]) if default else inspect.Parameter.empty)
+        for name, kind, default in document["parameters"]
+    ]
+    return Signature(
+        inspect.Signature(parameters),
+        tuple(document["arguments"]),
+        tuple(map(_load_spec, document["specs"])),
+        tuple(LEAVES[kind](name, *map(decode, rest)) for kind, name, *rest in document["leaves"]),
+        _load_spec(document["output_spec"]) if document["output_spec"] is not None else None,
+        tuple(OutputLeaf(index, decode(value)) for index, value in document["outputs"]),
+    )
+
+
+def _encode_default(default: Any) -> list[Any]:
+    try:
+        return [] if default is inspect.Parameter.empty else [encode(default)]
+    except ModelError:
+        return []
+
+
+def _leaf(leaf: Leaf) -> list[Any]:
+    kind = next(name for name, cls in LEAVES.items() if isinstance(leaf, cls))
+    return [kind, leaf.name, *([encode(leaf.value)] if isinstance(leaf, ConstantLeaf) else [])]
+
+
+def _dump_spec(spec: pytree.TreeSpec) -> str:
+    with warnings.catch_warnings():  # torch warns of its own deprecated class while it walks a spec
+        warnings.simplefilter("ignore", FutureWarning)
+        return pytree.treespec_dumps(spec)
+
+
+def _load_spec(text: str) -> pytree.TreeSpec:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return pytree.treespec_loads(text)

@@ -1,0 +1,58 @@
+"""Whether inputs are what a graph was made for; used by the ClikaModule on each call and by exports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.execution import read_sizes
+from clika_ref.core.ir import Graph, Value
+from clika_ref.core.symbols import Guard, evaluate
+
+
+def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
+    """Check dtypes, static sides, equal sides and guards.
+
+    Raises:
+        ModelError: an input differs; the message names the side, the guard and the user's line.
+    """
+    for value, tensor in zip(graph.inputs, inputs, strict=True):
+        _check_kind(value, tensor)
+    sizes = read_sizes(graph, inputs)
+    for value, tensor in zip(graph.inputs, inputs, strict=True):
+        for dim, (wanted, found) in enumerate(zip(value.type.shape, tensor.shape, strict=True)):
+            if evaluate(wanted, sizes) != found:
+                msg = (
+                    f"input {value.name!r} is {_shown(tensor)}, but the graph takes {value.type}: side {dim} must be {wanted}; "
+                    "compile with tracing inputs that differ in that side to make it dynamic"
+                )
+                raise ModelError(msg)
+    for guard in graph.guards:
+        if guard.relation.free_symbols <= {s.expr for s in graph.symbols.values() if s.name in sizes}:
+            _check_guard(graph, guard, sizes)
+
+
+def _check_kind(value: Value, tensor: torch.Tensor) -> None:
+    """Floats may stand for each other, as after ``module.half()``; everything else changes what the model computes."""
+    same = tensor.dtype == value.type.dtype
+    if tensor.dim() != value.type.rank or not (same or (tensor.is_floating_point() and value.type.dtype.is_floating_point)):
+        msg = f"input {value.name!r} is {_shown(tensor)}, but the graph takes {value.type}"
+        raise ModelError(msg)
+
+
+def _check_guard(graph: Graph, guard: Guard, sizes: dict[str, int]) -> None:
+    if evaluate(guard.relation, sizes):
+        return
+    used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
+    shown = ", ".join(f"{s.name} = {sizes[s.name]} ({s.side})" for s in used)
+    msg = (
+        f"this input takes another path through the model: {shown} violates {guard}. "
+        "Compile a second module with tracing inputs of that size"
+    )
+    raise ModelError(msg)
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

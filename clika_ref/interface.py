@@ -1,0 +1,124 @@
+"""The interface of an artifact: the names of inputs and outputs, and which sides stay dynamic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.execution import read_sizes
+from clika_ref.core.ir import Graph, Value
+from clika_ref.core.symbols import Symbol, evaluate, named
+from clika_ref.core.types import TensorType
+
+
+def rename_interface(graph: Graph, input_names: Sequence[str], output_names: Sequence[str]) -> None:
+    """Give the inputs and outputs of a graph other names, in order; outputs without one are called ``output_<i>``.
+
+    Raises:
+        ModelError: the number of names is wrong, or a name occurs twice.
+    """
+    _require_names("input_names", input_names, len(graph.inputs), [v.name for v in graph.inputs])
+    outputs = list(dict.fromkeys(graph.outputs))
+    _require_names("output_names", output_names, len(graph.outputs), [f"output_{i}" for i in range(len(graph.outputs))])
+    taken = {*input_names, *output_names}
+    for value in [*graph.constants.values(), *(v for n in graph.nodes for v in n.outputs)]:
+        if value.name in taken and value not in outputs:
+            _rename(graph, value, graph.fresh_name(value.name))
+    for value, name in zip(graph.inputs, input_names, strict=False):
+        _rename(graph, value, name)
+    for value, name in zip(graph.outputs, output_names, strict=False):
+        if value.producer is not None:
+            _rename(graph, value, name)
+
+
+def _require_names(what: str, names: Sequence[str], count: int, defaults: Sequence[str]) -> None:
+    if names and (len(names) != count or len(set(names)) != count):
+        msg = f"{what}={list(names)} must be {count} different names; by default they are {list(defaults)}"
+        raise ModelError(msg)
+
+
+def _rename(graph: Graph, value: Value, name: str) -> None:
+    for key, symbol in graph.symbols.items():
+        if symbol.side.name == value.name:
+            side = type(symbol.side)(name, symbol.side.dim)
+            graph.symbols[key] = Symbol(symbol.name, symbol.low, symbol.high, side, symbol.example)
+    value.name = name
+
+
+def restrict_dynamic_sides(
+    graph: Graph, dynamic_axes: Mapping[str, Any] | None, examples: Sequence[Sequence[torch.Tensor]]
+) -> None:
+    """Fix the sides that ``dynamic_axes`` does not list to their length in the first example; name the others.
+
+    Raises:
+        ModelError: an input or an axis is unknown, or the axis is static in the graph.
+    """
+    if dynamic_axes is None:
+        return
+    inputs = {v.name: v for v in graph.inputs}
+    kept: dict[str, str] = {}
+    for name, axes in dynamic_axes.items():
+        if name not in inputs and name not in {v.name for v in graph.outputs}:
+            msg = f"dynamic_axes names {name!r}; the inputs are {sorted(inputs)}"
+            raise ModelError(msg)
+        if name in inputs:
+            named_axes = axes if isinstance(axes, Mapping) else dict.fromkeys(axes, "")
+            kept.update(_kept(inputs[name], named_axes))
+    sizes = read_sizes(graph, examples[0]) if examples else {s.name: s.example for s in graph.symbols.values()}
+    mapping: dict[sympy.Symbol, Any] = {}
+    for key, symbol in list(graph.symbols.items()):
+        if symbol.side.name not in inputs:
+            continue
+        if key not in kept:
+            mapping[symbol.expr] = sympy.Integer(sizes[key])
+            del graph.symbols[key]
+        elif kept[key]:
+            mapping[symbol.expr] = named(kept[key])
+            del graph.symbols[key]
+            graph.symbols[kept[key]] = Symbol(kept[key], symbol.low, symbol.high, symbol.side, symbol.example)
+    _substitute(graph, mapping)
+
+
+def _kept(value: Value, axes: Mapping[Any, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for axis, label in axes.items():
+        rank = value.type.rank
+        if not -rank <= int(axis) < rank:
+            msg = f"dynamic_axes names axis {axis} of {value.name!r}, which has {rank} sides"
+            raise ModelError(msg)
+        dim = value.type.shape[int(axis)]
+        if isinstance(dim, int):
+            msg = (
+                f"dynamic_axes names axis {axis} of {value.name!r}, but the graph was made for {value.type}; "
+                "compile with tracing inputs that differ in that side"
+            )
+            raise ModelError(msg)
+        found.update({s.name: str(label) for s in dim.free_symbols})
+    return found
+
+
+def _substitute(graph: Graph, mapping: dict[sympy.Symbol, Any]) -> None:
+    def replaced(item: Any) -> Any:
+        if isinstance(item, tuple):
+            return tuple(map(replaced, item))
+        if not isinstance(item, sympy.Basic):
+            return item
+        result = item.xreplace(mapping)
+        return evaluate(result, {}) if not result.free_symbols else result
+
+    for value in graph.inputs:
+        value.type = TensorType(value.type.dtype, replaced(value.type.shape))
+    for node in graph.nodes:
+        node.attrs = {k: replaced(v) for k, v in node.attrs.items()}
+        for position, operand in enumerate(node.inputs):
+            if isinstance(operand, sympy.Basic):
+                graph.set_input(node, position, replaced(operand))
+        for value in node.outputs:
+            value.type = TensorType(value.type.dtype, replaced(value.type.shape))
+    guards = [type(g)(replaced(g.relation), g.line) for g in graph.guards]
+    graph.guards = [g for g in guards if isinstance(g.relation, sympy.Basic)]
+    graph.revision += 1

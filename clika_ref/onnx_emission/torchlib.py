@@ -1,0 +1,75 @@
+"""Lowerings of generic operators, taken from onnxscript's torchlib.
+
+The one file that knows torchlib and the tape that torch.onnx runs it on: both are private, so torch and onnxscript are
+pinned together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import evaluator, values
+from torch.onnx._internal.exporter import _building, _registration, _tensors
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.operators import Operator
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
+from clika_ref.generic import fill, generic_operator
+from clika_ref.onnx_emission.builder import OPSET, OnnxBuilder
+from clika_ref.onnx_emission.dtypes import to_onnx
+
+
+@lru_cache(maxsize=1)
+def _functions() -> _registration.ONNXRegistry:
+    return _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
+
+
+def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
+    """Return the generic operator of an overload with torchlib's lowering, or None where torchlib has none."""
+    if not _functions().get_decomps(overload):
+        return None
+    op = generic_operator(overload)
+    op.onnx(partial(_lower, overload))
+    return op
+
+
+def _lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arguments: tuple[Any, ...]) -> Any:
+    """Record torchlib's function on stand-ins for the operands, then add its nodes with the operands in place."""
+    opset = values.Opset("", OPSET)
+    recorder = _building.OpRecorder(opset, {})
+    stand_ins = [_stand_in(op, opset, value, i) for i, value in enumerate(operands)]
+    given = {name: _argument(fill(value, stand_ins)) for name, value in arguments}
+    function = _functions().get_decomps(overload)[0].onnx_function
+    with evaluator.default_as(recorder):
+        results = function(**given)
+    _require_inlined(recorder, overload)
+    results = list(results) if isinstance(results, Sequence) and not isinstance(results, ir.Value) else [results]
+    for stand_in, value in zip(stand_ins, operands, strict=True):
+        ir.convenience.replace_all_uses_with(stand_in, value)
+        results = [value if r is stand_in else r for r in results]
+    op.adopt(recorder.nodes)
+    return tuple(results[: len(op.results)])
+
+
+def _stand_in(op: OnnxBuilder, opset: values.Opset, value: ir.Value, index: int) -> ir.Value:
+    type = TensorType(op.dtype(value), op.shape(value))
+    shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])
+    return _tensors.SymbolicTensor(opset, name=f"operand_{index}", shape=shape, type=ir.TensorType(to_onnx(type.dtype)))
+
+
+def _argument(value: Any) -> Any:
+    if is_symbolic(value):
+        msg = f"torchlib's lowerings take no size expressions (here {value}); declare the operator in a plugin"
+        raise TargetError(msg)
+    return int(to_onnx(value)) if isinstance(value, torch.dtype) else value
+
+
+def _require_inlined(recorder: _building.OpRecorder, overload: torch._ops.OpOverload) -> None:
+    if recorder.functions:
+        msg = f"torchlib lowers {overload} to a local function; declare the operator in a plugin"
+        raise TargetError(msg)

@@ -1,0 +1,121 @@
+"""The ONNX Runtime CPU target: ONNX files, run by ``onnxruntime``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.passes import Pass
+from clika_ref.core.targets import Artifact, QuantizationScheme
+from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_emission.writing import write_model
+
+PROVIDERS = ["CPUExecutionProvider"]
+
+
+@dataclass(frozen=True)
+class OnnxRuntime:
+    """ONNX Runtime on the CPU; ``optimize=False`` runs the file as it is written."""
+
+    name: str = "onnxruntime"
+    scheme: QuantizationScheme = field(default_factory=QuantizationScheme)
+    optimize: bool = True
+
+    def missing(self) -> str | None:
+        """Say whether the runtime is installed."""
+        return None if find_spec("onnxruntime") else "onnxruntime is not installed; pip install onnxruntime"
+
+    def refusal(self, node: Node) -> str | None:
+        """Refuse what cannot be written as ONNX."""
+        if node.op.lowering is None:
+            return f"{node.op.name} has no ONNX lowering; declare one with @{node.op.name}.onnx"
+        complex_values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value) and v.type.dtype.is_complex]
+        return f"%{complex_values[0].name} is complex, which ONNX operators do not take" if complex_values else None
+
+    def passes(self) -> Sequence[Pass]:
+        """Add nothing: the standard passes leave what ONNX Runtime fuses."""
+        return ()
+
+    def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
+        """Write a graph as an ONNX file."""
+        model = emit(graph)
+        size = write_model(model, path, external_data=options.get("external_data", False))
+        inputs = tuple(v.name or "" for v in model.graph.inputs)
+        outputs = tuple(v.name or "" for v in model.graph.outputs)
+        guards = tuple(map(str, graph.guards))
+        return Artifact(path, self.name, inputs, outputs, {"bytes": size, "nodes": len(model.graph), "guards": guards})
+
+    def load(self, artifact: Artifact) -> OnnxRuntimeRunner:
+        """Load an ONNX file in the runtime.
+
+        Raises:
+            TargetError: the runtime is missing or rejects the file.
+        """
+        problem = self.missing()
+        if problem is not None:
+            raise TargetError(problem)
+        return OnnxRuntimeRunner(artifact, optimize=self.optimize)
+
+    def explain(self, artifact: Artifact) -> Mapping[str, str]:
+        """Return the precision of each node; nothing is quantized yet, so all of them run in the float they state."""
+        import onnx  # noqa: PLC0415 - heavy, and needed for this question only
+
+        model = onnx.load(str(artifact.path), load_external_data=False)
+        return {node.name: "float" for node in model.graph.node}
+
+
+class OnnxRuntimeRunner:
+    """A session of ONNX Runtime that takes and returns tensors."""
+
+    def __init__(self, artifact: Artifact, *, optimize: bool = True) -> None:
+        import onnxruntime as ort  # noqa: PLC0415 - heavy, and the plugin must load without it
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        if not optimize:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            self.session = ort.InferenceSession(str(artifact.path), options, providers=PROVIDERS)
+        except Exception as error:
+            msg = f"ONNX Runtime {ort.__version__} cannot load {artifact.path}: {error}"
+            raise TargetError(msg) from error
+        self.artifact = artifact
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the model on one tensor per input, in order.
+
+        Raises:
+            TargetError: the runtime fails.
+        """
+        feed = {n: _to_ort(t) for n, t in zip(self.artifact.input_names, inputs, strict=True)}
+        try:
+            results = self.session.run_with_ort_values(list(self.artifact.output_names), feed)
+        except Exception as error:
+            msg = f"ONNX Runtime failed on {self.artifact.path.name}: {error}"
+            raise TargetError(msg) from error
+        return [_from_ort(r) for r in results]
+
+
+def _to_ort(tensor: torch.Tensor) -> Any:
+    """Hand a tensor over; bfloat16 has no numpy form and goes as bytes with its ONNX type."""
+    from onnxruntime import OrtValue  # noqa: PLC0415 - heavy, and the plugin must load without it
+
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype == torch.bfloat16:
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(plain.view(torch.int16).numpy(), 16)
+    return OrtValue.ortvalue_from_numpy(plain.numpy())
+
+
+def _from_ort(value: Any) -> torch.Tensor:
+    """Take a result over; DLPack carries every dtype, bool as bytes."""
+    if value.data_type() == "tensor(bfloat16)":
+        return torch.from_dlpack(value._ortvalue)
+    return torch.from_numpy(value.numpy())
