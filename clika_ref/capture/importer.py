@@ -120,7 +120,8 @@ class Importer:
         if target in SKIPPED:
             return None
         if target is python_operator.getitem:
-            return self._entries(node.args[0])[node.args[1]]
+            # Results that nothing reads are taken apart all the same, and an operator may leave them out.
+            return self._entries(node.args[0])[node.args[1]] if node.users else None
         if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
             return self._number(node, fake)
         if isinstance(target, torch._ops.HigherOrderOperator):
