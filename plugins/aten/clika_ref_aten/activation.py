@@ -208,9 +208,8 @@ prelu.types(as_first)
 
 @prelu.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=FLOATS))
-    channels = x.shape[1] if x.rank > 1 else 1
-    shape = draw(s.choice((channels,), (1,), ()))
+    x = draw(s.tensor(rank=draw(s.choice(4, 3, 2, 1, 0)), dtype=FLOATS))
+    shape = x.shape[1:2] if x.rank > 1 and draw(s.booleans()) else draw(s.choice((1,), ()))
     return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype, low=-1, high=1)))
 
 

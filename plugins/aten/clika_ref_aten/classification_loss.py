@@ -155,7 +155,7 @@ def _along_classes(op, weight, rank):
 @cross_entropy_loss.samples
 def _(draw, s):
     x, target, weight, ignore_index = _draw_classes(draw, s, low=-5, high=5)
-    if draw(s.booleans()):
+    if draw(s.choice(False, False, True)):
         target = draw(s.tensor(shape=x.shape, dtype=x.dtype, low=0, high=1))
         ignore_index = -100
     return s.call(
@@ -164,7 +164,7 @@ def _(draw, s):
         weight,
         reduction=draw_reduction(draw, s),
         ignore_index=ignore_index,
-        label_smoothing=draw(s.choice(0.0, 0.1, 0.3)),
+        label_smoothing=draw(s.choice(0.0, 0.1, 0.3, 0.5)),
     )
 
 

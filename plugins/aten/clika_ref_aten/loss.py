@@ -36,7 +36,7 @@ def is_number(op, x, number):
 
 def pair(draw, s, **target):
     """Draw an input and a target of one dtype, of which the target may broadcast."""
-    x = draw(s.tensor(dtype=FLOATS))
+    x = draw(s.tensor(rank=draw(s.choice(2, 3, 1, 0)), dtype=FLOATS))
     shape = x.shape if draw(s.booleans()) else x.shape[1:]
     return x, draw(s.tensor(shape=shape, dtype=x.dtype, **target))
 
