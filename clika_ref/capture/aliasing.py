@@ -12,6 +12,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.types import TensorType
 
 
 @dataclass(eq=False)
@@ -31,6 +32,8 @@ class Traced:
     parent: Traced | None = None
     view: tuple[Operator, tuple[Any, ...], dict[str, Any], int] | None = None
     """The operator, its other operands, its attributes, and which of its outputs this is."""
+    siblings: tuple[TensorType, ...] = ()
+    """The types of all outputs of that operator."""
 
 
 class Aliases:
@@ -62,7 +65,9 @@ class Aliases:
             return Traced(value)
         for operand_fake, operand in operands:
             if storage_of(operand_fake) == key and operand.memory is not None:
-                return Traced(value, operand.memory, operand.memory.version, operand, view)
+                assert value.producer is not None
+                siblings = tuple(v.type for v in value.producer.outputs)
+                return Traced(value, operand.memory, operand.memory.version, operand, view, siblings)
         return self.root(value, fake)
 
     def current(self, entry: Traced) -> Value:
@@ -72,7 +77,7 @@ class Aliases:
         assert entry.parent is not None
         assert entry.view is not None
         op, others, attrs, index = entry.view
-        made = self._builder()(op, self.current(entry.parent), *others, types=_types_like(entry), **attrs)
+        made = self._builder()(op, self.current(entry.parent), *others, types=entry.siblings, **attrs)
         entry.value = made[index] if isinstance(made, tuple) else made
         entry.version = entry.memory.version
         return entry.value
@@ -93,18 +98,10 @@ class Aliases:
                 msg = f"an in-place write through the view made by {op.name} is not supported; write to its base instead"
                 raise ModelError(msg)
             base = self.current(entry.parent)
-            which = {"index": index} if len(_producer_outputs(entry)) > 1 else {}
+            which = {"index": index} if len(entry.siblings) > 1 else {}
             self.write(entry.parent, op.write_back_rule(self._builder(), base, new, **attrs, **which))
         entry.value = new
         entry.version = entry.memory.version
-
-
-def _producer_outputs(entry: Traced) -> tuple[Value, ...]:
-    return entry.value.producer.outputs if entry.value.producer is not None else (entry.value,)
-
-
-def _types_like(entry: Traced) -> tuple[Any, ...]:
-    return tuple(v.type for v in _producer_outputs(entry))
 
 
 def storage_of(fake: Any) -> int:

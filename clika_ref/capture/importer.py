@@ -137,6 +137,9 @@ class Importer:
         return self._functional(node, target, args, kwargs)
 
     def _functional(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+        if target is aten.as_strided.default and not _is_plain(node.args[0]):
+            msg = "as_strided of a view that is not contiguous reads memory that the graph does not have; index it instead"
+            raise ModelError(msg)
         op = self.registry.operator_for(target) or self.fallback(target)
         if op is None:
             return self._decomposed(node, target)
@@ -233,8 +236,10 @@ class Importer:
             return entry
         value = self.value_of(entry)
         stopped = self.builder()("detach", value, types=(value.type,))
+        if entry.memory is None:
+            return Traced(stopped)
         view = (self.registry.operators["detach"], (), {}, 0)
-        return Traced(stopped, entry.memory, entry.version, entry, view) if entry.memory else Traced(stopped)
+        return Traced(stopped, entry.memory, entry.version, entry, view, (value.type,))
 
     def _inline(self, program: fx.GraphModule, operands: Sequence[Any]) -> Any:
         for placeholder, entry in zip(program.graph.find_nodes(op="placeholder"), operands, strict=True):
@@ -311,6 +316,11 @@ class Importer:
     def _refuse(self, node: fx.Node, reason: str) -> None:
         if "could not be imported" not in reason:  # only the first of a chain is worth reporting
             self.unsupported.append(Unsupported(str(node.target), self.origin, reason))
+
+
+def _is_plain(source: Any) -> bool:
+    fake = source.meta["val"]
+    return fake.is_contiguous() and fake.storage_offset() == 0
 
 
 def _written_memory(program: fx.GraphModule) -> set[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec
 
 from clika_ref.capture.aliasing import Traced
@@ -98,35 +99,43 @@ class _Program:
                 self.graph.add_constant(tensor, name)
 
     def _declare_placeholders(self) -> list[Leaf]:
+        """Declare inputs and constants; all symbols before the first type, as a side may be named after a later input."""
         leaves: list[Leaf] = []
         names = iter(self.traced.comparison.names)
-        values = iter(self.traced.comparison.calls[0])
+        given = iter(self.traced.comparison.calls[0])
         placeholders = self.program.graph.find_nodes(op="placeholder")
+        inputs: list[tuple[fx.Node, Value]] = []
         for spec, node in zip(self.program.graph_signature.input_specs, placeholders, strict=True):
-            fake = node.meta["val"]
             if spec.kind is InputKind.USER_INPUT:
-                leaf, entry = self._user_input(next(names), next(values), fake)
+                leaf, value = self._user_input(next(names), next(given), node)
                 leaves.append(leaf)
+                inputs += [(node, value)] if value is not None else []
             else:
-                value = self._constant(spec)
-                entry = self.importer.aliases.root(value, fake)
-                self.roots.append((value.name, entry))
-            self.importer.bind(node, entry)
+                self._bind_root(node, self._constant(spec))
+        for node, value in inputs:
+            fake = node.meta["val"]
+            value.type = TensorType(fake.dtype, tuple(self.table.translate(d) for d in fake.shape))
+            self._bind_root(node, value)
         return leaves
 
-    def _user_input(self, name: str, given: Any, fake: Any) -> tuple[Leaf, Any]:
+    def _bind_root(self, node: fx.Node, value: Value) -> None:
+        entry = self.importer.aliases.root(value, node.meta["val"])
+        self.roots.append((value.name, entry))
+        self.importer.bind(node, entry)
+
+    def _user_input(self, name: str, given: Any, node: fx.Node) -> tuple[Leaf, Value | None]:
+        fake = node.meta["val"]
         if isinstance(fake, torch.Tensor):
             value = self.graph.add_input(TensorType(fake.dtype, ()), name)
             self.table.bind_input(value, fake)
-            value.type = TensorType(fake.dtype, tuple(self.table.translate(d) for d in fake.shape))
-            entry = self.importer.aliases.root(value, fake)
-            self.roots.append((value.name, entry))
-            return TensorLeaf(value.name), entry
+            return TensorLeaf(value.name), value
         if isinstance(fake, torch.SymInt):
-            value = self.graph.add_input(TensorType(torch.int64, ()), name)
-            self.table.bind_number(value, fake)
-            return NumberLeaf(value.name), self.table.translate(fake)
-        return ConstantLeaf(name, given), given
+            number = self.graph.add_input(TensorType(torch.int64, ()), name)
+            self.table.bind_number(number, fake)
+            self.importer.bind(node, self.table.translate(fake))
+            return NumberLeaf(number.name), None
+        self.importer.bind(node, given)
+        return ConstantLeaf(name, given), None
 
     def _constant(self, spec: InputSpec) -> Value:
         target = str(spec.target)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import importlib.metadata
-import re
 import sys
 import time
 import traceback
@@ -27,9 +26,6 @@ from clika_ref.reporting.console import duration, is_quiet, progress_console
 
 BUFFER_BYTES = 1 << 16
 """Written to disk at the end of each stage anyway; in between, one system call for some 1,000 lines."""
-
-COLUMN_WIDTHS = (12, 36)
-"""Of what was done, and of how much; they line the durations up below each other."""
 
 
 class CompilationLog:
@@ -106,8 +102,6 @@ class CompilationLog:
         self.detail(f"Warning: {text}")
         self._print(f"Warning: {text}", style="yellow")
 
-    warn = warning
-
     def header(self, settings: Mapping[str, Mapping[str, object]]) -> None:
         """Write the versions and all settings to the file: one block for each title, one line for each setting."""
         self.detail(f"clika-ref Version: {importlib.metadata.version('clika-ref')}")
@@ -139,7 +133,7 @@ class CompilationLog:
                 sums[report.removes] += report.removed
         if sums:
             text = ", ".join(f"{count:,} {what}" for what, count in sums.items())
-            self._print(f"{'Removed':<{COLUMN_WIDTHS[0]}}{text}")
+            self._print(columns("Removed", text))
 
     def _print(self, text: str, style: str | None = None) -> None:
         if self._console is not None:
@@ -188,13 +182,14 @@ class CompilationLog:
             self._live.stop()
             self._live = None
         if error is None:
-            self.detail(stage.text)
+            if stage.text:
+                self.detail(stage.text)
             self.detail(f"Done {stage.name} in {seconds:.2f} s")
-            self._print(columns(stage.text, seconds))
+            self._print(columns(stage.name, stage.text, seconds))
         else:
             verb = "Failed" if isinstance(error, Exception) else "Interrupted"
             self.detail(f"{verb} {stage.name} after {seconds:.2f} s")
-            self._print(columns(f"{verb}  {stage.name}", seconds), style="red")
+            self._print(columns(stage.name, verb.lower(), seconds), style="red")
             if isinstance(error, Exception):
                 self._write_error(error)
         self._flush()
@@ -203,7 +198,7 @@ class CompilationLog:
         if not self._stages:  # the terminal is painted once more while the last stage ends
             return ""
         stage = self._stages[-1]
-        text = columns(stage.text, time.perf_counter() - stage.started)
+        text = columns(stage.name, stage.text, time.perf_counter() - stage.started)
         spinner.update(text=Text(text, no_wrap=True, overflow="ellipsis"))
         return spinner
 
@@ -213,7 +208,7 @@ class Stage:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = name[:1].upper() + name[1:]
+        self.text = ""
         self.started = time.perf_counter()
 
     def update(self, text: str) -> None:
@@ -221,20 +216,17 @@ class Stage:
         self.text = text
 
     def done(self, text: str) -> None:
-        """Set the line that the stage leaves when it ends; two spaces part what was done from how much of it."""
+        """Set what the line says that the stage leaves when it ends, beside its name and its time."""
         self.text = text
 
 
-def columns(text: str, seconds: float) -> str:
-    """Return the line of a stage.
+def columns(name: str, text: str, seconds: float | None = None) -> str:
+    """Return the line of a stage; the time stands before the text, which may be of any length.
 
-    >>> columns("Captured  1,018 calls", 2.41)
-    'Captured    1,018 calls                            2.4 s'
+    >>> columns("Capturing", "1,018 nodes", 2.41)
+    'Capturing      2.4 s  1,018 nodes'
     """
-    what, *amounts = re.split(r"\s{2,}", text.strip())
-    first, second = COLUMN_WIDTHS
-    left = f"{what:<{first}}{'  '.join(amounts)}" if amounts else what
-    return f"{left:<{first + second}}{duration(seconds):>8}"
+    return f"{name:<12}{'' if seconds is None else duration(seconds):>8}  {text}".rstrip()
 
 
 def _create(folder: Path) -> tuple[Path, TextIO]:
