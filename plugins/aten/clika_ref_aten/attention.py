@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
 
 
 @scaled_dot_product_attention.from_torch(aten.scaled_dot_product_attention.default)
-def _(  # noqa: PLR0917 - ATen passes them by position
+def _(
     query,
     key,
     value,

@@ -288,7 +288,7 @@ def convolution(
 
 
 @convolution.from_torch(aten._convolution.default, aten._convolution.deprecated)  # noqa: SLF001 - ATen's name
-def _(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_):  # noqa: PLR0917 - ATen's
+def _(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_):
     return convolution.call(
         x,
         weight,

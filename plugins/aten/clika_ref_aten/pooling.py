@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +14,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
 from clika_ref.core.types import TensorType
-from clika_ref_aten.spatial import batched, ceil_divide, floor_divide, spread
+from clika_ref_aten.spatial import as_expression, batched, ceil_divide, floor_divide, spread
 
 aten = torch.ops.aten
 
@@ -35,7 +34,7 @@ def _count(n, k, s, p, d, *, ceil_mode):
     if not ceil_mode:
         return floor_divide(covered, s) + 1
     fitting, starting = ceil_divide(covered, s) + 1, ceil_divide(n + p, s)
-    return Min(sympy.sympify(fitting), sympy.sympify(starting)) if is_symbolic(n) else min(fitting, starting)
+    return Min(as_expression(fitting), as_expression(starting)) if is_symbolic(n) else min(fitting, starting)
 
 
 def _type(sides, *extra):

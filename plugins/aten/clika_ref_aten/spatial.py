@@ -32,9 +32,14 @@ def batched(sides, lowering):
     return lower
 
 
+def as_expression(length: Any) -> sympy.Expr:
+    """Return a length as a sympy expression."""
+    return sympy.Integer(length) if isinstance(length, int) else length
+
+
 def floor_divide(a: Any, b: Any) -> Any:
     """Return ``floor(a / b)`` of lengths, which may be size expressions."""
-    return FloorDiv(sympy.sympify(a), sympy.sympify(b)) if is_symbolic((a, b)) else a // b
+    return FloorDiv(as_expression(a), as_expression(b)) if is_symbolic((a, b)) else a // b
 
 
 def ceil_divide(a: Any, b: Any) -> Any:

@@ -1,0 +1,219 @@
+"""Recurrent networks, and their cells."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.operators import operator
+from clika_ref.core.types import TensorType
+
+aten = torch.ops.aten
+
+LSTM_GATES = (0, 3, 1, 2)
+"""PyTorch's gates (input, forget, cell, output) in ONNX's order (input, output, forget, cell)."""
+
+GRU_GATES = (1, 0, 2)
+"""PyTorch's gates (reset, update, new) in ONNX's order (update, reset, hidden)."""
+
+
+def _converted(op):
+    """Return the conversion of ATen's call of a network: states and parameters come as lists, dropout must be off."""
+
+    def convert(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+        if dropout and train and num_layers > 1:
+            msg = (
+                f"{op.name}(dropout={dropout}, train=True): dropout between layers cannot be captured, since it has no "
+                "deployable form; call model.eval()"
+            )
+            raise ModelError(msg)
+        states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+        return op.call(
+            x,
+            *states,
+            *params,
+            has_biases=has_biases,
+            num_layers=num_layers,
+            bidirectional=bidirectional,
+            batch_first=batch_first,
+        )
+
+    return convert
+
+
+def _type(states):
+    """Return the type rule of a network: fake tensors unroll it, which takes a length that is known."""
+
+    def rule(x, *operands, batch_first, bidirectional, **_):
+        *sequence, _ = x.shape
+        hidden = operands[0].shape[-1]
+        output = TensorType(x.dtype, (*sequence, hidden * (2 if bidirectional else 1)))
+        return (output, *operands[:states])
+
+    return rule
+
+
+def _network(op_type, gates, **attrs):
+    """Return the lowering of a network by one ONNX node for each layer, both directions included."""
+    states = 2 if op_type == "LSTM" else 1
+
+    def lower(op, x, *operands, has_biases, num_layers, bidirectional, batch_first):
+        initial, params = operands[:states], operands[states:]
+        count, directions = 4 if has_biases else 2, 2 if bidirectional else 1
+        if len(params) != num_layers * directions * count:
+            msg = (
+                f"{op_type.lower()} with {len(params)} parameters for {num_layers} layers: ONNX has no projection of "
+                "the hidden state; build the network with proj_size=0"
+            )
+            raise TargetError(msg)
+        hidden = op.shape(params[1])[-1]
+        if batch_first:
+            x = op.Transpose(x, perm=[1, 0, 2])
+        layers = [_parts(op, state, num_layers, directions) for state in initial]
+        finals = []
+        for layer, own in enumerate(zip(*layers, strict=True)):
+            chunk = params[layer * directions * count : (layer + 1) * directions * count]
+            stacked = _stacked(op, [chunk[i : i + count] for i in range(0, len(chunk), count)], gates)
+            direction = "bidirectional" if bidirectional else "forward"
+            y, *last = op.node(
+                op_type, x, *stacked, None, *own, outputs=1 + states, hidden_size=hidden, direction=direction, **attrs
+            )
+            x = _merged(op, y, directions)
+            finals.append(last)
+        if batch_first:
+            x = op.Transpose(x, perm=[1, 0, 2])
+        return (x, *(parts[0] if num_layers == 1 else op.Concat(*parts, axis=0) for parts in zip(*finals, strict=True)))
+
+    return lower
+
+
+def _parts(op, state, count, size):
+    """Return ``state[count * size, b, h]`` as ``count`` values, one for each layer."""
+    if count == 1:
+        return (state,)
+    return op.Split(state, op.ints([size] * count), axis=0, outputs=count)
+
+
+def _merged(op, y, directions):
+    """Return ONNX's ``y[t, directions, b, h]`` as ``[t, b, directions * h]``."""
+    if directions == 1:
+        return op.Squeeze(y, op.ints([1]))
+    return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.ints([0, 0, -1]))
+
+
+def _stacked(op, directions, gates):
+    """Return W, R and B of ONNX, ``[directions, ...]``, from the parameters of each direction; B may be absent."""
+
+    def reordered(value):
+        if gates is not None:
+            parts = op.Split(value, axis=0, num_outputs=len(gates), outputs=len(gates))
+            value = op.Concat(*(parts[i] for i in gates), axis=0)
+        return op.Unsqueeze(value, op.ints([0]))
+
+    def along(values):
+        return values[0] if len(values) == 1 else op.Concat(*values, axis=0)
+
+    columns = [[reordered(p) for p in column] for column in zip(*directions, strict=True)]
+    weights = [along(column) for column in columns[:2]]
+    if len(columns) == 2:  # no biases
+        return (*weights, None)
+    return (*weights, along([op.Concat(w, r, axis=1) for w, r in zip(*columns[2:], strict=True)]))
+
+
+def _samples(gates, states):
+    def sample(draw, s):
+        layers, directions = draw(s.choice(1, 2, 3)), draw(s.choice(1, 2))
+        batch_first, has_biases = draw(s.booleans()), draw(s.choice(True, False))
+        length, batch, width, hidden = (draw(s.integers(1, 4)) for _ in range(4))
+        params = []
+        for layer in range(layers):
+            for _ in range(directions):
+                inner = hidden * directions if layer else width
+                shapes = [(gates * hidden, inner), (gates * hidden, hidden), *[(gates * hidden,)] * 2]
+                params += [draw(s.tensor(shape=shape, low=-1, high=1)) for shape in shapes[: 4 if has_biases else 2]]
+        initial = [draw(s.tensor(shape=(layers * directions, batch, hidden), low=-1, high=1)) for _ in range(states)]
+        x = draw(s.tensor(shape=(batch, length, width) if batch_first else (length, batch, width)))
+        return s.call(
+            x,
+            *initial,
+            *params,
+            has_biases=has_biases,
+            num_layers=layers,
+            bidirectional=directions == 2,
+            batch_first=batch_first,
+        )
+
+    return sample
+
+
+@operator(error=COMPOSE)
+def lstm(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    *params: Tensor,
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Long short-term memory over ``x[t, b, i]`` from the states ``h`` and ``c``, to outputs and both last states.
+
+    ``params`` holds, for each layer and direction, input weight, hidden weight, and both biases if there are any.
+    """
+    return torch.lstm(x, (h, c), params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+
+
+lstm.from_torch(aten.lstm.input)(_converted(lstm))
+lstm.types(_type(2))
+lstm.onnx(_network("LSTM", LSTM_GATES))
+lstm.samples(_samples(4, 2))
+
+
+@operator(error=COMPOSE)
+def gru(
+    x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
+) -> tuple[Tensor, Tensor]:
+    """Gated recurrent units over ``x[t, b, i]`` from the state ``h``, to outputs and the last state; see `lstm`."""
+    return torch.gru(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+
+
+gru.from_torch(aten.gru.input)(_converted(gru))
+gru.types(_type(1))
+gru.onnx(_network("GRU", GRU_GATES, linear_before_reset=1))
+gru.samples(_samples(3, 1))
+
+
+@operator(error=COMPOSE)
+def rnn_tanh(
+    x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
+) -> tuple[Tensor, Tensor]:
+    """``h = tanh(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``, to all states and the last one; see `lstm`."""
+    return torch.rnn_tanh(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+
+
+rnn_tanh.from_torch(aten.rnn_tanh.input)(_converted(rnn_tanh))
+rnn_tanh.types(_type(1))
+rnn_tanh.onnx(_network("RNN", None))
+rnn_tanh.samples(_samples(1, 1))
+
+
+@operator(error=COMPOSE)
+def rnn_relu(
+    x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
+) -> tuple[Tensor, Tensor]:
+    """``h = relu(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``, to all states and the last one; see `lstm`."""
+    return torch.rnn_relu(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+
+
+def _relu_network(op, *operands, bidirectional, **attrs):
+    lower = _network("RNN", None, activations=["Relu"] * (2 if bidirectional else 1))
+    return lower(op, *operands, bidirectional=bidirectional, **attrs)
+
+
+rnn_relu.from_torch(aten.rnn_relu.input)(_converted(rnn_relu))
+rnn_relu.types(_type(1))
+rnn_relu.onnx(_relu_network)
+rnn_relu.samples(_samples(1, 1))
