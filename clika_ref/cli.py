@@ -63,7 +63,7 @@ def compile_command(
         torch.manual_seed(seed)
         made = arguments.load_model(model)
         tracing_inputs = [arguments.example_input(text) for text in inputs]
-        module = clika_ref.clika_compile(
+        module: Any = clika_ref.clika_compile(
             made,
             tracing_inputs=tracing_inputs,
             deployment_settings=arguments.deployment_settings(target),

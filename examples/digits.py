@@ -56,8 +56,7 @@ def main(path: Path) -> None:
         images=test_images,  # 450 at once: a batch that was never traced
         labels=test_labels,
     )
-    stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in module.timings.items())
-    print(f"  {path} is made. Time per stage: {stages}.")
+    print_table(["stage", "seconds"], module.timings.items(), title=f"  What it took to make {path}")
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:

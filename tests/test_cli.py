@@ -1,10 +1,12 @@
 """The command line: what it prints, what it hands on, and how it ends."""
 
+import importlib
 import json
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import onnxruntime
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -209,6 +211,35 @@ def test_explain_answers_an_unknown_name_with_near_ones(run, installed):
     result = run("explain", "rellu")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: no installed plugin declares an operator 'rellu'; near it are relu")
+
+
+def test_the_written_file_runs_with_a_batch_that_was_never_traced(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "real_model.py").write_text("import torch\nmade = torch.nn.Linear(3, 2)\n")
+    path = tmp_path / "model.onnx"
+    result = run("compile", "real_model:made", "--input", "1x3", "--input", "2x3", "-o", path)
+    assert result.exit_code == 0, result.output
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    model, x = importlib.import_module("real_model").made, torch.randn(7, 3)
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    # Three products and a sum of size 1 in another order: some 4 roundings of 6e-8.
+    torch.testing.assert_close(torch.from_numpy(y), model(x).detach(), rtol=0, atol=1e-6)
+
+
+def test_a_dry_run_reports_operators_and_writes_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "-o", tmp_path / "model.onnx")
+    assert result.exit_code == 0, result.output
+    assert "sigmoid" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_target_is_told_which_are_installed(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "toaster")
+    assert result.exit_code == 2
+    assert "error: no installed plugin provides the target 'toaster' (installed: onnxruntime)" in result.stderr
 
 
 def test_help_does_not_wait_for_torch():
