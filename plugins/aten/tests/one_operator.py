@@ -14,7 +14,7 @@ import torch
 
 from clika_ref.core.errors import PassError
 from clika_ref.core.inference import infer
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Descriptions, TensorSample, random_draw, realize
 from clika_ref.core.symbols import named

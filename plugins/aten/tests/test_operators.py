@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from clika_ref_aten.plugin import clika_ref_operators
+from one_operator import draw_case, graph_of, mismatch, run_onnx, types_of
 
 from clika_ref.core.types import TensorType
-from one_operator import draw_case, graph_of, mismatch, run_onnx, types_of
 
 OPERATORS = sorted(clika_ref_operators(), key=lambda op: op.name)
 DRAWS = 12
