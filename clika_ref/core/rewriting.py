@@ -145,7 +145,7 @@ def erase_dead(graph: Graph, *roots: Node) -> int:
     stack, erased, bound = list(roots), 0, _bound(graph)
     while stack:
         node = stack.pop()
-        if node not in graph or any(v.uses or v.name in bound for v in node.outputs):
+        if node not in graph or any(v._uses or v.name in bound for v in node.outputs):
             continue
         graph.erase(node)
         erased += 1
