@@ -100,25 +100,26 @@ def _convolved_transposed(x, weight, bias=None, *, stride, padding, output_paddi
     return TensorType(x.dtype, (*x.shape[: -sides - 1], weight.shape[1] * groups, *lengths))
 
 
-def _operands(draw, s, sides, *, transposed, batched=True):
+def _operands(draw, s, sides, *, transposed, batched=True, kernels=(1, 2, 3)):
     """Draw x, weight, bias and the number of groups."""
     groups, channels, out = draw(s.choice(1, 2)), draw(s.integers(1, 3)), draw(s.integers(1, 3))
     batch = (draw(s.integers(1, 2)),) if batched else ()
     x = draw(s.tensor(shape=(*batch, groups * channels, *(draw(s.integers(5, 8)) for _ in range(sides)))))
     outer, inner = (groups * channels, out) if transposed else (groups * out, channels)
-    weight = draw(s.tensor(shape=(outer, inner, *(draw(s.choice(1, 2, 3)) for _ in range(sides)))))
+    weight = draw(s.tensor(shape=(outer, inner, *(draw(s.choice(*kernels)) for _ in range(sides)))))
     bias = draw(s.tensor(shape=(groups * out,))) if draw(s.booleans()) else None
     return x, weight, bias, groups
 
 
 def _samples(sides):
     def sample(draw, s):
-        x, weight, bias, groups = _operands(draw, s, sides, transposed=False, batched=draw(s.choice(True, True, False)))
-        padding = draw(s.choice("numbers", "numbers", "same", "valid"))
+        padding, batched = draw(s.choice("numbers", "same", "valid")), draw(s.choice(True, True, False))
+        kernels = (2, 3, 4) if padding == "same" else (1, 2, 3)  # an even kernel is padded unevenly
+        x, weight, bias, groups = _operands(draw, s, sides, transposed=False, batched=batched, kernels=kernels)
         if padding == "numbers":
             padding = tuple(draw(s.choice(0, 1, 2)) for _ in range(draw(s.choice(sides, 1))))
         stride = tuple(1 if padding == "same" else draw(s.choice(1, 2, 3)) for _ in range(draw(s.choice(sides, 1))))
-        dilation = tuple(draw(s.choice(1, 2)) for _ in range(sides))
+        dilation = tuple(draw(s.choice(1, 1, 2)) for _ in range(sides))
         return s.call(x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
     return sample

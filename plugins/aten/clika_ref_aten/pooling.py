@@ -98,12 +98,12 @@ def _max_pool(sides, outputs=1):
 
 def _samples(sides, dtypes, *, dilated, unique=False):
     def sample(draw, s):
-        kernel = tuple(draw(s.choice(2, 3, 1)) for _ in range(draw(s.choice(sides, 1))))
+        kernel = tuple(draw(s.choice(2, 2, 3, 1)) for _ in range(draw(s.choice(sides, 1))))
         attrs = {
             "kernel_size": kernel,
             "stride": draw(s.choice((), (1,), (2,), (3,), (2, 3, 1)[:sides])),
-            "padding": tuple(draw(s.integers(0, k // 2)) for k in kernel),
-            "ceil_mode": draw(s.booleans()),
+            "padding": tuple(draw(s.choice(k // 2, k // 2, 0)) for k in kernel),
+            "ceil_mode": draw(s.choice(True, True, False)),
         }
         if dilated:
             attrs["dilation"] = draw(s.choice((1,), (2,), (1, 2, 1)[:sides]))
@@ -267,7 +267,7 @@ def _avg_pool(sides):
 def _samples_of_averages(sides, *, divided):
     def sample(draw, s):
         call = _samples(sides, torch.float32, dilated=False)(draw, s)
-        call.attrs["count_include_pad"] = draw(s.choice(True, False))
+        call.attrs["count_include_pad"] = draw(s.choice(True, True, False))
         if divided:
             call.attrs["divisor_override"] = draw(s.choice(None, None, 1, 5, -2))
         return call

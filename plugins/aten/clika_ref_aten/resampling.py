@@ -23,6 +23,9 @@ NEAREST_DTYPES = (torch.float32, torch.float32, torch.uint8)
 
 ANTIALIASED = {"antialias": 1, "exclude_outside": 1}
 
+INEXACT = ((26, 64),) * 4
+"""Lengths whose quotient is rounded such that dividing by it takes other elements than multiplying by its inverse."""
+
 MANY = 1 << 14
 """A length up to which rounding is checked where the real one is known only at run time."""
 
@@ -55,7 +58,8 @@ def _complete(op, packet, sides, lowering, dtypes=(torch.float32,)):
     op.onnx(lowering)
     # Eager antialiasing repeats the first element of a result one element wide, whatever it should hold.
     shortest = 2 if op.name.endswith("aa") else 1
-    op.samples(_samples(sides, aligned="align_corners" in op.attributes, dtypes=dtypes, shortest=shortest))
+    how = {"dtypes": dtypes, "shortest": shortest, "inexact": () if corners else INEXACT}
+    op.samples(_samples(sides, aligned="align_corners" in op.attributes, **how))
 
 
 def _aligned(op, corners):
@@ -79,15 +83,18 @@ def _type(x, *, output_size, **_):
     return TensorType(x.dtype, (*x.shape[:2], *output_size))
 
 
-def _samples(sides, *, aligned, dtypes=(torch.float32,), shortest=1):
+def _samples(sides, *, aligned, dtypes=(torch.float32,), shortest=1, inexact=()):
     def sample(draw, s):
-        lengths = [draw(s.integers(2 * shortest, 9)) for _ in range(sides)]
+        lengths = [draw(s.choice(*range(2 * shortest, 10), *(side for side, _ in inexact))) for _ in range(sides)]
         attrs = {"align_corners": draw(s.booleans())} if aligned else {}
         if draw(s.booleans()):
             scales = tuple(draw(s.choice(2.0, 3.0, 0.5, 1.5, 0.7, 2.3)) for _ in lengths)
             size = tuple(map(_scaled, lengths, scales))
         else:
-            scales, size = (None,) * sides, tuple(draw(s.choice(n, 2 * n, shortest, 5, 13)) for n in lengths)
+            scales, size = (
+                (None,) * sides,
+                tuple(draw(s.choice(n, 2 * n, shortest, 5, 13, *(side for _, side in inexact))) for n in lengths),
+            )
         x = draw(s.tensor(shape=(draw(s.integers(1, 2)), draw(s.integers(1, 3)), *lengths), dtype=dtypes))
         return s.call(x, output_size=size, scales=scales, **attrs)
 
