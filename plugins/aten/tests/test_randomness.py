@@ -105,13 +105,13 @@ def test_bernoulli_draws_ones_as_often_as_it_should():
 
 
 def test_multinomial_draws_in_proportion_and_never_the_impossible():
-    chances = torch.tensor([[1.0, 0.0, 3.0]])
+    chances = torch.tensor([[1.0, 0.0, 3.0, 2.0]])
     (many,) = run(distributions.multinomial, chances, num_samples=COUNT, replacement=True)
-    assert many.unique().tolist() == [0, 2]
-    assert_moments((many == 2).float(), 0.75, math.sqrt(0.75 * 0.25))
-    (rows,) = run(distributions.multinomial, chances.expand(COUNT, 3).contiguous(), num_samples=2)
-    assert rows.sort(1).values.unique(dim=0).tolist() == [[0, 2]]
-    assert_moments((rows[:, 0] == 2).float(), 0.75, math.sqrt(0.75 * 0.25))
+    assert many.unique().tolist() == [0, 2, 3]
+    assert_moments((many == 2).float(), 0.5, 0.5)
+    (rows,) = run(distributions.multinomial, chances.expand(COUNT, 4).contiguous(), num_samples=3)
+    assert rows.sort(1).values.unique(dim=0).tolist() == [[0, 2, 3]]
+    assert_moments((rows[:, 0] == 2).float(), 0.5, 0.5)
 
 
 @pytest.mark.parametrize("op", DROPOUTS, ids=lambda op: op.name)
@@ -135,6 +135,7 @@ def test_feature_dropout_drops_whole_channels():
     (y,) = run(dropout.feature_dropout, torch.ones(200, 200, 3, 2), p=0.2, train=True)
     assert torch.equal(y.amin((2, 3)), y.amax((2, 3)))
     assert_moments(y[:, :, 0, 0], 1, 0.5)
+    assert not torch.equal(y[:, 0], y[:, 1])
 
 
 @pytest.mark.parametrize("op", DROPOUTS[2:], ids=lambda op: op.name)
