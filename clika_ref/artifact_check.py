@@ -43,7 +43,7 @@ def compare_artifact(
     problem = target.missing()
     if problem is not None:
         return f"not compared: {problem}"
-    if any(node.op.random for node in graph.nodes):
+    if any(node.is_random for node in graph.nodes):
         return "not compared: the model draws random numbers"
     runner = target.load(artifact)
     for number, inputs in enumerate(examples, 1):

@@ -117,7 +117,7 @@ def clika_compile(
             return module_or_func  # type: ignore[return-value]
         with log.stage("Wrapping") as stage:
             module = _wrap(captured, callee, registry, share=discard_input_model)
-            stage.done(f"Wrapped    {len(captured.graph.constants):,} weights and constants")
+            stage.done(f"{len(captured.graph.constants):,} weights and constants")
         module.clika_configure(deployment_settings, options, logs_dir)
         module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
         return module.train(training)
@@ -140,7 +140,7 @@ def _capture(
         )
         for note in captured.notes:
             log.detail(note)
-        stage.done(f"Captured   {len(captured.graph):,} nodes by {captured.tracer}")
+        stage.done(f"{len(captured.graph):,} nodes by {captured.tracer}")
     for symbol in captured.graph.symbols.values():
         log.detail(f"Dynamic: {symbol}")
     for guard in captured.graph.guards:
@@ -160,7 +160,7 @@ def _clean(captured: Captured, registry: Registry, options: ClikaCompileOptions,
         pipeline = Pipeline.of(registry.passes, registry.operators, Phase.CLEAN, check_inputs=example)
         before = len(captured.graph)
         log.removed(pipeline.run(captured.graph))
-        stage.done(f"Cleaned    {before:,} to {len(captured.graph):,} nodes")
+        stage.done(f"{before:,} to {len(captured.graph):,} nodes")
 
 
 def _wrap(captured: Captured, callee: Callee, registry: Registry, *, share: bool) -> ClikaModule:

@@ -54,15 +54,15 @@ def export(request: ExportRequest, deployment: BaseDeploymentSettings, registry:
         rename_interface(graph, request.input_names, request.output_names)
         reports = lower(graph, registry, target, request.options)
         log.removed(reports)
-        stage.done(f"Fused      {len(graph):,} nodes")
+        stage.done(f"{len(graph):,} nodes")
     refuse(graph, target)
     with log.stage("Writing") as stage:
         artifact = target.compile(graph, path, external_data=request.options.external_data)
-        stage.done(f"Wrote      {path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
+        stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
     log.detail(f"Saved final model: {path}")
     if request.options.compare_after_export and request.examples:
         with log.stage("Comparing") as stage:
-            stage.done("Compared   " + compare_artifact(artifact, target, graph, request.examples, request.expected))
+            stage.done(compare_artifact(artifact, target, graph, request.examples, request.expected))
     return artifact
 
 

@@ -21,13 +21,14 @@ _USER_LINE = re.compile(r"# (\S+):(\d+) in ")
 
 @dataclass(frozen=True)
 class TracedGuard:
-    """A guard, and whether it was raised inside a PyTorch operator instead of by a branch of Python code.
+    """A guard, and whether one run that violates it can show that it does not matter.
 
-    Such guards often speak of memory layout only, which the graph does not have.
+    So it is with guards raised inside a PyTorch operator instead of by a branch of Python code, which often speak of
+    memory layout only, and with guards that exclude nothing but the lengths 0 and 1.
     """
 
     guard: Guard
-    internal: bool
+    testable: bool
 
 
 class SymbolTable:
@@ -97,12 +98,13 @@ class SymbolTable:
 
     def guards(self, env: ShapeEnv | None) -> list[TracedGuard]:
         """Return every relation between sizes that the trace relied on."""
-        found = [TracedGuard(g, internal=False) for g in self.derived]
+        found = [TracedGuard(g, testable=False) for g in self.derived]
         for g in env.guards if env is not None else ():
             if g.expr.free_symbols <= self.ours.keys():
                 relation = g.expr.xreplace(self.ours)
                 if relation not in (sympy.true, True):
-                    found.append(TracedGuard(Guard(relation, _line(g.sloc)), _is_internal(g.sloc)))
+                    testable = _is_internal(g.sloc) or _excludes_at_most_one(relation)
+                    found.append(TracedGuard(Guard(relation, _line(g.sloc)), testable))
         return list({t.guard.relation: t for t in reversed(found)}.values())[::-1]
 
 
@@ -116,6 +118,17 @@ def _line(sloc: Any) -> str:
         return short_line(written[1], int(written[2]))
     frame = sloc.framework_loc
     return short_line(frame.filename, frame.lineno or 0) if isinstance(frame, traceback.FrameSummary) else str(frame or "")
+
+
+def _excludes_at_most_one(relation: sympy.Basic) -> bool:
+    """Whether a relation on one symbol holds for every length from 2 on (checked well past any constant in it)."""
+    if len(relation.free_symbols) != 1 or not isinstance(relation, sympy.core.relational.Relational):
+        return False
+    (symbol,) = relation.free_symbols
+    sides = {relation.lhs, relation.rhs} - {symbol}
+    return sides in ({sympy.S.Zero}, {sympy.S.One}, {sympy.Integer(2)}) and all(
+        bool(relation.subs(symbol, length)) for length in (2, 3, 5)
+    )
 
 
 def _is_internal(sloc: Any) -> bool:

@@ -19,7 +19,7 @@ from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.symbols import evaluate
 
 PROBES = 8
-"""Extra eager runs at most, to find out whether a guard of an operator's insides matters."""
+"""Extra eager runs at most, to find out whether a guard matters."""
 
 
 class Validation:
@@ -29,11 +29,11 @@ class Validation:
         self.traced = traced
         self.result = result
         self.leaves = leaves
-        self.deterministic = not any(node.op.random for node in result.graph.nodes)
+        self.deterministic = not any(node.is_random for node in result.graph.nodes)
         self.notes: list[str] = []
 
     def run(self) -> list[str]:
-        """Check everything; drop guards that turn out to concern memory layout only. Return what was noticed.
+        """Check everything; drop guards that turn out not to matter. Return what was noticed.
 
         Raises:
             MismatchError: the graph does not serve all inputs.
@@ -41,7 +41,7 @@ class Validation:
         self._require_dynamic_sides()
         sizes = [self._sizes(call) for call in self.traced.comparison.calls]
         self._require_guards(sizes)
-        excused = [g for g in self.result.guards if g.internal and not all(_holds(g, s) for s in sizes)]
+        excused = [g for g in self.result.guards if g.testable and not all(_holds(g, s) for s in sizes)]
         for number, (call, expected) in enumerate(
             zip(self.traced.comparison.calls, self.traced.expected, strict=True), 1
         ):
@@ -64,7 +64,7 @@ class Validation:
 
     def _drop(self, g: TracedGuard) -> None:
         self.result.guards.remove(g)
-        self.notes.append(f"Dropped a guard on memory layout, as eager agrees without it: {g.guard}")
+        self.notes.append(f"Dropped a guard, as eager agrees where it does not hold: {g.guard}")
 
     def _sizes(self, leaves: list[Any]) -> Mapping[str, int]:
         return read_sizes(self.result.graph, self.result.signature.graph_inputs(leaves))
@@ -91,7 +91,7 @@ class Validation:
 
     def _require_guards(self, sizes: list[Mapping[str, int]]) -> None:
         for g in self.result.guards:
-            if g.internal:
+            if g.testable:
                 continue
             holding = [i for i, s in enumerate(sizes, 1) if _holds(g, s)]
             broken = [i for i in range(1, len(sizes) + 1) if i not in holding]
@@ -124,9 +124,9 @@ class Validation:
         return "; ".join(f"output {i + 1} is {text}" for i, text in found.items()) or None
 
     def _probe(self) -> None:
-        """Violate each remaining guard of an operator's insides once; where eager agrees all the same, drop it."""
+        """Violate each remaining testable guard once; where eager agrees all the same, drop it."""
         budget = PROBES
-        for g in [g for g in self.result.guards if g.internal]:
+        for g in [g for g in self.result.guards if g.testable]:
             for leaves in self._violating(g):
                 if budget == 0:
                     return
@@ -142,7 +142,7 @@ class Validation:
                 continue
             for length in (1, 2, 3, base.get(symbol.name, 3) + 1):
                 sizes = {**base, symbol.name: length}
-                others = [o for o in self.result.guards if o is not g and not o.internal]
+                others = [o for o in self.result.guards if o is not g and not o.testable]
                 if not _holds(g, sizes) and all(_holds(o, sizes) for o in others):
                     side = self._side_of(symbol)
                     if side is not None:

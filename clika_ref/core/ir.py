@@ -75,6 +75,12 @@ class Node:
         return self.op.name
 
     @property
+    def is_random(self) -> bool:
+        """Whether two runs of this very call may differ."""
+        decides = self.op.random
+        return bool(self.attrs[decides]) if isinstance(decides, str) else decides
+
+    @property
     def output(self) -> Value:
         """The one output of a node that has one."""
         (value,) = self.outputs

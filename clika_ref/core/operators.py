@@ -53,7 +53,7 @@ class Operator:
         quant: QuantizationTrait,
         error: ErrorClass,
         *,
-        random: bool,
+        random: bool | str,
     ) -> None:
         functools.update_wrapper(self, reference)
         self.name = reference.__name__.rstrip("_")
@@ -139,7 +139,7 @@ def operator(
     *overloads: torch._ops.OpOverload,
     quant: QuantizationTrait = KEEP_FLOAT,
     error: ErrorClass = COMPOSE,
-    random: bool = False,
+    random: bool | str = False,
 ) -> Callable[[Callable[..., Any]], Operator]:
     """Declare an operator by its eager reference.
 
@@ -152,7 +152,7 @@ def operator(
         overloads: ATen calls mapped to this operator without conversion.
         quant: how quantization passes through; see `clika_ref.core.traits`.
         error: the class of its rounding error; see `clika_ref.core.accuracy`.
-        random: whether two calls with equal operands may differ.
+        random: whether two calls with equal operands may differ, or the name of the attribute that decides it.
 
     """
 

@@ -65,7 +65,7 @@ def _keeping_moments(shape_of_noise):
     return lowering
 
 
-@operator(aten.dropout.default, quant=SAME_SCALE, error=EXACT, random=True)
+@operator(aten.dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
 def dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
     """``x`` in evaluation; with ``train`` each element is 0 with probability ``p``, else ``x / (1 - p)``."""
     return torch.dropout(x, p, train)
@@ -76,7 +76,7 @@ dropout.types(as_first)
 dropout.samples(_samples(rank=(0, 4)))
 
 
-@operator(aten.feature_dropout.default, quant=SAME_SCALE, error=EXACT, random=True)
+@operator(aten.feature_dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
 def feature_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
     """Dropout of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation."""
     return torch.feature_dropout(x, p, train)
@@ -87,7 +87,7 @@ feature_dropout.types(as_first)
 feature_dropout.samples(_samples(rank=(2, 5)))
 
 
-@operator(aten.alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random=True)
+@operator(aten.alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
 def alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
     """Dropout that keeps mean and variance of the results of selu; ``x`` itself in evaluation."""
     return torch.alpha_dropout(x, p, train)
@@ -98,7 +98,7 @@ alpha_dropout.types(as_first)
 alpha_dropout.samples(_samples(rank=(0, 4)))
 
 
-@operator(aten.feature_alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random=True)
+@operator(aten.feature_alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
 def feature_alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
     """`alpha_dropout` of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation."""
     return torch.feature_alpha_dropout(x, p, train)
@@ -109,7 +109,7 @@ feature_alpha_dropout.types(as_first)
 feature_alpha_dropout.samples(_samples(rank=(2, 5)))
 
 
-@operator(aten.native_dropout.default, error=EXACT, random=True)
+@operator(aten.native_dropout.default, error=EXACT, random="train")
 def native_dropout(x: Tensor, *, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """`dropout`, and the boolean mask of the elements that were kept; ``train=None`` trains."""
     return torch.native_dropout(x, p, train)
@@ -129,7 +129,7 @@ def _(op, x, *, p, train):
 native_dropout.samples(_samples(rank=(0, 4)))
 
 
-@operator(aten.rrelu.default, error=EXACT, random=True)
+@operator(aten.rrelu.default, error=EXACT, random="train")
 def rrelu(x: Tensor, *, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
     """``x`` where positive, else ``slope * x``: a random slope in ``[lower, upper]`` for each, or always their mean."""
     return torch.rrelu(x, lower, upper, training)
