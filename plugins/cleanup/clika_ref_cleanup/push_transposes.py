@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -125,19 +125,19 @@ class _Pushing:
 
     def improve(self, nodes: list[Node]) -> None:
         """Compute a region in the order that saves most permutes, if one saves any."""
-        inside = set(nodes)
-        saved, cost = self._tally(nodes, inside)
+        read = {node: self._carried(node) or [] for node in nodes}
+        saved, cost = self._tally(read)
         orders = [order for order in saved if not self.last_stays or order[-1] == len(order) - 1]
         best = max(orders, key=saved.__getitem__, default=None)
         if best is not None and saved[best] > cost:
             self.moved.clear()
-            self._compute_in(best, nodes, inside)
+            self._compute_in(best, read)
 
-    def _tally(self, nodes: list[Node], inside: set[Node]) -> tuple[dict[Order, int], int]:
+    def _tally(self, inside: dict[Node, list[Value]]) -> tuple[dict[Order, int], int]:
         """Return how many permutes each order saves, and how many any order costs."""
         saved: dict[Order, int] = {}
         cost = 0
-        entries = {v: None for node in nodes for v in self._carried(node) or () if v.producer not in inside}
+        entries = {v: None for read in inside.values() for v in read if v.producer not in inside}
         for value in entries:
             order = order_of(value.producer)
             if order is not None:
@@ -145,7 +145,7 @@ class _Pushing:
                 cost += any(use.user not in inside for use in value.uses)
             elif not self._is_cheap(value):
                 cost += 1
-        for node in nodes:
+        for node in inside:
             for value in node.outputs:
                 vanishing, others = _exits(value, inside, self.graph)
                 cost += others
@@ -153,19 +153,19 @@ class _Pushing:
                     saved[order] = saved.get(order, 0) + 1
         return saved, cost
 
-    def _compute_in(self, order: Order, nodes: list[Node], inside: set[Node]) -> None:
-        for node in nodes:
+    def _compute_in(self, order: Order, inside: dict[Node, list[Value]]) -> None:
+        for node, carried in inside.items():
             build = Builder(self.graph, self.operators, node, node.origin.through(PushTransposes.name))
-            carried = set(self._carried(node) or ())
-            operands = [self._operand(v, order, build) if v in carried else v for v in node.inputs]
+            follow = set(carried)
+            operands = [self._operand(v, order, build) if v in follow else v for v in node.inputs]
             types = [reordered(value.type, inverse(order)) for value in node.outputs]
             results = build(node.op, *operands, types=types, **moved_attrs(node, order))
             self.moved.update(zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True))
-        for node in nodes:
+        for node in inside:
             for value in node.outputs:
                 self._leave(value, order, inside)
-        entries = [v.producer for node in nodes for v in node.inputs if isinstance(v, Value) and v.producer]
-        for node in reversed(nodes):
+        entries = [v.producer for node in inside for v in node.inputs if isinstance(v, Value) and v.producer]
+        for node in reversed(inside):
             self.graph.erase(node)
         erase_dead(self.graph, *entries)
 
@@ -185,7 +185,7 @@ class _Pushing:
             return build("permute", value, dims=back, types=(reordered(value.type, back),))
         return _permuted(value.producer.inputs[0], after(first, back), build)
 
-    def _leave(self, value: Value, order: Order, inside: set[Node]) -> None:
+    def _leave(self, value: Value, order: Order, inside: Container[object]) -> None:
         """Give readers outside the region what they read before, through as few permutes as possible."""
         new = self.moved[value]
         for user in [use.user for use in value.uses]:
@@ -215,7 +215,7 @@ def _permuted(value: Value, order: Order, build: Builder) -> Value:
     return build("permute", value, dims=order, types=(reordered(value.type, order),))
 
 
-def _exits(value: Value, inside: set[Node], graph: Graph) -> tuple[list[Order], bool]:
+def _exits(value: Value, inside: Container[object], graph: Graph) -> tuple[list[Order], bool]:
     """Return the orders of sides in which a permute outside would be idle, and whether anything else reads the value.
 
     Of idle permutes that the graph returns only one can go, since a value has one name.
