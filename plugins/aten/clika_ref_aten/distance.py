@@ -6,7 +6,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.errors import TargetError
@@ -16,6 +15,7 @@ from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS
 from clika_ref_aten.indexing import broadcast_shape
 from clika_ref_aten.loss import MEAN, draw_reduction, is_number, reduced
+from clika_ref_aten.moving import quotient
 
 aten = torch.ops.aten
 
@@ -182,8 +182,7 @@ def _(op, x, *, p):
 @pdist.types
 def _(x, *, p):
     rows = x.shape[0]
-    pairs = rows * (rows - 1)
-    return TensorType(x.dtype, (pairs // 2 if isinstance(pairs, int) else FloorDiv(pairs, 2),))
+    return TensorType(x.dtype, (quotient(rows * (rows - 1), 2),))
 
 
 @pdist.samples

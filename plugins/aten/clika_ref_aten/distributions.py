@@ -57,14 +57,16 @@ def _(x, p=0.5, *, generator=None):  # the default of bernoulli_, which arrives 
 )
 def normal(
     mean: Tensor | Number,
-    std: Tensor | Number = 1.0,
+    std: Tensor | Number = 1.0,  # pyright: ignore[reportArgumentType] - a float is a Number
     *,
     size: tuple[int, ...] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
     """Normal random numbers of the given means and deviations; of shape ``size`` where both are numbers."""
-    return torch.normal(mean, std) if size is None else torch.normal(mean, std, size, dtype=dtype, device=device)
+    if size is None:
+        return torch.normal(mean, std)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
+    return torch.normal(mean, std, size, dtype=dtype, device=device)  # pyright: ignore[reportArgumentType] - two numbers
 
 
 @normal.onnx

@@ -109,16 +109,16 @@ feature_alpha_dropout.types(as_first)
 feature_alpha_dropout.samples(_samples(rank=(2, 5)))
 
 
-@operator(aten.native_dropout.default, error=EXACT, random="train")
-def native_dropout(x: Tensor, *, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """`dropout`, and the boolean mask of the elements that were kept; ``train=None`` trains."""
+@operator(error=EXACT, random="train")
+def native_dropout(x: Tensor, *, p: float, train: bool) -> tuple[Tensor, Tensor]:
+    """`dropout`, and the boolean mask of the elements that were kept."""
     return torch.native_dropout(x, p, train)
 
 
 @native_dropout.onnx
 def _(op, x, *, p, train):
     shape = op.shape(x)
-    if train is False or p == 0:
+    if not train or p == 0:
         return x, op.Expand(op.scalar(True, torch.bool), op.ints(shape))
     if p == 1:
         return op.Mul(x, op.like(x, 0)), op.Expand(op.scalar(False, torch.bool), op.ints(shape))
@@ -129,7 +129,12 @@ def _(op, x, *, p, train):
 native_dropout.samples(_samples(rank=(0, 4)))
 
 
-@operator(aten.rrelu.default, error=EXACT, random="train")
+@native_dropout.from_torch(aten.native_dropout.default)
+def _(x, p, train):
+    return native_dropout.call(x, p=p, train=train is not False)  # None trains
+
+
+@operator(aten.rrelu.default, error=EXACT, random="training")
 def rrelu(x: Tensor, *, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
     """``x`` where positive, else ``slope * x``: a random slope in ``[lower, upper]`` for each, or always their mean."""
     return torch.rrelu(x, lower, upper, training)

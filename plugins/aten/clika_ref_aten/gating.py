@@ -7,7 +7,6 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import ulp
 from clika_ref.core.errors import PassError
@@ -15,6 +14,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_SCALE
 from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS, floating
+from clika_ref_aten.moving import quotient
 
 aten = torch.ops.aten
 
@@ -90,9 +90,8 @@ def _(x, *, dim):
     side = x.shape[dim]
     if isinstance(side, int) and side % 2:
         raise PassError(f"glu halves side {dim} of {x}, whose length is odd")
-    half = side // 2 if isinstance(side, int) else FloorDiv(side, 2)
     dim %= x.rank
-    return TensorType(x.dtype, (*x.shape[:dim], half, *x.shape[dim + 1 :]))
+    return TensorType(x.dtype, (*x.shape[:dim], quotient(side, 2), *x.shape[dim + 1 :]))
 
 
 @glu.samples

@@ -126,7 +126,7 @@ def test_dropout_drops_the_given_part_and_scales_the_rest():
     (y,) = run(dropout.dropout, torch.ones(COUNT), p=0.2, train=True)
     assert y.unique().tolist() == [0, 1.25]
     assert_moments(y, 1, 0.5)
-    y, mask = run(dropout.native_dropout, torch.ones(COUNT), p=0.2, train=None)
+    y, mask = run(dropout.native_dropout, torch.ones(COUNT), p=0.2, train=True)
     assert torch.equal(mask, y != 0)
     assert_moments(mask.float(), 0.8, 0.4)
 
@@ -164,6 +164,10 @@ CONVERSIONS = [
     (aten.randint_like.low_dtype, ("x", 2, 5), {}, ((), {"low": 2, "high": 5, "size": (2, 3), "dtype": torch.float32})),
     (aten.random.default, ("x",), {}, ((), {"low": 0, "high": 2**24 + 1, "size": (2, 3), "dtype": torch.float32})),
     (aten.random.to, ("x", 7), {}, ((), {"low": 0, "high": 7, "size": (2, 3), "dtype": torch.float32})),
+    (aten.native_dropout.default, ("x", 0.1, None), {}, (("x",), {"p": 0.1, "train": True})),
+    (aten.native_dropout.default, ("x", 0.1, False), {}, (("x",), {"p": 0.1, "train": False})),
+    (aten.bernoulli.p, ("x",), {}, (("x", 0.5), {})),
+    (aten.randperm.default, (5,), {}, ((), {"n": 5})),
     (aten.normal_functional.default, ("x", 1.0), {}, ((1.0, 1.0), {"size": (2, 3), "dtype": torch.float32})),
 ]
 
@@ -174,7 +178,8 @@ def test_aten_calls_become_draws_of_the_same_shape_and_range(overload, args, kwa
     op = next(op for op in RANDOM if overload in op.converters)
     call = op.converters[overload](*[x if a == "x" else a for a in args], **kwargs)
     operands, attrs = expected
-    assert (call.operands, call.attrs) == (operands, {**op.attributes, **attrs})
+    assert call.operands == tuple(x if o == "x" else o for o in operands)
+    assert call.attrs == {**op.attributes, **attrs}
 
 
 def test_the_range_of_aten_uniform_is_read_by_position_and_by_name():
