@@ -1,0 +1,103 @@
+"""Activations, norms and losses at values and sizes that no description draws."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from clika_ref_aten import activation, classification_loss, distance, distributions, gating, layer_normalization
+from clika_ref_aten import normalization as norms
+from one_operator import Case, graph_of, mismatch, run_onnx
+
+from clika_ref.core.errors import PassError, TargetError
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.emission import emit
+
+SPECIAL = [-math.inf, math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 60.0, -60.0, 200.0, -200.0, 6e4, -6e4]
+ELEMENTWISE = [
+    *(op for op in vars(activation).values() if getattr(op, "sampler", None) and op.name not in ("threshold", "prelu")),
+    gating.silu,
+    gating.mish,
+    gating.softplus,
+    gating.log_sigmoid,
+]
+NAN = math.nan
+
+
+def assert_agrees(op, *operands, **attrs):
+    call = op.call(*operands, **attrs)
+    case = Case(op, list(call.operands), call.attrs)
+    difference = mismatch(case, case.eager(), run_onnx(graph_of(case), case.tensors))
+    assert difference is None, f"{case}: {difference}"
+
+
+@pytest.mark.parametrize("op", ELEMENTWISE, ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", activation.FLOATS, ids=str)
+def test_activations_keep_nan_and_infinity_and_do_not_overflow(op, dtype):
+    assert_agrees(op, torch.tensor(SPECIAL, dtype=dtype))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norm_of_a_far_mean_in_half_precision_with_single_precision_statistics(training):
+    mean, var = torch.full((4,), 100.0), torch.rand(4) + 0.5
+    x = (torch.randn(3, 4, 5) + 100).half()
+    assert_agrees(norms.batch_norm, x, torch.rand(4), torch.rand(4), mean, var, training=training)
+
+
+def test_norms_of_empty_batches_and_of_sides_of_one():
+    assert_agrees(norms.group_norm, torch.randn(0, 4, 3), None, None, num_groups=2)
+    assert_agrees(norms.batch_norm, torch.randn(0, 4, 3), None, None, torch.rand(4), torch.rand(4))
+    assert_agrees(layer_normalization.layer_norm, torch.randn(0, 4), None, None, normalized_shape=(4,))
+    assert_agrees(layer_normalization.layer_norm, torch.randn(3, 1), torch.rand(1), None, normalized_shape=(1,))
+
+
+def test_running_statistics_are_not_written_by_the_reference():
+    mean, var = torch.zeros(4), torch.ones(4)
+    norms.batch_norm(torch.randn(3, 4, 5), None, None, mean, var, training=True)
+    norms.instance_norm(torch.randn(3, 4, 5), None, None, mean, var)
+    norms.running_mean_update(torch.randn(3, 4, 5), mean, momentum=0.5)
+    norms.running_var_update(torch.randn(3, 4, 5), var, momentum=0.5)
+    assert torch.equal(mean, torch.zeros(4))
+    assert torch.equal(var, torch.ones(4))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_cross_entropy_of_ignored_targets_is_zero_and_its_mean_over_none_is_nan(reduction, label_smoothing):
+    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+    x = torch.tensor([[math.inf, 1.0, 2.0], [NAN, 1.0, 2.0], [1000.0, -1000.0, 0.0]])
+    assert_agrees(classification_loss.cross_entropy_loss, x, torch.tensor([-100, -100, 1]), None, **options)
+    assert_agrees(classification_loss.cross_entropy_loss, x, torch.full((3,), -100), None, **options)
+
+
+def test_cosine_similarity_of_zero_and_of_huge_vectors():
+    assert_agrees(distance.cosine_similarity, torch.zeros(2, 3), torch.randn(2, 3))
+    assert_agrees(distance.cosine_similarity, torch.randn(2, 3) * 1e15, torch.randn(2, 3) * 1e15)
+
+
+def of_unknown_length(op, *sides, **attrs):
+    """Return a graph of one call on a tensor whose first sides are ``n``."""
+    graph = Graph(op.name)
+    graph.symbols["n"] = Symbol("n", 1, None, Side("x", 0))
+    x = graph.add_input(TensorType(torch.float32, sides), "x")
+    call = op.call(x, **attrs)
+    graph.add_output(graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs)).output)
+    return graph
+
+
+def test_what_onnx_cannot_do_at_unknown_sizes_says_what_to_do_instead():
+    n = named("n")
+    with pytest.raises(TargetError, match=r"pdist of a number of rows known only at run time \(n\).*use torch.cdist"):
+        emit(of_unknown_length(distance.pdist, n, 3))
+    drawing = of_unknown_length(distributions.multinomial, n, 5, num_samples=n, replacement=True)
+    with pytest.raises(TargetError, match="fixed number of samples, not n; draw without replacement"):
+        emit(drawing)
+
+
+def test_glu_of_an_odd_side_is_refused():
+    with pytest.raises(PassError, match=r"glu halves side 1 of float32\[2, 3\], whose length is odd"):
+        infer(gating.glu, (TensorType(torch.float32, (2, 3)),), {"dim": 1})
