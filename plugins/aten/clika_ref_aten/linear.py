@@ -99,6 +99,11 @@ def _multiplied_and_blended(op, x, a, b, *, beta, alpha):
     return in_int32(op, lambda x, a, b: _blend(op, x, op.MatMul(a, b), beta, alpha), x, a, b)
 
 
+def _product_type(x, a, b, **_):
+    """Type of a blended product: fake inference asks whether a side of unknown length is 0, or wants numbers."""
+    return TensorType(x.dtype, (*a.shape[:-1], *(b.shape[-1:] if b.rank > 1 else ())))
+
+
 def _samples_of_blends(x_rank, a_rank, b_rank):
     def sample(draw, s):
         dtype = draw(s.choice(*NUMBERS))
@@ -127,6 +132,7 @@ def _(op, x, mat1, mat2, *, beta, alpha):
     return _multiplied_and_blended(op, x, mat1, mat2, beta=beta, alpha=alpha)
 
 
+addmm.types(_product_type)
 addmm.samples(_samples_of_blends(2, 2, 2))
 
 
@@ -137,6 +143,7 @@ def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha
 
 
 baddbmm.onnx(_multiplied_and_blended)
+baddbmm.types(_product_type)
 baddbmm.samples(_samples_of_blends(3, 3, 3))
 
 
@@ -146,12 +153,8 @@ def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float 
     return torch.addmv(x, mat, vec, beta=beta, alpha=alpha)
 
 
-@addmv.types
-def _(x, mat, vec, *, beta, alpha):  # fake inference asks whether a side of unknown length is 0
-    return TensorType(x.dtype, mat.shape[:1])
-
-
 addmv.onnx(_multiplied_and_blended)
+addmv.types(_product_type)
 addmv.samples(_samples_of_blends(1, 2, 1))
 
 
@@ -159,6 +162,11 @@ addmv.samples(_samples_of_blends(1, 2, 1))
 def addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta * x + alpha * sum_b(batch1[b, n, k] @ batch2[b, k, m])``, where ``x`` broadcasts to ``[n, m]``."""
     return torch.addbmm(x, batch1, batch2, beta=beta, alpha=alpha)
+
+
+@addbmm.types
+def _(x, batch1, batch2, **_):
+    return TensorType(x.dtype, (batch1.shape[1], batch2.shape[2]))
 
 
 @addbmm.onnx
@@ -219,7 +227,7 @@ def bilinear(x: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = No
 
 
 @bilinear.types
-def _(x, input2, weight, bias=None):  # as for addmv
+def _(x, input2, weight, bias=None):  # as for addmm
     return TensorType(x.dtype, (*x.shape[:-1], weight.shape[0]))
 
 

@@ -1,0 +1,118 @@
+"""ATen calls whose form differs from the operator's: what they become computes the same, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from clika_ref_aten.plugin import clika_ref_operators
+
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator, by_overload
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.emission import emit
+
+aten = torch.ops.aten
+OPERATORS = by_overload(clika_ref_operators())
+
+
+def converted(overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> tuple[Operator, Any]:
+    """Return the operator and the call that an ATen call with tensors becomes; lists arrive as tuples."""
+    graph = Graph("call")
+
+    def as_value(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return graph.add_constant(item, "x")
+        return tuple(map(as_value, item)) if isinstance(item, list | tuple) else item
+
+    op = OPERATORS[overload]
+    return op, op.converters[overload](*map(as_value, args), **{k: as_value(v) for k, v in kwargs.items()})
+
+
+def x(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def gates(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [x(*shape) for shape in shapes]
+
+
+CONVOLUTION = aten._convolution.default  # noqa: SLF001 - ATen's names, here and below
+BICUBIC, BILINEAR = aten._upsample_bicubic2d_aa.vec, aten._upsample_bilinear2d_aa.vec  # noqa: SLF001
+
+CALLS: list[tuple[Any, ...]] = [
+    (CONVOLUTION, x(1, 2, 5, 5), x(2, 3, 2, 2), None, [2, 2], [0, 0], [1, 1], True, [1, 1], 1, *[False] * 4),
+    (aten.tensordot.default, x(2, 3, 4), x(4, 3, 5), [1, 2], [1, 0]),
+    (aten.tensordot.default, x(2, 3, 4), x(4, 3, 5), [-1], [0]),
+    (aten.inner.default, x(2, 3), x(4, 3)),
+    (aten.inner.default, x(), x(3)),
+    (aten.linalg_vecdot.default, x(2, 3, 4), x(3, 4)),
+    (aten.einsum.default, "ij,jk", [x(2, 3), x(3, 4)]),
+    (aten.cross.default, x(2, 4, 3), x(2, 4, 3), 2),
+    (aten.norm.Scalar, x(2, 3), 3),
+    (aten.norm.ScalarOpt_dim, x(2, 3), None, [0], True),
+    (aten.linalg_norm.default, x(2, 3)),
+    (aten.linalg_norm.ord_str, x(2, 3), "fro"),
+    (aten.linalg_matrix_norm.str_ord, x(2, 3, 4)),
+    (aten.scaled_dot_product_attention.default, x(2, 3, 4), x(2, 5, 4), x(2, 5, 4), None, 0.0, True),
+    (aten.upsample_nearest2d.vec, x(1, 2, 5, 6), None, [1.5, 2.0]),
+    (aten.upsample_nearest2d.default, x(1, 2, 5, 6), [9, 7]),
+    (aten.upsample_nearest1d.default, x(1, 2, 5), [9], 1.9),
+    (aten.upsample_bilinear2d.vec, x(1, 2, 5, 6), None, False, [1.5, 2.3]),
+    (aten.upsample_bilinear2d.default, x(1, 2, 5, 6), [9, 7], True),
+    (BICUBIC, x(1, 2, 5, 6), [3, 9], False, None),
+    (aten.lstm_cell.default, x(2, 3), gates((2, 4), (2, 4)), *gates((16, 3), (16, 4))),
+    (aten.lstm.input, x(5, 2, 3), gates((1, 2, 4), (1, 2, 4)), gates((16, 3), (16, 4)),
+     False, 1, 0.0, False, False, False),
+    (aten.gru.input, x(5, 2, 3), x(1, 2, 4), gates((12, 3), (12, 4)), False, 1, 0.5, True, False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overload", "args"), [(c[0], c[1:]) for c in CALLS], ids=[str(c[0]) for c in CALLS])
+def test_a_converted_call_computes_what_aten_computes(overload, args):
+    op, call = converted(overload, *args)
+    found = op(*(o.data if isinstance(o, Value) else o for o in call.operands), **call.attrs)
+    expected = overload(*args)
+    for a, e in zip([found] if isinstance(found, torch.Tensor) else found,
+                    [expected] if isinstance(expected, torch.Tensor) else expected, strict=True):  # fmt: skip
+        # 1e-6: the same products, summed in another order at most.
+        torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overload", "args", "reason"),
+    [
+        (aten.scaled_dot_product_attention.default, (x(2, 3, 4),) * 3 + (None, 0.1), "dropout inside attention"),
+        (BILINEAR, (x(1, 1, 4, 4), (2, 2), True, None), "use align_corners=False"),
+        (aten.linalg_matrix_norm.default, (x(2, 3), 2), "only the Frobenius norm"),
+        (aten.gru.input, (x(5, 2, 3), x(2, 2, 4), (), False, 2, 0.5, True, False, False), "dropout between layers"),
+    ],
+)
+def test_a_call_that_cannot_be_served_is_refused_with_a_way_out(overload, args, reason):
+    with pytest.raises(ModelError, match=reason):
+        converted(overload, *args)
+
+
+def lowered(op: Operator, *types: TensorType, **attrs: Any) -> None:
+    graph = Graph(op.name)
+    call = op.call(*(graph.add_input(t, "x") for t in types), **attrs)
+    node = graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs))
+    graph.add_output(node.outputs[0])
+    emit(graph)
+
+
+def test_a_projected_lstm_is_refused_by_the_lowering():
+    shapes = [(5, 2, 3), (1, 2, 2), (1, 2, 4), (16, 3), (16, 2), (2, 4)]
+    types = [TensorType(torch.float32, shape) for shape in shapes]
+    with pytest.raises(TargetError, match="no projection of the hidden state"):
+        lowered(
+            OPERATORS[aten.lstm.input],
+            *types,
+            has_biases=False,
+            num_layers=1,
+            bidirectional=False,
+            batch_first=False,
+        )
