@@ -1,0 +1,94 @@
+"""Activations, norms, losses, distances and random tensors over sides known at run time only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clika_ref_aten import activation, classification_loss, distance, dropout, gating, loss, randomness, softmax
+from clika_ref_aten import layer_normalization as layers
+from clika_ref_aten import normalization as norms
+from one_operator import run_onnx
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.symbols import Side, Symbol, named, resolve
+from clika_ref.core.types import TensorType
+
+N, M, K = named("n"), named("m"), named("k")
+SIZES = ({"n": 3, "m": 4, "k": 5}, {"n": 1, "m": 1, "k": 2}, {"n": 6, "m": 2, "k": 7})
+CLASSES = TensorType(torch.int64, (N, M))
+SMOOTH = {"label_smoothing": 0.1}
+STEP = {"momentum": 0.1}
+
+CASES = [
+    (activation.prelu, [(N, M, K), (M,)], {}),
+    (gating.glu, [(N, 4)], {"dim": 1}),
+    (softmax.softmax, [(N, M)], {"dim": 1}),
+    (norms.batch_norm, [(N, 4, M, K), (4,), (4,), (4,), (4,)], {}),
+    (norms.batch_norm, [(N, M, K), None, None, (M,), (M,)], {}),
+    (norms.batch_norm, [(N, M, K), None, None, None, None], {"training": True}),
+    (norms.instance_norm, [(N, M, 5), None, None, None, None], {}),
+    (norms.group_norm, [(N, 4, M, K), (4,), (4,)], {"num_groups": 2}),
+    (norms.running_mean_update, [(N, 4, M, K), (4,)], STEP),
+    (norms.running_var_update, [(N, 4, M, K), (4,)], STEP),
+    (norms.running_var_update, [(N, 4, 2, K), (4,)], {**STEP, "per_instance": True}),
+    (layers.layer_norm, [(N, M, K), None, None], {"normalized_shape": (M, K)}),
+    (layers.layer_norm, [(N, M, 8), (8,), (8,)], {"normalized_shape": (8,)}),
+    (layers.native_layer_norm, [(N, M, 8), (8,), None], {"normalized_shape": (8,), "eps": 1e-5}),
+    (layers.rms_norm, [(N, M, K), (K,)], {"normalized_shape": (K,)}),
+    (loss.mse_loss, [(N, M), (M,)], {}),
+    (loss.smooth_l1_loss, [(N, M), (N, M)], {"reduction": 0}),
+    (classification_loss.nll_loss, [(N, 4, M), CLASSES, (4,)], {}),
+    (classification_loss.cross_entropy_loss, [(N, 4, M), CLASSES, (4,)], SMOOTH),
+    (classification_loss.cross_entropy_loss, [(N, K), (N, K), None], SMOOTH),
+    (classification_loss.multi_margin_loss, [(N, K), TensorType(torch.int64, (N,)), None], {}),
+    (distance.cosine_similarity, [(N, 1, K), (1, M, K)], {"dim": -1}),
+    (distance.pairwise_distance, [(N, M), (M,)], {}),
+    (distance.cdist, [(N, M, 3), (K, 3)], {}),
+    (distance.cdist, [(N, M, 3), (N, K, 3)], {"compute_mode": 1}),
+    (dropout.dropout, [(N, M, K)], {"p": 0.5, "train": True}),
+    (dropout.feature_dropout, [(N, M, K)], {"p": 0.5, "train": True}),
+    (dropout.native_dropout, [(N, M)], {"p": 0.5, "train": True}),
+    (randomness.rand, [(N, M)], {"size": (M, 3, 2 * N)}),
+    (randomness.randint, [(N, M)], {"low": -2, "high": N, "size": (M,)}),
+    (randomness.randperm, [(N, M)], {"n": N * M}),
+]
+
+
+def graph_of(op, operands, attrs):
+    """Return a graph of one call; each symbol is read from the side where it first stands alone."""
+    graph = Graph(op.name)
+    values = []
+    for operand in operands:
+        if operand is None:
+            values.append(None)
+            continue
+        kind = operand if isinstance(operand, TensorType) else TensorType(torch.float32, operand)
+        values.append(graph.add_input(kind, f"x{len(values)}"))
+        for dim, side in enumerate(kind.shape):
+            if side in (N, M, K):
+                graph.symbols.setdefault(side.name, Symbol(side.name, 1, None, Side(values[-1].name, dim)))
+    call = op.call(*(values if op.operands else ()), **attrs)
+    for value in graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs)).outputs:
+        graph.add_output(value)
+    return graph
+
+
+def tensor_of(kind, sizes):
+    shape = resolve(kind.shape, sizes)
+    return torch.rand(shape) if kind.dtype.is_floating_point else torch.randint(0, 2, shape)
+
+
+@pytest.mark.parametrize(("op", "operands", "attrs"), CASES, ids=lambda v: getattr(v, "name", None))
+def test_one_artifact_serves_all_sizes(op, operands, attrs):
+    graph = graph_of(op, operands, attrs)
+    for sizes in SIZES:
+        inputs = [tensor_of(value.type, sizes) for value in graph.inputs]
+        expected, _ = interpret(graph, inputs)
+        found = run_onnx(graph, inputs)
+        shapes = [(resolve(value.type.shape, sizes), value.type.dtype) for value in graph.outputs]
+        assert [(tuple(t.shape), t.dtype) for t in expected] == shapes
+        assert [(tuple(t.shape), t.dtype) for t in found] == shapes
+        if not op.random:  # the tolerances of assert_close for float32: rounding is judged where shapes are fixed
+            torch.testing.assert_close(found, expected, equal_nan=True)
