@@ -14,6 +14,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import Skip, apply_rules, rule
+from clika_ref.core.types import TensorType
 
 RESHAPES = ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
 """Operators that keep elements and their order: each is a ``reshape`` to its own result's shape."""
@@ -60,6 +61,29 @@ def reshape_instead_of_permute(node: Node, build: Builder):
     if _dynamic_sides(x) > 1:
         return Skip("two sides are dynamic: computing the shape costs more than the permute", 1)
     return _reshape(build, x, node.output)
+
+
+@rule("squeeze")
+def squeeze_before_permute(node: Node, build: Builder):
+    """``squeeze(permute(reshape(x)))`` is ``permute(reshape(x))``: the reshape need not make sides to be dropped."""
+    match node.inputs[0]:
+        case Value(producer=Node("permute", (Value(producer=Node() as first) as middle,), {"dims": dims})) as moved:
+            pass
+        case _:
+            return Skip("its operand is not a permute")
+    if first.kind not in RESHAPES or len(moved.uses) != 1:
+        return Skip("the permute follows no reshape, or is read elsewhere", 1)
+    shape, rank = middle.type.shape, len(dims)
+    dropped = {dims[d] % rank for d in node.attrs["dims"] if moved.type.shape[d] == 1}
+    kept = [d for d in range(rank) if d not in dropped]
+    smaller = TensorType(middle.type.dtype, tuple(shape[d] for d in kept))
+    x = first.inputs[0]
+    if x.type != smaller:
+        if first.kind != "reshape" and _dynamic_sides(middle) > 1:
+            return Skip("two sides are dynamic: computing the shape costs more than the views", 2)
+        x = build("reshape", x, shape=smaller.shape, types=(smaller,))
+    order = tuple(kept.index(d % rank) for d in dims if d % rank not in dropped)
+    return build("permute", x, dims=order, types=(node.output.type,))
 
 
 @rule("expand")
@@ -120,7 +144,14 @@ def _reshape(build: Builder, x: Value, output: Value):
     return build("reshape", x, shape=output.type.shape, types=(output.type,))
 
 
-RULES = (merge_reshapes, merge_permutes, reshape_instead_of_permute, merge_expands, merge_casts)
+RULES = (
+    merge_reshapes,
+    merge_permutes,
+    reshape_instead_of_permute,
+    squeeze_before_permute,
+    merge_expands,
+    merge_casts,
+)
 
 
 @dataclass(frozen=True)

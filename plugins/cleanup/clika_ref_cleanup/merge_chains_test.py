@@ -126,6 +126,32 @@ def extremes(dtype):
     return torch.tensor(numbers, dtype=torch.float64).to(dtype)
 
 
+PACKED = [("unsqueeze", {"dim": 0}), ("permute", {"dims": (-2, 1, 2, 0, 4)}), ("squeeze", {"dims": (-2,)})]
+"""How attention takes query, key and value apart."""
+
+
+@pytest.mark.parametrize("shape", [(5, 2, 3, 4), ("s", "b", 3, 4)], ids=str)
+def test_a_side_that_is_dropped_again_is_not_made(sketch, shape):
+    assert chain(sketch, shape, *PACKED).clean(MergeChains()) == ["neg", "permute", "identity"]
+
+
+def test_a_side_that_is_dropped_again_is_not_made_by_a_reshape(sketch):
+    reshape, *rest = ("reshape", {"shape": (1, 5, 2, 3, 4)}), *PACKED[1:]
+    assert chain(sketch, (5, 2, 12), reshape, *rest).clean(MergeChains()) == ["neg", "reshape", "permute", "identity"]
+
+
+def test_sides_that_are_longer_than_1_are_not_dropped(sketch):
+    squeeze = ("squeeze", {"dims": (0, 3)})
+    assert chain(sketch, (5, 2, 3, 4), *PACKED[:2], squeeze).clean(MergeChains()) == ["neg", "permute", "identity"]
+
+
+def test_a_permute_that_others_read_is_not_made_twice(sketch):
+    chain(sketch, (5, 2, 3, 4), *PACKED)
+    (permute,) = (node for node in sketch.graph.nodes if node.kind == "permute")
+    sketch.returns(sketch("abs", permute.output))
+    assert sketch.clean(MergeChains()).count("permute") == 1
+
+
 @pytest.mark.parametrize("first", DTYPES, ids=str)
 def test_casts_said_to_merge_agree_on_extreme_elements(first):
     x = extremes(first)

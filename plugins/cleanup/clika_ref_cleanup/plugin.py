@@ -16,7 +16,6 @@ from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
 from clika_ref_cleanup.remove_detach import RemoveDetach
 from clika_ref_cleanup.remove_dropout import RemoveDropout
 from clika_ref_cleanup.remove_identities import RemoveIdentities
-from clika_ref_cleanup.remove_unused_constants import RemoveUnusedConstants
 
 CLIKA_REF_API = 1
 
@@ -36,5 +35,4 @@ def clika_ref_passes() -> Sequence[Pass]:
         RemoveDetach(),
         RemoveDropout(),
         RemoveIdentities(),
-        RemoveUnusedConstants(),
     ]
