@@ -48,8 +48,15 @@ class Runner(Protocol):
 class Target(Protocol):
     """A place that runs models. No algorithm knows a target, and no target knows an algorithm."""
 
-    name: str
-    scheme: QuantizationScheme
+    @property
+    def name(self) -> str:
+        """The name by which deployment settings ask for it."""
+        ...
+
+    @property
+    def scheme(self) -> QuantizationScheme:
+        """How it wants numbers quantized."""
+        ...
 
     def missing(self) -> str | None:
         """Say why the runtime cannot be used here and what to install, or return None."""

@@ -1,0 +1,125 @@
+"""What the author of a plugin would test: the operator over its samples, the pass and its near misses, the target."""
+
+import random
+
+import pytest
+import torch
+from clika_ref_example.plugin import DropRelu, Interpreter, squared_relu, squared_relu_call
+from torch import nn
+
+import clika_ref
+from clika_ref.arguments import deployment_settings
+from clika_ref.core.errors import TargetError
+from clika_ref.core.inference import Builder, infer
+from clika_ref.core.ir import Graph
+from clika_ref.core.passes import Pipeline
+from clika_ref.core.registry import load_registry
+from clika_ref.core.samples import Descriptions, random_draw, realize
+from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.types import TensorType
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.example.squared_relu(torch.relu(self.linear(x)))
+
+
+@pytest.fixture(scope="module")
+def operators():
+    return load_registry("aten,example").operators
+
+
+@pytest.fixture
+def compiled():
+    """A model that calls the operator, its input, and its ClikaModule with a dynamic batch."""
+    torch.manual_seed(0)
+    model = Network().eval()
+    inputs = [torch.randn(2, 4), torch.randn(3, 4)]
+    return model, inputs[1], clika_ref.clika_compile(model, tracing_inputs=inputs, discard_input_model=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_call_that_models_make_equals_the_reference_and_its_type(seed):
+    sample = squared_relu.sampler(random_draw(random.Random(seed)), Descriptions()).operands[0]
+    x = realize(sample, torch.Generator().manual_seed(seed))
+    result = squared_relu_call(x)
+    assert torch.equal(result, squared_relu(x))
+    assert infer(squared_relu, [TensorType(x.dtype, tuple(x.shape))], {}) == (TensorType(result.dtype, tuple(x.shape)),)
+
+
+def test_the_call_passes_pytorch_s_own_checks_of_custom_operators():
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    torch.library.opcheck(squared_relu_call, (x,))
+
+
+def test_its_gradient_is_that_of_the_reference():
+    x = torch.tensor([-2.0, -0.5, 0.5, 3.0])
+    by_call, by_reference = (x.clone().requires_grad_() for _ in range(2))
+    squared_relu_call(by_call).sum().backward()
+    squared_relu(by_reference).sum().backward()
+    assert torch.equal(by_call.grad, by_reference.grad)
+
+
+def graph_of(operators, *kinds: str) -> Graph:
+    """A chain of operators."""
+    graph = Graph()
+    x = graph.add_input(TensorType(torch.float32, (named("n"), 3)), "x")
+    graph.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
+    for kind in kinds:
+        x = Builder(graph, operators)(kind, x)
+    graph.add_output(x)
+    return graph
+
+
+def drop_relu(operators, graph: Graph) -> list[str]:
+    x = torch.tensor([[-1.0, -0.0, 2.0], [float("nan"), float("inf"), -float("inf")]])
+    Pipeline((DropRelu(),), operators, check_inputs=[x]).run(graph)
+    return [node.kind for node in graph.nodes]
+
+
+def test_relu_before_squared_relu_goes(operators):
+    assert drop_relu(operators, graph_of(operators, "relu", "squared_relu")) == ["squared_relu"]
+
+
+@pytest.mark.parametrize("kinds", [("neg", "squared_relu"), ("squared_relu",), ("relu", "square")])
+def test_anything_else_stays(operators, kinds):
+    assert drop_relu(operators, graph_of(operators, *kinds)) == list(kinds)
+
+
+def test_a_relu_that_others_read_stays(operators):
+    graph = graph_of(operators, "relu", "squared_relu")
+    graph.add_output(next(iter(graph.nodes)).output)
+    assert drop_relu(operators, graph) == ["relu", "squared_relu"]
+
+
+def test_a_model_that_calls_the_operator_compiles_to_one_node(compiled):
+    model, x, module = compiled
+    assert [node.kind for node in module.graph.nodes] == ["linear", "squared_relu"]
+    assert torch.equal(module(x), model(x))
+
+
+def test_onnx_runtime_computes_the_lowering(compiled, tmp_path):
+    _, _, module = compiled
+    artifact = module.clika_export(tmp_path / "model.onnx")  # which compares
+    assert artifact.target == "onnxruntime"
+
+
+def test_the_target_writes_a_file_that_computes_the_same(compiled, tmp_path):
+    model, x, module = compiled
+    module.clika_configure(deployment_settings("interpreter"), clika_ref.ClikaCompileOptions())
+    artifact = module.clika_export(tmp_path / "model.safetensors")
+    assert artifact.path.stat().st_size == artifact.facts["bytes"]
+    assert torch.equal(Interpreter().load(artifact)([x])[0], model(x))
+    assert Interpreter().explain(artifact) == dict.fromkeys(["linear", "squared_relu"], "float")
+
+
+def test_the_target_refuses_random_numbers(tmp_path):
+    module = clika_ref.clika_compile(lambda x: x + torch.rand_like(x), tracing_inputs=[torch.ones(2)])
+    module.clika_configure(deployment_settings("interpreter"), clika_ref.ClikaCompileOptions())
+    with pytest.raises(TargetError, match=r"interpreter cannot run 1 nodes .*\n.*: rand draws random numbers"):
+        module.clika_export(tmp_path / "model.safetensors")
+    assert not (tmp_path / "model.safetensors").exists()
