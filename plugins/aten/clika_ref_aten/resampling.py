@@ -8,7 +8,7 @@ import numpy as np
 import sympy
 import torch
 from torch import Tensor
-from torch.utils._sympy.functions import FloorToInt
+from torch.utils._sympy.functions import ToFloat, TruncToInt
 
 from clika_ref.core.accuracy import EXACT, INTERPOLATION
 from clika_ref.core.errors import ModelError, TargetError
@@ -31,10 +31,10 @@ MANY = 1 << 14
 
 
 def _scaled(n: Any, scale: float) -> Any:
-    """Return ``floor(n * scale)``, in double as PyTorch does."""
+    """Return ``floor(n * scale)``, in double, and as an expression of the same form as PyTorch's."""
     if not is_symbolic(n):
         return int(float(n) * scale)
-    return n * int(scale) if float(scale).is_integer() else FloorToInt(n * sympy.Float(scale))
+    return n * int(scale) if float(scale).is_integer() else TruncToInt(ToFloat(n) * sympy.Float(scale))
 
 
 def _complete(op, packet, sides, lowering, dtypes=(torch.float32,)):
