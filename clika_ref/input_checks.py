@@ -23,10 +23,17 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
     sizes = read_sizes(graph, inputs)
     for value, tensor in zip(graph.inputs, inputs, strict=True):
         for dim, (wanted, found) in enumerate(zip(value.type.shape, tensor.shape, strict=True)):
-            if evaluate(wanted, sizes) != found:
+            length = evaluate(wanted, sizes)
+            if length != found:
+                static = isinstance(wanted, int)
                 msg = (
-                    f"input {value.name!r} is {_shown(tensor)}, but the graph takes {value.type}: side {dim} must be {wanted}; "
+                    f"input {value.name!r} is {_shown(tensor)}, but the graph takes {value.type}: "
+                    f"side {dim} must be {wanted if static else f'{wanted} = {length}'}; "
+                )
+                msg += (
                     "compile with tracing inputs that differ in that side to make it dynamic"
+                    if static
+                    else "the model needs these sides to fit each other"
                 )
                 raise ModelError(msg)
     for guard in graph.guards:
@@ -37,7 +44,9 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
 def _check_kind(value: Value, tensor: torch.Tensor) -> None:
     """Floats may stand for each other, as after ``module.half()``; everything else changes what the model computes."""
     same = tensor.dtype == value.type.dtype
-    if tensor.dim() != value.type.rank or not (same or (tensor.is_floating_point() and value.type.dtype.is_floating_point)):
+    if tensor.dim() != value.type.rank or not (
+        same or (tensor.is_floating_point() and value.type.dtype.is_floating_point)
+    ):
         msg = f"input {value.name!r} is {_shown(tensor)}, but the graph takes {value.type}"
         raise ModelError(msg)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ OTHERWISE_NAMED = {
 """In-place overloads whose functional form ATen gave another overload name."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def _written_names(overload: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
     arguments = overload._schema.arguments
     return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)

@@ -15,6 +15,7 @@ from clika_ref.capture.importer import Fallback
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.messages import MismatchError, explain_failures
 from clika_ref.capture.program import import_program
+from clika_ref.capture.symbols import drop_derived
 from clika_ref.capture.tracers import Tracer, applicable, trace
 from clika_ref.capture.validation import Validation
 from clika_ref.core.ir import Graph
@@ -80,6 +81,7 @@ def capture(
                 continue
             detail(f"Traced by {tracer.name}")
             result.graph.guards = [g.guard for g in result.guards]
+            drop_derived(result.graph)
             return Captured(result.graph, result.signature, tracer.name, traced.comparison.calls, notes)
     raise explain_failures(callee, traced.comparison, failures)
 

@@ -52,7 +52,7 @@ def compare(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic: bool) 
     for index, (name, *values) in enumerate(zip(names, *calls, strict=True)):
         first = values[0]
         if isinstance(first, torch.Tensor):
-            _compare_tensors(result, index, name, values)
+            _compare_tensors(result, index, name, values, marks_count=dynamic)
         elif isinstance(first, int) and not isinstance(first, bool) and all(type(v) is int for v in values):
             if len(set(values)) > 1:
                 result.lengths[InputSide(index, None)] = tuple(values)
@@ -74,7 +74,7 @@ def _equal(a: Any, b: Any) -> bool:
     return a is b or bool(a == b) or (a != a and b != b)  # noqa: PLR0124 - NaN
 
 
-def _compare_tensors(result: Comparison, index: int, name: str, values: list[Any]) -> None:
+def _compare_tensors(result: Comparison, index: int, name: str, values: list[Any], *, marks_count: bool) -> None:
     first = values[0]
     kinds = {
         (v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v).__name__: str(
@@ -83,9 +83,11 @@ def _compare_tensors(result: Comparison, index: int, name: str, values: list[Any
         for v in values
     }
     if len(kinds) > 1:
-        msg = f"input {name!r} is {' and '.join(kinds.values())}; all inputs need one dtype and one number of sides there"
+        msg = (
+            f"input {name!r} is {' and '.join(kinds.values())}; all inputs need one dtype and one number of sides there"
+        )
         raise ModelError(msg)
-    marked = set().union(*(getattr(v, "_dynamo_dynamic_indices", set()) for v in values))
+    marked = set().union(*(getattr(v, "_dynamo_dynamic_indices", set()) for v in values if marks_count))
     for dim in range(first.dim()):
         lengths = tuple(v.shape[dim] for v in values)
         if len(set(lengths)) > 1 or dim in marked:
@@ -106,7 +108,7 @@ def tracing_choices(comparison: Comparison) -> list[list[Any]]:
     columns = [comparison.lengths[g[0]] for g in groups]
     for i in by_size:
         lengths = [column[i] for column in columns]
-        if min(lengths) >= 2 and len(set(lengths)) == len(lengths):  # noqa: PLR2004 - 0 and 1 are special to a tracer
+        if min(lengths) >= 2 and len(set(lengths)) == len(lengths):
             return [comparison.calls[i]]
     chosen = _distinct(columns)
     sizes = {side: size for group, size in zip(groups, chosen, strict=True) for side in group}
@@ -118,10 +120,10 @@ def _distinct(columns: list[tuple[int, ...]]) -> list[int]:
     taken: set[int] = set()
     result: list[int] = []
     for column in columns:
-        given = sorted({c for c in column if c >= 2}, reverse=True)  # noqa: PLR2004 - as above
+        given = sorted({c for c in column if c >= 2}, reverse=True)
         largest = max(max(column), 1)
         candidates = [*given, *(largest * factor for factor in range(2, len(columns) + 3))]
-        size = next(c for c in candidates if c not in taken and c >= 2)  # noqa: PLR2004 - as above
+        size = next(c for c in candidates if c not in taken and c >= 2)
         taken.add(size)
         result.append(size)
     return result

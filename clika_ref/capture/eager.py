@@ -26,12 +26,12 @@ def run_eager(callee: Callee, call: ModelCall) -> tuple[list[Any], pytree.TreeSp
 @contextlib.contextmanager
 def unchanged(module: torch.nn.Module) -> Iterator[None]:
     """Restore buffers that were written to, and the state of the random generator, on leaving."""
-    before = [(b, b._version, b.detach().clone()) for b in module.buffers()]
+    before = [(b, b.detach().clone()) for b in module.buffers()]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, version, saved in before:
-                    if buffer._version != version:
+                for buffer, saved in before:
+                    if not torch.equal(buffer, saved):  # batch norm writes without raising the version counter
                         buffer.copy_(saved)

@@ -73,6 +73,9 @@ class SymbolTable:
         hint = side.name if side.dim is None else "batch" if first else f"{side.name}_{side.dim}".replace(".", "_")
         if isinstance(raw, sympy.Symbol) and raw not in self.ours:
             self._declare(raw, side, hint)
+            settled = size.node.expr  # what tracing found this symbol to equal; types speak of that one
+            if isinstance(settled, sympy.Symbol):
+                self.ours.setdefault(settled, self.ours[raw])
         else:  # a side that tracing derived from others: read it too, so that the relation is checked
             self._declare(sympy.Dummy(), side, hint)
             self.derived.append(Guard(sympy.Eq(list(self.ours.values())[-1], self.translate(size)), ""))
@@ -108,6 +111,19 @@ class SymbolTable:
         return list({t.guard.relation: t for t in reversed(found)}.values())[::-1]
 
 
+def drop_derived(graph: Graph) -> None:
+    """Forget the symbols of sides that the types state in terms of others; calls are checked against the types."""
+    inputs = {v.name: v for v in graph.inputs}
+    meaning: dict[sympy.Symbol, Any] = {}
+    for name, symbol in list(graph.symbols.items()):
+        value, dim = inputs.get(symbol.side.name), symbol.side.dim
+        if value is not None and dim is not None and value.type.shape[dim] != symbol.expr:
+            meaning[symbol.expr] = value.type.shape[dim]
+            del graph.symbols[name]
+    guards = [Guard(g.relation.xreplace(meaning), g.line) for g in graph.guards]
+    graph.guards = [g for g in guards if g.relation != sympy.true]
+
+
 def _plain(expr: sympy.Basic) -> Any:
     return int(expr) if isinstance(expr, sympy.Integer) else expr
 
@@ -117,7 +133,9 @@ def _line(sloc: Any) -> str:
     if written:
         return short_line(written[1], int(written[2]))
     frame = sloc.framework_loc
-    return short_line(frame.filename, frame.lineno or 0) if isinstance(frame, traceback.FrameSummary) else str(frame or "")
+    return (
+        short_line(frame.filename, frame.lineno or 0) if isinstance(frame, traceback.FrameSummary) else str(frame or "")
+    )
 
 
 def _excludes_at_most_one(relation: sympy.Basic) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental import _config as symbol_config
+from torch.nn.modules import transformer
 
 from clika_ref.capture.inputs import ModelCall
 
@@ -60,19 +61,31 @@ def trace(
     tracer: Tracer, module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes
 ) -> torch.export.ExportedProgram:
     """Trace a module with one tracer; errors are the tracer's own."""
+    with symbol_config.patch(backed_size_oblivious=tracer.oblivious), _plain_transformers(), _silenced():
+        return tracer.run(module, call, shapes)
+
+
+@contextlib.contextmanager
+def _plain_transformers() -> Iterator[None]:
+    """Let ``torch.nn``'s own transformers take the road that can be traced."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one opaque call per encoder layer, which nobody can lower
+    detect = transformer._detect_is_causal_mask
+    # It asks whether the mask is causal, which depends on data, only to pass the answer on as a hint beside the mask.
+    transformer._detect_is_causal_mask = lambda _mask, is_causal=None, _size=None: is_causal is True
     try:
-        with symbol_config.patch(backed_size_oblivious=tracer.oblivious), _silenced():
-            return tracer.run(module, call, shapes)
+        yield
     finally:
+        transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
     """Keep the tracers from printing what the final error message will say once and in order."""
-    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._dynamo")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._dynamo")
+    ]
     disabled = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True

@@ -1,0 +1,49 @@
+"""What the tests of the road share: compile, and hold the result against eager PyTorch."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref import clika_compile
+from clika_ref.capture.callables import callee_of
+from clika_ref.capture.inputs import pack
+
+
+def call(function, element):
+    """Return what a function returns for an element of ``tracing_inputs``, and its arguments after the call."""
+    packed = pack(callee_of(function).parameters, element).copy()
+    result = function(*packed.args, **packed.kwargs)
+    return pytree.tree_leaves(result), pytree.tree_leaves((packed.args, packed.kwargs))
+
+
+def same(module, original, element):
+    """Hold one call against eager: results, what it does to its arguments, and to buffers.
+
+    The tolerance is PyTorch's own for results of one dtype (``torch.testing``).
+    """
+    with torch.no_grad():
+        expected, actual = call(original, element), call(module.forward, element)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    owner = getattr(original, "__self__", original)
+    if isinstance(owner, torch.nn.Module):
+        buffers = dict(module.named_buffers())
+        for name, buffer in owner.named_buffers():
+            torch.testing.assert_close(buffers[name], buffer, msg=lambda text, name=name: f"buffer {name}: {text}")
+
+
+@pytest.fixture
+def agree():
+    """Compile a copy of a model for inputs; hold it against eager on them and on unseen ones; return it."""
+
+    def check(model, inputs, unseen=(), **options):
+        original = copy.deepcopy(model)
+        if isinstance(original, torch.nn.Module) and not options.get("skip_eval_set_mode"):
+            original.eval()
+        module = clika_compile(model, tracing_inputs=inputs, **options)
+        for element in [*inputs, *unseen]:
+            same(module, original, element)
+        return module
+
+    return check
