@@ -41,14 +41,15 @@ def register_weights(module: nn.Module, graph: Graph, persistent: frozenset[str]
     """Register the constants of a graph under their qualified names, tied ones under each of their names."""
     for name, value in graph.constants.items():
         assert value.data is not None
-        _register(module, name, value.data, is_saved=name in persistent)
+        register_weight(module, name, value.data, is_saved=name in persistent)
     for alias, name in graph.aliases.items():
         data = graph.constants[name].data
         assert data is not None
-        _register(module, alias, data, is_saved=alias in persistent)
+        register_weight(module, alias, data, is_saved=alias in persistent)
 
 
-def _register(module: nn.Module, name: str, data: torch.Tensor, *, is_saved: bool) -> None:
+def register_weight(module: nn.Module, name: str, data: torch.Tensor, *, is_saved: bool) -> None:
+    """Register one tensor under its qualified name, as a parameter or a buffer."""
     *path, leaf = name.split(".")
     for step in path:
         if step not in module._modules:

@@ -1,0 +1,227 @@
+"""The ``torch.compile`` backend ``clika``: Dynamo's graph becomes a module again, and takes the road of `clika_compile`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo.source import TensorPropertySource
+from torch._guards import tracing
+
+from clika_ref.compiling import clika_compile
+from clika_ref.core.errors import ModelError
+from clika_ref.module import ClikaModule
+from clika_ref.settings import BaseDeploymentSettings
+from clika_ref.weights import register_weight
+
+RECORD_OPTIONS = ("settings", "example_inputs", "train_dataloader", "apply_on_data_fn")
+"""Options of the record's releases of 2024, under which newer ones have other names."""
+
+COMPILE_OPTIONS = (
+    "deployment_settings",
+    "data_transform_fn",
+    "quantization_settings",
+    "layer_quantization_settings",
+    "calibration_inputs",
+    "logs_dir",
+    "clika_compile_options",
+    "discard_input_model",
+    "is_model_pretrained",
+    "graph_name",
+    "check_passes",
+    "compare_after_export",
+    "external_data",
+)
+"""Arguments of `clika_compile` that make sense where Dynamo decides what is traced and when."""
+
+
+def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """Compile what Dynamo captured; PyTorch finds this function under the name ``clika``.
+
+    ``torch.compile(model, backend="clika", options={...})`` takes the options of `clika_compile`, and ``settings``,
+    ``example_inputs``, ``train_dataloader`` and ``apply_on_data_fn`` of older releases.
+
+    Raises:
+        ModelError: Dynamo broke the model into several graphs, or an option is unknown.
+    """
+    _refuse_graph_breaks(program)
+    options = compile_options(kwargs.pop("options", None) or {})
+    return _Compiled(program, [_Placeholder.of(n) for n in program.graph.find_nodes(op="placeholder")], options)
+
+
+def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `clika_compile` that the options of the backend stand for.
+
+    Raises:
+        ModelError: an option is unknown, or belongs to what is not available yet.
+    """
+    known = (*COMPILE_OPTIONS, *RECORD_OPTIONS)
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        msg = f"the backend 'clika' has no options {unknown}; it takes {', '.join(known)}"
+        raise ModelError(msg)
+    result = {k: v for k, v in options.items() if k in COMPILE_OPTIONS}
+    settings = options.get("settings")
+    if settings is not None:
+        if not isinstance(settings, BaseDeploymentSettings):
+            msg = f"settings={settings!r}: only deployment settings are available in this version, such as DeploymentSettings_ONNXRuntime_ONNX()"
+            raise ModelError(msg)
+        result["deployment_settings"] = settings
+    if options.get("train_dataloader") is not None:
+        msg = "train_dataloader is for calibration, which is not available in this version; leave it out"
+        raise ModelError(msg)
+    if options.get("apply_on_data_fn") is not None:
+        result["data_transform_fn"] = options["apply_on_data_fn"]
+    if options.get("example_inputs") is not None:
+        result["example_inputs"] = list(options["example_inputs"])
+    return result
+
+
+def _refuse_graph_breaks(program: fx.GraphModule) -> None:
+    reason = getattr(program, "compile_subgraph_reason", None)
+    if reason is not None and reason.graph_break:
+        frame = reason.user_stack[-1] if reason.user_stack else None
+        where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
+        msg = (
+            f"Dynamo breaks the model into several graphs at {where}: {_sentence(str(reason.reason))}. "
+            "One graph is needed: remove the cause, or compile the parts one by one"
+        )
+        raise ModelError(msg)
+
+
+def _sentence(reason: str) -> str:
+    """Return what happened and Dynamo's explanation, without the hints to its own developers."""
+    lines = [line.strip().removeprefix("Explanation: ") for line in reason.splitlines()]
+    return ": ".join(line.rstrip(".") for line in lines[:2] if line)
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    """One input of Dynamo's graph: a weight, a tensor or integer of the caller, a size, or a constant float."""
+
+    kind: str
+    name: str
+    tensor: str = ""
+    dim: int = 0
+
+    @classmethod
+    def of(cls, node: fx.Node) -> _Placeholder:
+        argument = node.meta.get("grapharg")
+        source = getattr(argument, "source", None)
+        text = "" if source is None else str(source.name)
+        if isinstance(source, TensorPropertySource):
+            return cls("size", text, str(source.base.name), source.idx or 0)
+        if getattr(argument, "pass_arg_as_tensor", False):
+            return cls("constant", text)
+        weight = _weight_name(text)
+        if weight:
+            return cls("weight", weight)
+        fake = node.meta.get("example_value")
+        return cls("integer" if isinstance(fake, torch.SymInt | int) else "tensor", text)
+
+
+_STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
+
+
+def _weight_name(source: str) -> str:
+    """Return the qualified name of a parameter or buffer, ``""`` for what is none."""
+    steps = _STEP.findall(source)
+    return ".".join(name for _, name in steps) if steps and steps[-1][0] != "modules" else ""
+
+
+class _Rebuilt(nn.Module):
+    """Dynamo's graph as a module: weights under their names, tensors as arguments, sizes read from tensors."""
+
+    def __init__(self, program: fx.GraphModule, placeholders: Sequence[_Placeholder], values: Sequence[Any]) -> None:
+        super().__init__()
+        self.__dict__["program"] = program
+        self.__dict__["placeholders"] = placeholders
+        self.__dict__["constants"] = {
+            p.name: float(v) for p, v in zip(placeholders, values, strict=True) if p.kind == "constant"
+        }
+        for p, value in zip(placeholders, values, strict=True):
+            if p.kind == "weight":
+                register_weight(self, p.name, value, is_saved=True)
+
+    def forward(self, *inputs: Any) -> Any:
+        given = iter(inputs)
+        tensors: dict[str, Any] = {}
+        for p in self.placeholders:
+            if p.kind in ("tensor", "integer"):
+                tensors[p.name] = next(given)
+        return fx.Interpreter(self.program).run(*[self._argument(p, tensors) for p in self.placeholders])
+
+    def _argument(self, p: _Placeholder, tensors: Mapping[str, Any]) -> Any:
+        if p.kind == "weight":
+            *path, leaf = p.name.split(".")
+            return getattr(self.get_submodule(".".join(path)), leaf)
+        if p.kind == "size":
+            return tensors[p.tensor].shape[p.dim]
+        return torch.tensor(self.constants[p.name], dtype=torch.float64) if p.kind == "constant" else tensors[p.name]
+
+
+class _Compiled:
+    """What Dynamo calls: compiles at the first call, and again where a float that is part of the graph has changed."""
+
+    def __init__(self, program: fx.GraphModule, placeholders: list[_Placeholder], options: dict[str, Any]) -> None:
+        self.program = program
+        self.placeholders = placeholders
+        self.options = options
+        self.modules: dict[tuple[float, ...], ClikaModule] = {}
+
+    def __call__(self, *values: Any) -> Any:
+        constants = tuple(float(v) for p, v in self._of(values, "constant"))
+        module = self.modules.get(constants)
+        if module is None:
+            module = self.modules[constants] = self._compile(values)
+        for p, weight in self._of(values, "weight"):
+            register_weight(module, p.name, weight, is_saved=True)
+        return module(*self._inputs(values))
+
+    def _of(self, values: Sequence[Any], kind: str) -> list[tuple[_Placeholder, Any]]:
+        return [(p, v) for p, v in zip(self.placeholders, values, strict=True) if p.kind == kind]
+
+    def _inputs(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(v for p, v in zip(self.placeholders, values, strict=True) if p.kind in ("tensor", "integer"))
+
+    def _compile(self, values: Sequence[Any]) -> ClikaModule:
+        """Compile for the sizes that Dynamo left dynamic, marked on copies of the inputs of this call."""
+        options = dict(self.options)
+        examples = options.pop("example_inputs", [])
+        inputs = self._marked(values)
+        calls = [inputs, *(_as_tuple(e) for e in examples)]
+        if any(p.kind == "integer" for p in self.placeholders):
+            calls.append(self._with_other_integers(inputs))
+        with tracing(None):
+            module = clika_compile(
+                _Rebuilt(self.program, self.placeholders, values),
+                tracing_inputs=calls,
+                skip_eval_set_mode=True,
+                **options,
+            )
+        assert isinstance(module, ClikaModule)
+        return module
+
+    def _marked(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        result: list[Any] = []
+        for p, value in zip(self.placeholders, values, strict=True):
+            if p.kind == "tensor":
+                copy = value.detach().clone()
+                for size in self.placeholders:
+                    if size.kind == "size" and size.tensor == p.name:
+                        torch._dynamo.mark_dynamic(copy, size.dim)
+                result.append(copy)
+            elif p.kind == "integer":
+                result.append(int(value))
+        return tuple(result)
+
+    def _with_other_integers(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(i + 1 if isinstance(i, int) else i for i in inputs)
+
+
+def _as_tuple(element: Any) -> tuple[Any, ...]:
+    return element if isinstance(element, tuple) else (element,)

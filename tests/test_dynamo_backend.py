@@ -1,0 +1,148 @@
+"""The ``torch.compile`` backend: found by name, one graph for all sizes, options of both records, clear refusals."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError
+from clika_ref.dynamo_backend import compile_options
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.rest = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+
+    def forward(self, x, n=2):
+        return {"y": self.rest(self.first(x)) * x.shape[0] * n}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def test_pytorch_finds_the_backend_without_importing_clika_ref():
+    script = (
+        "import sys, torch, torch._dynamo\n"
+        "assert 'clika_ref' not in sys.modules\n"
+        "assert 'clika' in torch._dynamo.list_backends()\n"
+        "compiled = torch.compile(torch.nn.Linear(2, 2), backend='clika')\n"
+        "print(tuple(compiled(torch.ones(1, 2)).shape))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip().endswith("(1, 2)"), done.stderr
+
+
+def test_one_graph_serves_every_batch_size():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    for batch in (4, 5, 9, 2, 33):
+        x = torch.randn(batch, 3)
+        assert torch.equal(compiled(x)["y"], model(x)["y"])
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_automatic_dynamic_compiles_twice_and_then_no_more():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika")
+    for batch in (4, 5, 9, 3, 33):
+        x = torch.randn(batch, 3)
+        assert torch.equal(compiled(x)["y"], model(x)["y"])
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_an_integer_argument_needs_no_graph_of_its_own_for_each_value():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    x = torch.randn(4, 3)
+    for n in (3, 4, 7, 8):
+        assert torch.equal(compiled(x, n)["y"], model(x, n)["y"])
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_weights_that_change_later_are_the_ones_that_compute():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    x = torch.randn(4, 3)
+    compiled(x)
+    with torch.no_grad():
+        model.first.weight.mul_(2)
+    assert torch.equal(compiled(x)["y"], model(x)["y"])
+    model.rest[2].weight = nn.Parameter(torch.ones(2, 3))
+    assert torch.equal(compiled(x)["y"], model(x)["y"])
+
+
+def test_a_float_of_a_module_that_changes_is_not_frozen_in_the_graph():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    x = torch.randn(4, 3)
+    compiled(x)
+    model.rest[0].eps = 0.5
+    assert torch.equal(compiled(x)["y"], model(x)["y"])
+
+
+def test_gradients_reach_the_original_parameters():
+    model = Block().eval()
+    x = torch.randn(4, 3)
+    model(x)["y"].sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.compile(model, backend="clika")(x)["y"].sum().backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-5)  # two orders of one float32 sum
+
+
+def test_training_mode_updates_the_running_statistics_of_the_original():
+    torch.manual_seed(0)
+    model, reference = Block().train(), Block().train()
+    reference.load_state_dict(model.state_dict())
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    for batch in (4, 6):
+        x = torch.randn(batch, 3)
+        assert torch.equal(compiled(x)["y"], reference(x)["y"])
+    assert torch.equal(model.rest[0].running_var, reference.rest[0].running_var)
+
+
+def test_a_graph_break_is_an_error_with_its_line_and_reason():
+    def breaks(x):
+        y = x + 1
+        print("here")  # noqa: T201 - the cause of the break
+        return y * 2
+
+    with pytest.raises(Exception, match=r"several graphs at .*test_dynamo_backend\.py:\d+: .*print.*One graph is needed"):
+        torch.compile(breaks, backend="clika")(torch.randn(3))
+
+
+def test_options_reach_the_compilation(tmp_path):
+    options = {
+        "settings": DeploymentSettings_ONNXRuntime_ONNX(),
+        "example_inputs": [torch.zeros(4, 3)],
+        "apply_on_data_fn": lambda x: x,
+        "logs_dir": tmp_path,
+        "discard_input_model": False,
+    }
+    torch.compile(Block().eval(), backend="clika", options=options)(torch.randn(4, 3))
+    (log,) = tmp_path.iterdir()
+    assert "target_framework = ONNX Runtime" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speed": 11}, r"no options \['speed'\]; it takes deployment_settings.*settings"),
+        ({"settings": "config.yaml"}, r"settings='config.yaml': only deployment settings"),
+        ({"train_dataloader": [1]}, "train_dataloader is for calibration"),
+    ],
+)
+def test_options_that_cannot_be_served_are_refused_by_name(options, message):
+    with pytest.raises(ModelError, match=message):
+        compile_options(options)
