@@ -17,11 +17,22 @@ from clika_ref.core.symbols import is_symbolic
 
 MEBIBYTE = 2**20
 
+PREFIX = "clika."
+"""Where constants go that are not in the user's module."""
+
+
+def is_literal(value: Value) -> bool:
+    """Whether a constant was written as numbers in the code (so torch.export lifted it), or folded from such ones."""
+    last = value.name.rpartition(".")[2]
+    named = value.name.startswith(PREFIX) and last.startswith(("lifted_tensor", "literal_"))
+    return named and not isinstance(value.data, torch.nn.Parameter)
+
 
 @dataclass(frozen=True)
 class FoldLiterals:
     """Compute nodes that read no parameter, buffer or input: ``arange``, ``full``, and arithmetic on them.
 
+    Tensors written as literals in the user's code count as numbers: no module owns them, so nothing can change them.
     A result larger than ``limit_bytes`` stays computed. The stored graph keeps every parameter this way.
     """
 
@@ -35,7 +46,9 @@ class FoldLiterals:
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Name the results under the prefix of what compression adds to a module."""
-        _Folding(graph, self.limit_bytes, lambda _: False).fold("clika.{}")
+        _Folding(graph, self.limit_bytes, lambda value: is_literal(value) and value.name not in graph.state).fold(
+            f"{PREFIX}literal_{{}}"
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ class _Folding:
     """Bytes of constants that a value makes unnecessary."""
 
     def fold(self, name: str) -> None:
-        """Compute in order, then put constants where folded values meet other readers."""
+        """Compute in order, put constants where folded values meet other readers, forget those that are unread then."""
         data = next((v.data for v in self.graph.constants.values() if v.data is not None), None)
         device = torch.device("cpu") if data is None else data.device
         for node in self.graph.nodes:
@@ -83,7 +96,11 @@ class _Folding:
         folded = [value for value in self.known if value.uses]
         for value in folded:
             self.graph.replace(value, self.graph.add_constant(self.known[value], name.format(value.name)))
+        read = [v for v in self.replaced if v.data is not None]
         erase_dead(self.graph, *(value.producer for value in folded if value.producer))
+        for value in read:
+            if not value.uses and self.graph.constants.get(value.name) is value:
+                del self.graph.constants[value.name]
 
     def _is_foldable(self, node: Node) -> bool:
         if node.op.random or node.kind in self.keep or any(map(is_symbolic, (*node.attrs.values(), *node.inputs))):

@@ -37,7 +37,18 @@ def test_what_reads_numbers_only_becomes_one_constant(sketch, fold):
 
 def test_literals_are_named_under_the_prefix_of_what_compression_adds(sketch):
     sketch.returns(sketch("add", sketch.input(3), sketch("arange", end=3))).clean(FoldLiterals())
-    assert list(sketch.graph.constants) == ["clika.arange"]
+    assert list(sketch.graph.constants) == ["clika.literal_arange"]
+
+
+def test_tensors_written_in_the_code_are_literals_and_go_with_their_nodes(sketch):
+    two = sketch.constant(torch.tensor([2]), "clika.block.lifted_tensor_0")
+    named_alike = sketch.constant(torch.tensor([2]), "block.lifted_tensor_0")
+    trained = sketch.constant(torch.tensor([2.0]), "clika.lifted_tensor_1")
+    x = sketch.input(3)
+    y = sketch("add", x, sketch("mul", sketch("arange", end=3), two))
+    y = sketch("add", sketch("add", y, sketch("neg", named_alike)), sketch("neg", trained))
+    assert sketch.returns(y).clean(FoldLiterals()) == ["add", "neg", "add", "neg", "add"]
+    assert set(sketch.graph.constants) == {"clika.literal_mul", named_alike.name, trained.name}
 
 
 def test_several_readers_share_one_constant(sketch):
