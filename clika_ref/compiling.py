@@ -18,6 +18,7 @@ from clika_ref.core.registry import Registry, load_registry
 from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting import target_for
 from clika_ref.module import ClikaModule
+from clika_ref.onnx_emission.torchlib import torchlib_operator
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 
@@ -132,7 +133,7 @@ def _capture(
             callee,
             calls,
             registry,
-            fallback=_torchlib,
+            fallback=torchlib_operator,
             dynamic=dynamic,
             name=name,
             detail=log.detail,
@@ -146,12 +147,6 @@ def _capture(
     for guard in captured.graph.guards:
         log.detail(f"Guard: {guard}")
     return captured
-
-
-def _torchlib(overload: torch._ops.OpOverload) -> Any:
-    from clika_ref.onnx_emission.torchlib import torchlib_operator  # noqa: PLC0415 - onnxscript takes 1.5 s to import
-
-    return torchlib_operator(overload)
 
 
 def _clean(captured: Captured, registry: Registry, options: ClikaCompileOptions, log: CompilationLog) -> None:

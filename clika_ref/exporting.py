@@ -16,7 +16,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
-from clika_ref.interface import rename_interface, restrict_dynamic_sides
+from clika_ref.interface import name_interface, restrict_dynamic_sides
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 
@@ -51,8 +51,8 @@ def export(request: ExportRequest, deployment: BaseDeploymentSettings, registry:
     graph = request.graph
     with log.stage("Fusing") as stage:
         restrict_dynamic_sides(graph, request.dynamic_axes, request.examples)
-        rename_interface(graph, request.input_names, request.output_names)
         reports = lower(graph, registry, target, request.options)
+        name_interface(graph, registry.operators, request.input_names, request.output_names)
         log.removed(reports)
         stage.done(f"{len(graph):,} nodes")
     refuse(graph, target)

@@ -10,32 +10,53 @@ import torch
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
+from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Value
+from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import Symbol, evaluate, named
 from clika_ref.core.types import TensorType
 
 
-def rename_interface(graph: Graph, input_names: Sequence[str], output_names: Sequence[str]) -> None:
-    """Give the inputs and outputs of a graph other names, in order; outputs without one are called ``output_<i>``.
+def name_interface(
+    graph: Graph, operators: Mapping[str, Operator], input_names: Sequence[str], output_names: Sequence[str]
+) -> None:
+    """Give the inputs and outputs of a graph their names, in order; each output becomes a value of its own.
+
+    Args:
+        graph: changed in place.
+        operators: of which ``identity`` stands between an input, a constant or another output and its second name.
+        input_names: one for each input, or none to keep them.
+        output_names: one for each output, or none to keep them.
 
     Raises:
         ModelError: the number of names is wrong, or a name occurs twice.
+
     """
-    _require_names("input_names", input_names, len(graph.inputs), [v.name for v in graph.inputs])
-    outputs = list(dict.fromkeys(graph.outputs))
-    _require_names("output_names", output_names, len(graph.outputs), [f"output_{i}" for i in range(len(graph.outputs))])
-    taken = {*input_names, *output_names}
+    _require_names("input_names", input_names, [v.name for v in graph.inputs])
+    _require_names("output_names", output_names, [v.name for v in graph.outputs])
+    inputs = input_names or [v.name for v in graph.inputs]
+    both = set(inputs) & set(output_names)
+    if both:
+        msg = f"output_names {sorted(both)} are names of inputs already"
+        raise ModelError(msg)
+    build = Builder(graph, operators)
+    seen: set[Value] = set()
+    for position, value in enumerate(graph.outputs):
+        if value.producer is None or value in seen:
+            graph.set_output(position, build("identity", value, types=(value.type,)))
+        seen.add(graph.outputs[position])
+    interface = [*graph.inputs, *graph.outputs]
+    names = [*inputs, *(output_names or [v.name for v in graph.outputs])]
+    taken = set(names)
     for value in [*graph.constants.values(), *(v for n in graph.nodes for v in n.outputs)]:
-        if value.name in taken and value not in outputs:
+        if value.name in taken and value not in interface:
             _rename(graph, value, graph.fresh_name(value.name))
-    for value, name in zip(graph.inputs, input_names, strict=False):
+    for value, name in zip(interface, names, strict=True):
         _rename(graph, value, name)
-    for value, name in zip(graph.outputs, output_names, strict=False):
-        if value.producer is not None:
-            _rename(graph, value, name)
 
 
-def _require_names(what: str, names: Sequence[str], count: int, defaults: Sequence[str]) -> None:
+def _require_names(what: str, names: Sequence[str], defaults: Sequence[str]) -> None:
+    count = len(defaults)
     if names and (len(names) != count or len(set(names)) != count):
         msg = f"{what}={list(names)} must be {count} different names; by default they are {list(defaults)}"
         raise ModelError(msg)

@@ -163,7 +163,7 @@ class ClikaModule(nn.Module):
             self._examples(example_inputs),
             self._graph_outputs,
             tuple(input_names or ()),
-            tuple(output_names or ()),
+            tuple(output_names or self._clika_signature.output_names()),
             dynamic_axes,
             self._clika_options,
         )

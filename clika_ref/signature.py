@@ -120,6 +120,20 @@ class Signature:
         """Return leaves as a call: values by the names of their arguments."""
         return nest(self.arguments, self.specs, leaves)
 
+    def output_names(self) -> tuple[str, ...]:
+        """Return a name for each output of the graph: the keys under which the model returns it."""
+        assert self.output_spec is not None
+        paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(len(self.outputs))), self.output_spec))
+        taken = {leaf.name for leaf in self.leaves}
+        names: dict[int, str] = {}
+        for path, position in paths:
+            index = self.outputs[position].index
+            if index is not None:
+                text = "_".join(map(_key_text, path))
+                name = text if text and not text[0].isdigit() else f"output_{text}".rstrip("_")
+                names[index] = f"{name}_output" if name in taken else name
+        return tuple(names[i] for i in sorted(names))
+
     @property
     def needs_sizes(self) -> bool:
         """Whether an output is a size expression."""

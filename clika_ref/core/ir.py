@@ -198,6 +198,13 @@ class Graph:
         self.outputs.append(value)
         self.revision += 1
 
+    def set_output(self, position: int, value: Value) -> None:
+        """Make one output another value."""
+        del self.outputs[position]._uses[Use(self, position)]
+        value._uses[Use(self, position)] = None
+        self.outputs[position] = value
+        self.revision += 1
+
     def set_state(self, name: str, value: Value) -> None:
         """Declare that a call leaves ``value`` in the constant or input ``name``."""
         if name in self.state:

@@ -102,7 +102,8 @@ class Operator:
             problem = f"has no attribute {sorted(unknown)}" if unknown else f"needs the attribute {sorted(missing)}"
             msg = f"operator {self.name}({', '.join(self.attributes)}) {problem}; called with {sorted(attrs)}"
             raise PluginError(msg)
-        return Call(operands, {**self.attributes, **attrs})
+        absent = (None,) * sum(p.optional and not p.variadic for p in self.operands[len(operands) :])
+        return Call((*operands, *absent), {**self.attributes, **attrs})
 
     def onnx(self, lowering: Callable[..., Any]) -> Callable[..., Any]:
         """Declare the ONNX lowering: ``(op, *operands, **attributes)`` to one value or a tuple of values."""

@@ -97,7 +97,6 @@ class _Emission:
 
     def _bind(self, value: Value) -> None:
         for symbol in self.symbols.get(value.name, ()):
-            self.op.prefix = f"sizes/{symbol.name}"
             self.op.sizes.bind(symbol, self.values[value])
 
     def _lower(self, node: Node) -> None:
@@ -135,17 +134,14 @@ class _Emission:
         return results
 
     def _outputs(self) -> list[ir.Value]:
-        """Return one distinct value for each output: inputs, constants and repeats pass through an Identity."""
-        self.op.prefix = "outputs"
-        taken: set[ir.Value] = set()
+        """Return the outputs under their names; where a lowering returned what it was given, an Identity renames it."""
         outputs: list[ir.Value] = []
         for value in self.graph.outputs:
             onnx = self.values[value]
-            if onnx.producer() is None or onnx in taken:
+            if onnx.name != value.name:
+                self.op.prefix = value.name
                 onnx = self.op.Identity(onnx)
+                onnx.name = value.name
                 self._annotate(onnx, value.type)
-            taken.add(onnx)
             outputs.append(onnx)
         return outputs
-
-

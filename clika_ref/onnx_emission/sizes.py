@@ -25,16 +25,13 @@ class SizeEmitter:
 
     def __init__(self, op: OnnxBuilder) -> None:
         self.op = op
+        self._sources: dict[sympy.Basic, tuple[ir.Value, int | None]] = {}
         self._vectors: dict[Any, ir.Value] = {}
         self._scalars: dict[Any, ir.Value] = {}
 
     def bind(self, symbol: Symbol, source: ir.Value) -> None:
-        """Read a symbol from the value that carries it."""
-        dim = symbol.side.dim
-        if dim is None:
-            self._vectors[symbol.expr] = self.op.Reshape(self.op.cast(source, torch.int64), self.op.ints([1]))
-        else:
-            self._vectors[symbol.expr] = self.op.Shape(source, start=dim, end=dim + 1)
+        """Declare the value that carries a symbol; it is read where an expression first needs it."""
+        self._sources[symbol.expr] = (source, symbol.side.dim)
 
     def vector(self, sides: tuple[Any, ...]) -> ir.Value:
         """Return int64[n] of numbers and expressions; runs of numbers stay one constant."""
@@ -74,6 +71,11 @@ class SizeEmitter:
         raise ModelError(msg)
 
     def _atom(self, expr: sympy.Basic) -> ir.Value:
+        if expr in self._sources:
+            source, dim = self._sources[expr]
+            if dim is None:
+                return self.op.Reshape(self.op.cast(source, torch.int64), self.op.ints([1]))
+            return self.op.Shape(source, start=dim, end=dim + 1)
         if isinstance(expr, sympy.Symbol):
             msg = f"the symbol {expr} is needed before the value that it is read from is computed"
             raise ModelError(msg)

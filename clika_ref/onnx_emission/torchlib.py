@@ -1,31 +1,34 @@
 """Lowerings of generic operators, taken from onnxscript's torchlib.
 
 The one file that knows torchlib and the tape that torch.onnx runs it on: both are private, so torch and onnxscript are
-pinned together.
+pinned together. They take 1.5 s to import, so that happens where the first call needs them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import evaluator, values
-from torch.onnx._internal.exporter import _building, _registration, _tensors
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.types import TensorType
 from clika_ref.generic import fill, generic_operator
 from clika_ref.onnx_emission.builder import OPSET, OnnxBuilder
 from clika_ref.onnx_emission.dtypes import to_onnx
 
+if TYPE_CHECKING:
+    from onnxscript import values
+    from torch.onnx._internal.exporter import _building, _registration
+
 
 @lru_cache(maxsize=1)
 def _functions() -> _registration.ONNXRegistry:
+    from torch.onnx._internal.exporter import _registration  # noqa: PLC0415 - heavy
+
     return _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
 
 
@@ -40,6 +43,9 @@ def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
 
 def _lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arguments: tuple[Any, ...]) -> Any:
     """Record torchlib's function on stand-ins for the operands, then add its nodes with the operands in place."""
+    from onnxscript import evaluator, values  # noqa: PLC0415 - heavy
+    from torch.onnx._internal.exporter import _building  # noqa: PLC0415 - heavy
+
     opset = values.Opset("", OPSET)
     recorder = _building.OpRecorder(opset, {})
     stand_ins = [_stand_in(op, opset, value, i) for i, value in enumerate(operands)]
@@ -57,9 +63,11 @@ def _lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arg
 
 
 def _stand_in(op: OnnxBuilder, opset: values.Opset, value: ir.Value, index: int) -> ir.Value:
-    type = TensorType(op.dtype(value), op.shape(value))
-    shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])
-    return _tensors.SymbolicTensor(opset, name=f"operand_{index}", shape=shape, type=ir.TensorType(to_onnx(type.dtype)))
+    from torch.onnx._internal.exporter import _tensors  # noqa: PLC0415 - heavy
+
+    shape = ir.Shape([d if isinstance(d, int) else str(d) for d in op.shape(value)])
+    dtype = ir.TensorType(to_onnx(op.dtype(value)))
+    return _tensors.SymbolicTensor(opset, name=f"operand_{index}", shape=shape, type=dtype)
 
 
 def _argument(value: Any) -> Any:
