@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,41 +93,75 @@ def clika_compile(
     _refuse_quantization(quantization_settings, layer_quantization_settings, deployment_settings, calibration_inputs)
     _refuse_partial_graphs(fullgraph=fullgraph)
     callee = callee_of(_not_compiled(module_or_func))
-    registry = load_registry()
-    if deployment_settings is not None:
-        target_for(deployment_settings, registry)
-    settings = {
-        "Compilation Settings": {
-            "discard_input_model": discard_input_model,
-            "is_model_pretrained": is_model_pretrained,
-            "skip_eval_set_mode": skip_eval_set_mode,
-            "dynamic": dynamic,
-            **vars(options),
-        },
-        "Deployment Settings": {"target_framework": deployment_settings.framework if deployment_settings else None},
-    }
+    inputs = tracing_inputs if tracing_inputs is not None else calibration_inputs
+    feed = partial(model_calls, callee, inputs, data_transform_fn, forward_fn)
+    choices = Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name)
+    registry = _registry_for(deployment_settings)
     with CompilationLog.open(logs_dir) as log:
-        log.header(settings)
-        inputs = tracing_inputs if tracing_inputs is not None else calibration_inputs
-        with _evaluation_mode(callee, skip=skip_eval_set_mode, restore=not discard_input_model or is_dry_run):
-            calls = model_calls(callee, inputs, data_transform_fn, forward_fn)
-            _warn_of_weights(callee, log)
-            captured = _capture(callee, calls, registry, log, dynamic=dynamic, name=graph_name)
-            training = callee.module.training
-        _clean(captured, registry, options, log)
-        if is_dry_run:
-            report_dry_run(captured.graph, registry, deployment_settings, log)
-            return module_or_func  # type: ignore[return-value]
-        with log.stage("Wrapping") as stage:
-            module = _wrap(captured, callee, registry, share=discard_input_model)
-            stage.done(f"{len(captured.graph.constants):,} weights and constants")
-        module.clika_configure(deployment_settings, options, logs_dir)
-        module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
-        return module.train(training)
+        log.header(_echoed(choices, options, deployment_settings))
+        module = _compile(callee, feed, registry, choices, log, options=options, deployment=deployment_settings)
+    if module is None:
+        return module_or_func  # type: ignore[return-value]
+    module.clika_configure(deployment_settings, options, logs_dir)
+    return module
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The switches of one compilation, under the names of the arguments of `clika_compile`."""
+
+    discard_input_model: bool
+    is_model_pretrained: bool
+    skip_eval_set_mode: bool
+    dynamic: bool
+    is_dry_run: bool
+    graph_name: str | None
+
+
+def _compile(
+    callee: Callee,
+    feed: Callable[[], list[ModelCall]],
+    registry: Registry,
+    choices: Choices,
+    log: CompilationLog,
+    *,
+    options: ClikaCompileOptions,
+    deployment: BaseDeploymentSettings | None,
+) -> ClikaModule | None:
+    """Walk the road; return None where a dry run ends it."""
+    with _evaluation_mode(callee, choices):
+        calls = feed()
+        _warn_of_weights(callee, log)
+        captured = _capture(callee, calls, registry, choices, log)
+        training = callee.module.training
+    _clean(captured, registry, options, log)
+    if choices.is_dry_run:
+        report_dry_run(captured.graph, registry, deployment, log)
+        return None
+    module = _wrap(captured, callee, registry, choices, log)
+    module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
+    return module.train(training)
+
+
+def _registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
+    """Load the plugins; find out now rather than at the export that none provides the target."""
+    registry = load_registry()
+    if deployment is not None:
+        target_for(deployment, registry)
+    return registry
+
+
+def _echoed(
+    choices: Choices, options: ClikaCompileOptions, deployment: BaseDeploymentSettings | None
+) -> dict[str, dict[str, Any]]:
+    return {
+        "Compilation Settings": {**vars(choices), **vars(options)},
+        "Deployment Settings": {"target_framework": deployment.framework if deployment else None},
+    }
 
 
 def _capture(
-    callee: Callee, calls: list[ModelCall], registry: Registry, log: CompilationLog, *, dynamic: bool, name: str | None
+    callee: Callee, calls: list[ModelCall], registry: Registry, choices: Choices, log: CompilationLog
 ) -> Captured:
     log.detail(f"Starting to parse the model: '{callee.name}'")
     with log.stage("Capturing") as stage:
@@ -134,8 +170,8 @@ def _capture(
             calls,
             registry,
             fallback=torchlib_operator,
-            dynamic=dynamic,
-            name=name,
+            dynamic=choices.dynamic,
+            name=choices.graph_name,
             detail=log.detail,
             progress=stage.update,
         )
@@ -158,15 +194,18 @@ def _clean(captured: Captured, registry: Registry, options: ClikaCompileOptions,
         stage.done(f"{before:,} to {len(captured.graph):,} nodes")
 
 
-def _wrap(captured: Captured, callee: Callee, registry: Registry, *, share: bool) -> ClikaModule:
+def _wrap(captured: Captured, callee: Callee, registry: Registry, choices: Choices, log: CompilationLog) -> ClikaModule:
     """Put the graph into a module, on the weights of the original or on copies of them."""
-    saved = frozenset(callee.module.state_dict(keep_vars=True))
-    own = {n for n in captured.graph.constants if n.startswith("clika.")}
-    if not share:
-        for value in captured.graph.constants.values():
-            assert value.data is not None
-            value.data = _copied(value.data)
-    return ClikaModule(captured.graph, captured.signature, persistent=saved | own, registry=registry)
+    with log.stage("Wrapping") as stage:
+        saved = frozenset(callee.module.state_dict(keep_vars=True))
+        own = {n for n in captured.graph.constants if n.startswith("clika.")}
+        if not choices.discard_input_model:
+            for value in captured.graph.constants.values():
+                assert value.data is not None
+                value.data = _copied(value.data)
+        module = ClikaModule(captured.graph, captured.signature, persistent=saved | own, registry=registry)
+        stage.done(f"{len(captured.graph.constants):,} weights and constants")
+    return module
 
 
 def _copied(data: torch.Tensor) -> torch.Tensor:
@@ -196,7 +235,7 @@ def _refuse_quantization(
 
 def _refuse_partial_graphs(*, fullgraph: bool) -> None:
     if not fullgraph:
-        msg = "fullgraph=False (partial graphs) is not available in this version; compile the parts of the model one by one"
+        msg = "fullgraph=False (partial graphs) is not available in this version; compile its parts one by one"
         raise ModelError(msg)
 
 
@@ -208,14 +247,14 @@ def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
 
 
 @contextlib.contextmanager
-def _evaluation_mode(callee: Callee, *, skip: bool, restore: bool) -> Iterator[None]:
-    """Set the model to eval mode, unless told not to; afterwards restore each module where the original must not change."""
+def _evaluation_mode(callee: Callee, choices: Choices) -> Iterator[None]:
+    """Set the model to eval mode, unless told not to; restore each module where the original must not change."""
     modes = [(m, m.training) for m in callee.module.modules()]
-    if not skip:
+    if not choices.skip_eval_set_mode:
         callee.module.eval()
     try:
         yield
     finally:
-        if restore:
+        if not choices.discard_input_model or choices.is_dry_run:
             for module, training in modes:
                 module.training = training

@@ -169,7 +169,8 @@ def graph_from_json(
     """Rebuild a graph around given tensors; ``find`` returns the operator of a name.
 
     Raises:
-        ModelError: it was written by a newer version, uses an operator that no plugin declares, or lacks a tensor.
+        ModelError: it was written by a newer version, uses an operator that no plugin declares or other attributes than
+            that has, or lacks a tensor.
     """
     if document["version"] > VERSION:
         msg = f"the saved graph has format {document['version']}, this clika-ref reads up to {VERSION}; update clika-ref"
@@ -207,6 +208,12 @@ def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Ope
     operands = [values[i["value"]] if isinstance(i, dict) and "value" in i else decode(i) for i in inputs]
     origin = Origin(tuple(scopes), tuple(lines), tuple(history))
     assert op is not None
+    if attrs.keys() != op.attributes.keys():
+        msg = (
+            f"the saved graph calls {op.name} with the attributes {sorted(attrs)}, but it has {sorted(op.attributes)}; "
+            "it was written with another version of the plugin, or is damaged"
+        )
+        raise ModelError(msg)
     node = Node(op, operands, {k: decode(v) for k, v in attrs.items()}, origin)
     graph.insert(node, [_read_type(kind) for _, kind in outputs], names=[label for label, _ in outputs])
     values.update((value.name, value) for value in node.outputs)

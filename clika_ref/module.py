@@ -27,7 +27,7 @@ from clika_ref.input_checks import check_inputs
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import ConstantLeaf, NumberLeaf, Signature
-from clika_ref.weights import Weights, bind_weights, named_tensors, non_persistent, register_weights
+from clika_ref.weights import Weights, bind_weights, named_tensors, non_persistent, register_weights, weight_paths
 
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
@@ -92,7 +92,7 @@ class ClikaModule(nn.Module):
         signature = self._clika_signature
         inputs = signature.graph_inputs(signature.flatten(args, kwargs))
         self._check(inputs)
-        results = self._clika_run(Weights(self), *inputs)
+        results = self._clika_run(self, *inputs)
         sizes = read_sizes(self._clika_graph, inputs) if signature.needs_sizes else {}
         return signature.unflatten(results, sizes)
 
@@ -243,7 +243,10 @@ class ClikaModule(nn.Module):
         state = {k: v for k, v in self.__dict__.items() if k not in UNSAVED}
         state["_clika_examples"] = []
         if "_clika_graph" in state:
-            document = {"graph": graph_to_json(self._clika_graph), "signature": signature_to_json(self._clika_signature)}
+            document = {
+                "graph": graph_to_json(self._clika_graph),
+                "signature": signature_to_json(self._clika_signature),
+            }
             state["_clika_graph"] = json.dumps(document)
             del state["_clika_signature"], state["_clika_accepted"]
         return state
@@ -279,11 +282,12 @@ class _Forward:
 
 
 def compile_graph(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return the fast form of a graph as a function of its weights (by name) and its inputs."""
+    """Return the fast form of a graph as a function of a module that holds its weights, and of its inputs."""
     code = to_fx(graph).python_code("self")
     namespace = dict(code.globals)
-    exec(compile(code.src, f"<graph of {graph.name}>", "exec"), namespace)  # noqa: S102 - source that FX generated from our graph
-    return namespace["forward"]
+    exec(compile(code.src, "<graph>", "exec"), namespace)  # noqa: S102 - source that FX wrote, without names of the graph
+    paths, run = weight_paths(graph), namespace["forward"]
+    return lambda module, *inputs: run(Weights(module, paths), *inputs)
 
 
 def dummy_inputs(graph: Graph, signature: Signature) -> dict[str, Any]:

@@ -21,20 +21,25 @@ class Scope(nn.Module):
 
 
 class Weights:
-    """How generated code sees the weights of a module: by name only, whatever methods the module has."""
+    """How generated code sees the weights of a module: ``constant_<i>`` is the one that the graph lists at ``i``."""
 
-    __slots__ = ("_module",)
+    __slots__ = ("_module", "_paths")
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, paths: Mapping[str, tuple[str, ...]]) -> None:
         self._module = module
+        self._paths = paths
 
     def __getattr__(self, name: str) -> Any:
-        module = self._module
-        for held in (module._modules, module._parameters, module._buffers):
-            if name in held:
-                return held[name]
-        msg = f"the module has no weight {name!r}"
-        raise AttributeError(msg)
+        *scopes, leaf = self._paths[name]
+        module: Any = self._module
+        for scope in scopes:
+            module = module._modules[scope]
+        return module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
+
+
+def weight_paths(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Return where each constant of the fast form of a graph lies in a module that registered its weights."""
+    return {f"constant_{i}": tuple(name.split(".")) for i, name in enumerate(graph.constants)}
 
 
 def register_weights(module: nn.Module, graph: Graph, persistent: frozenset[str]) -> None:

@@ -1,7 +1,9 @@
 """The house rules that no linter checks: sizes, names, where imports stand, and that nothing read is executed."""
 
 import ast
+import io
 import sys
+import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,13 +15,15 @@ CORE = "clika_ref/core"
 
 FILE_LINES = 400
 FUNCTION_LINES = 40
-CORE_LINES = 2000
+CORE_LINES = 1400  # of code: a budget on the manual would be paid with docstrings
 
 CORE_IMPORTS = {"pluggy", "sympy", "torch"}
 VAGUE = {"base", "bases", "common", "helper", "helpers", "manager", "managers", "util", "utils"}
 EXECUTING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 EXECUTING_BUILTINS = {"eval", "exec"}
 EXECUTING_CALLS = {"torch.load", "sympy.sympify", "sympy.parse_expr", "sympify", "parse_expr"}
+# What is executed there is not read: torch.fx writes it from our own graph, of which no name goes in.
+WRITTEN_BY_FX = {("clika_ref/module.py", "exec")}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -115,7 +119,9 @@ def executing_read(path: str, source: str) -> Iterator[str]:
         for name in imported(node):
             if name.split(".")[0] in EXECUTING_MODULES:
                 yield f"{path}:{node.lineno}: imports {name}, which runs code while it reads"
-        if isinstance(node, ast.Call) and dotted(node.func) in EXECUTING_BUILTINS | EXECUTING_CALLS:
+        if not isinstance(node, ast.Call) or (path, dotted(node.func)) in WRITTEN_BY_FX:
+            continue
+        if dotted(node.func) in EXECUTING_BUILTINS | EXECUTING_CALLS:
             yield f"{path}:{node.lineno}: calls {dotted(node.func)}, which runs what it reads"
 
 
@@ -144,13 +150,30 @@ def shadowed_module(path: str, source: str) -> Iterator[str]:
 RULES = [long_file, long_function, hidden_import, vague_name, executing_read, heavy_core, shadowed_module]
 
 
+LAYOUT = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+
+
+def code_lines(source: str) -> int:
+    """Lines that hold code: no blank ones, no comments, no docstrings of whatever."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in LAYOUT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, node.end_lineno + 1))
+    return len(lines)
+
+
 def over_budget(sources: dict[str, str]) -> Iterator[str]:
-    """The core holds at most CORE_LINES lines in all."""
-    lines = {path: len(source.splitlines()) for path, source in sources.items() if path.startswith(f"{CORE}/")}
+    """The core holds at most CORE_LINES lines of code in all."""
+    lines = {path: code_lines(source) for path, source in sources.items() if path.startswith(f"{CORE}/")}
     total = sum(lines.values())
     if total > CORE_LINES:
         shares = ", ".join(f"{path} {count}" for path, count in sorted(lines.items(), key=lambda item: -item[1]))
-        yield f"{CORE}: {total} lines, {total - CORE_LINES} over the budget of {CORE_LINES}: {shares}"
+        yield f"{CORE}: {total} lines of code, {total - CORE_LINES} over the budget of {CORE_LINES}: {shares}"
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +227,8 @@ BREACHES = [
     (executing_read, CORE_FILE, "from joblib.numpy_pickle import load", "imports joblib.numpy_pickle"),
     (executing_read, CORE_FILE, "x = 1\neval('x')", f"{CORE_FILE}:2: calls eval"),
     (executing_read, CORE_FILE, "torch.load(path)", "calls torch.load"),
+    (executing_read, "clika_ref/module.py", "eval(text)", "calls eval"),
+    (executing_read, "clika_ref/storage.py", "exec(text)", "calls exec"),
     (executing_read, CORE_FILE, "sympy.sympify(text)", "calls sympy.sympify"),
     (heavy_core, CORE_FILE, "import json\nimport numpy as np", f"{CORE_FILE}:2: imports numpy"),
     (heavy_core, CORE_FILE, "from clika_ref.capture import x", f"{CORE_FILE}:1: imports clika_ref.capture"),
@@ -219,6 +244,7 @@ LAWFUL = [
     (hidden_import, CORE_FILE, "from clika_ref.core import ir\ndef f():\n    import onnxruntime"),
     (vague_name, "clika_ref/core/basement.py", ""),
     (executing_read, CORE_FILE, "model.eval()\nsafetensors.torch.load(data)\nimport json"),
+    (executing_read, "clika_ref/module.py", "exec(compile(code.src, name, 'exec'))"),
     (heavy_core, CORE_FILE, "import json\nimport torch.fx\nfrom . import types\nfrom clika_ref.core import errors"),
     (heavy_core, "clika_ref/capture/tracing.py", "import numpy"),
     (shadowed_module, CORE_FILE, "import ir\nclass Graph: ..."),
@@ -243,8 +269,32 @@ def test_every_rule_is_shown_to_fail():
 
 
 def test_a_core_over_budget_is_found_with_the_share_of_each_file():
-    halves = {f"{CORE}/a.py": "x\n" * 1000, f"{CORE}/b.py": "x\n" * 1000}
+    halves = {f"{CORE}/a.py": "x\n" * (CORE_LINES // 2), f"{CORE}/b.py": "x\n" * (CORE_LINES // 2)}
     assert list(over_budget(halves)) == []
     (message,) = over_budget({**halves, f"{CORE}/c.py": "x\n", "clika_ref/module.py": "x\n" * 9000})
-    assert "2001 lines, 1 over the budget of 2000" in message
+    assert f"{CORE_LINES + 1} lines of code, 1 over the budget of {CORE_LINES}" in message
     assert f"{CORE}/c.py 1" in message
+
+
+def test_the_budget_counts_code_and_not_the_manual():
+    source = '''"""Module.
+
+    More.
+    """
+
+# why
+x = f(  # two lines of code
+    1)
+"""Of x."""
+
+
+class A:
+    """Class."""
+
+    text = """a string
+    is code"""
+
+    def f(self):
+        """Method."""
+'''
+    assert code_lines(source) == 6

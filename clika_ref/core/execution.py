@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from clika_ref.core.errors import ClikaError
-from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import is_symbolic, meaning, number, resolve
 
 if TYPE_CHECKING:
@@ -83,9 +83,11 @@ def _run(
 
 
 def to_fx(graph: Graph) -> fx.Graph:
-    """Return the fast form: an FX graph over the qualified names of the constants, equal to the interpreter.
+    """Return the fast form: an FX graph that is equal to the interpreter.
 
-    It returns the outputs as a tuple and writes new state in place, as the original module would.
+    It returns the outputs as a tuple and writes new state in place, as the original module would. Its inputs are called
+    ``input_0``, ..., its constants are the attributes ``constant_0``, ...: FX pastes such names into the source that it
+    writes, and a graph that was read from a file may bear any name.
     """
     return _FxWriter(graph).write()
 
@@ -100,13 +102,14 @@ class _FxWriter:
         self.graph = graph
         self.fx = fx.Graph()
         self.nodes: dict[Value, fx.Node] = {}
+        self.constants = {value: f"constant_{i}" for i, value in enumerate(graph.constants.values())}
         self.sizes: dict[sympy.Basic, Any] = {}
         self.device: fx.Node | None = None
         self.late: dict[str, list[Symbol]] = {}
 
     def write(self) -> fx.Graph:
-        for value in self.graph.inputs:
-            self.nodes[value] = self.fx.placeholder(value.name.replace(".", "_"))
+        for i, value in enumerate(self.graph.inputs):
+            self.nodes[value] = self.fx.placeholder(f"input_{i}")
         for symbol in self.graph.symbols.values():
             self.late.setdefault(symbol.side.name, []).append(symbol)
         for value in self.graph.inputs:
@@ -121,7 +124,7 @@ class _FxWriter:
 
     def _value(self, value: Value) -> fx.Node:
         if value not in self.nodes:  # a constant, fetched where it is first needed
-            self.nodes[value] = self.fx.get_attr(value.name)
+            self.nodes[value] = self.fx.get_attr(self.constants[value])
         return self.nodes[value]
 
     def _bind(self, value: Value) -> None:
@@ -170,4 +173,3 @@ class _FxWriter:
 
 def _getitem(results: Sequence[torch.Tensor], index: int) -> torch.Tensor:
     return results[index]
-
