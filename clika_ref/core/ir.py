@@ -30,7 +30,12 @@ class Value:
     __slots__ = ("_uses", "data", "index", "name", "producer", "type")
 
     def __init__(
-        self, type: TensorType, name: str, producer: Node | None = None, index: int = 0, data: torch.Tensor | None = None
+        self,
+        type: TensorType,
+        name: str,
+        producer: Node | None = None,
+        index: int = 0,
+        data: torch.Tensor | None = None,
     ) -> None:
         self.type = type
         self.name = name
@@ -59,7 +64,9 @@ class Node:
     __match_args__ = ("kind", "inputs", "attrs", "outputs")
     __slots__ = ("_graph", "_next", "_previous", "attrs", "inputs", "op", "origin", "outputs")
 
-    def __init__(self, op: Operator, inputs: Sequence[Any], attrs: dict[str, Any], origin: Origin | None = None) -> None:
+    def __init__(
+        self, op: Operator, inputs: Sequence[Any], attrs: dict[str, Any], origin: Origin | None = None
+    ) -> None:
         self.op = op
         self.inputs: tuple[Any, ...] = tuple(inputs)
         self.attrs = attrs
@@ -354,26 +361,32 @@ def verify(graph: Graph) -> None:
     known: set[Value] = {*graph.inputs, *graph.constants.values()}
     names = {v.name for v in known}
     expected: dict[Value, int] = {}
+    # A message is written only where an invariant is broken: printing long size expressions takes most of the time.
     for node in graph.nodes:
         for position, value in enumerate(node.inputs):
             if isinstance(value, Value):
-                _require(value in known, graph, f"{node!r} reads %{value.name} before it is computed")
-                _require(Use(node, position) in value._uses, graph, f"the use of %{value.name} by {node!r} is not listed")
+                if value not in known:
+                    raise _broken(graph, f"{node!r} reads %{value.name} before it is computed")
+                if Use(node, position) not in value._uses:
+                    raise _broken(graph, f"the use of %{value.name} by {node!r} is not listed")
                 expected[value] = expected.get(value, 0) + 1
         for index, value in enumerate(node.outputs):
-            _require(value.producer is node and value.index == index, graph, f"{value!r} does not know its {node!r}")
-            _require(value.name not in names, graph, f"two values are named {value.name!r}; one is made by {node!r}")
+            if value.producer is not node or value.index != index:
+                raise _broken(graph, f"{value!r} does not know its {node!r}")
+            if value.name in names:
+                raise _broken(graph, f"two values are named {value.name!r}; one is made by {node!r}")
             known.add(value)
             names.add(value.name)
     for value in (*graph.outputs, *graph.state.values()):
-        _require(value in known, graph, f"the graph returns %{value.name}, which nothing computes")
+        if value not in known:
+            raise _broken(graph, f"the graph returns %{value.name}, which nothing computes")
         expected[value] = expected.get(value, 0) + 1
     for value in known:
-        _require(len(value._uses) == expected.get(value, 0), graph, f"%{value.name} lists uses that do not exist")
+        if len(value._uses) != expected.get(value, 0):
+            raise _broken(graph, f"%{value.name} lists uses that do not exist")
 
 
-def _require(holds: bool, graph: Graph, message: str) -> None:  # noqa: FBT001 - a condition, not an option
-    if not holds:
-        error = PassError(message)
-        error.add_note(str(graph))
-        raise error
+def _broken(graph: Graph, message: str) -> PassError:
+    error = PassError(message)
+    error.add_note(str(graph))
+    return error

@@ -13,6 +13,8 @@ from clika_ref.onnx_emission.builder import OPSET, OnnxBuilder
 from clika_ref.onnx_emission.dtypes import to_onnx
 
 if TYPE_CHECKING:
+    import sympy
+
     from clika_ref.core.symbols import Symbol
 
 IR_VERSION = 10
@@ -52,6 +54,7 @@ class _Emission:
         self.op = OnnxBuilder()
         self.values: dict[Value, ir.Value] = {}
         self.symbols: dict[str, list[Symbol]] = {}
+        self.texts: dict[sympy.Basic, str] = {}
         for symbol in graph.symbols.values():
             self.symbols.setdefault(symbol.side.name, []).append(symbol)
 
@@ -86,8 +89,14 @@ class _Emission:
 
     def _annotate(self, onnx: ir.Value, type: TensorType) -> None:
         onnx.type = ir.TensorType(to_onnx(type.dtype))
-        onnx.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])
+        onnx.shape = ir.Shape([d if isinstance(d, int) else self._written(d) for d in type.shape])
         self.op.declare(onnx, type)
+
+    def _written(self, size: sympy.Basic) -> str:
+        """Return a size as text, printed once: sympy takes milliseconds for what strided layers make of a side."""
+        if size not in self.texts:
+            self.texts[size] = str(size)
+        return self.texts[size]
 
     def _constant(self, value: Value) -> None:
         onnx = self._declare(value)
