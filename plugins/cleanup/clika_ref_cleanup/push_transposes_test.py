@@ -57,7 +57,7 @@ def weight(sketch):
 
 def test_permutes_that_are_not_inverse_meet_and_merge(sketch):
     y = sketch("relu", sketch("permute", sketch.input(2, 3, 4), dims=(1, 2, 0)))
-    sketch.returns(sketch("linear", sketch("permute", y, dims=(1, 2, 0)), sketch.constant(torch.randn(2, 3))))
+    sketch.returns(sketch("linear", sketch("permute", y, dims=(0, 2, 1)), sketch.constant(torch.randn(5, 4))))
     assert sketch.clean(PushTransposes()) == ["relu", "permute", "linear"]
 
 
@@ -135,6 +135,23 @@ def test_a_permute_with_other_readers_is_not_saved(sketch):
     a = permuted(sketch, sketch.input(2, 3, 4, 5))
     sketch.returns(sketch("reshape", sketch("relu", a), shape=(120,)), a)
     assert sketch.clean(PushTransposes()) == ["permute", "relu", "reshape"]
+
+
+def test_a_permute_that_stays_for_others_is_no_reason_to_move(sketch):
+    a = permuted(sketch, sketch.input(2, 3, 4, 5))
+    sketch.returns(sketch("reshape", permuted(sketch, sketch("relu", a)), shape=(120,)), a)
+    revision = sketch.graph.revision
+    sketch.clean(PushTransposes())
+    assert sketch.graph.revision == revision
+
+
+def test_readers_of_one_permute_move_together_where_neither_would_alone(sketch):
+    a = permuted(sketch, sketch.input(2, 3, 4, 5))
+    ends = [
+        sketch("reshape", permuted(sketch, sketch(kind, a), dims), shape=(120,))
+        for kind, dims in (("exp", LAST), ("neg", (0, 1, 3, 2)))
+    ]
+    assert sketch.returns(*ends).clean(PushTransposes()).count("permute") == 2
 
 
 def test_two_returned_permutes_keep_two_names(sketch):
