@@ -33,7 +33,8 @@ def infer(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tu
         return _infer(op, types, named_attrs, _kinds((types, named_attrs)))
     except Exception as error:
         shown = ", ".join(map(str, (*types, *(f"{k}={v}" for k, v in attrs.items()))))
-        msg = f"{op.name}({shown}): no output type: {str(error).splitlines()[0] if str(error) else error!r}"
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        msg = f"{op.name}({shown}): no output type: {reason}"
         raise PassError(msg) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ class Operator:
         self.sampler: Callable[..., Call] | None = None
         self.type_rule: Callable[..., Any] | None = None
         self.write_back_rule: Callable[..., Any] | None = None
-        self.converters: dict[torch._ops.OpOverload, Callable[..., Call]] = {}
+        self.converters: dict[torch._ops.OpOverload | str, Callable[..., Call]] = {}
         for overload in overloads:
             self.converters[overload] = _Binder(self, overload)
 
@@ -105,6 +106,11 @@ class Operator:
         absent = (None,) * sum(p.optional and not p.variadic for p in self.operands[len(operands) :])
         return Call((*operands, *absent), {**self.attributes, **attrs})
 
+    def converted(self, overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Call:
+        """Return a PyTorch call as one of this operator."""
+        convert = self.converters.get(overload) or self.converters.get(str(overload), self.call)
+        return convert(*args, **kwargs)
+
     def onnx(self, lowering: Callable[..., Any]) -> Callable[..., Any]:
         """Declare the ONNX lowering: ``(op, *operands, **attributes)`` to one value or a tuple of values."""
         self.lowering = lowering
@@ -125,8 +131,14 @@ class Operator:
         self.write_back_rule = rule
         return rule
 
-    def from_torch(self, *overloads: torch._ops.OpOverload) -> Callable[[Callable[..., Call]], Callable[..., Call]]:
-        """Declare how ATen calls of another form become this operator: ATen's arguments to ``operator.call(...)``."""
+    def from_torch(
+        self, *overloads: torch._ops.OpOverload | str
+    ) -> Callable[[Callable[..., Call]], Callable[..., Call]]:
+        """Declare how ATen calls of another form become this operator: ATen's arguments to ``operator.call(...)``.
+
+        A call that a library adds to PyTorch is given by name, as the library need not be there:
+        ``"transformers.grouped_mm_fallback.default"``.
+        """
 
         def declare(converter: Callable[..., Call]) -> Callable[..., Call]:
             for overload in overloads:
@@ -176,9 +188,9 @@ def _schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[
             msg = f"operator {reference.__qualname__}{inspect.signature(reference)}: spell out **{p.name} as attributes"
             raise PluginError(msg)
         else:
-            kinds = str(p.annotation)
-            optional = "None" in kinds
-            operands.append(Parameter(p.name, optional, p.kind is p.VAR_POSITIONAL, "Number" in kinds))
+            kinds = set(re.findall(r"\w+", str(p.annotation)))  # written as text or, without PEP 563, as a type
+            literal = not kinds.isdisjoint({"Number", "int", "float", "bool"})
+            operands.append(Parameter(p.name, "None" in kinds, p.kind is p.VAR_POSITIONAL, literal))
     return tuple(operands), attributes, frozenset(required)
 
 
@@ -226,6 +238,6 @@ def schema_text(op: Operator) -> str:
     return f"{op.name}{inspect.signature(op.reference)}"
 
 
-def by_overload(operators: Iterable[Operator]) -> Mapping[torch._ops.OpOverload, Operator]:
-    """Index operators by the ATen overloads that they claim."""
+def by_overload(operators: Iterable[Operator]) -> Mapping[torch._ops.OpOverload | str, Operator]:
+    """Index operators by the ATen overloads that they claim, and by the names of other libraries' calls."""
     return {overload: op for op in operators for overload in op.converters}

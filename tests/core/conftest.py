@@ -1,0 +1,101 @@
+"""A handful of operators, declared here: the core is tested without any plugin."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Value
+from clika_ref.core.operators import Operator, operator
+from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.types import TensorType
+
+
+@operator()
+def neg(x: Tensor) -> Tensor:
+    """``-x``."""
+    return -x
+
+
+@operator()
+def add(x: Tensor, y: Tensor | Number) -> Tensor:
+    """``x + y``."""
+    return x + y
+
+
+@operator()
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``x`` cut in two along the first side."""
+    middle = x.shape[0] // 2
+    return x[:middle], x[middle:]
+
+
+@operator()
+def reshape(x: Tensor, *, shape: Sequence[int]) -> Tensor:
+    """Return ``x`` in another shape."""
+    return x.reshape(shape)
+
+
+@operator()
+def nonzero(x: Tensor) -> Tensor:
+    """Return the indices of elements that are not 0, ``int64[n, rank]``."""
+    return x.nonzero()
+
+
+@operator()
+def full(*, size: Sequence[int], value: float, device: torch.device | None = None) -> Tensor:
+    """Return a tensor full of one number."""
+    return torch.full(tuple(size), value, device=device)
+
+
+@operator(random=True)
+def noise(x: Tensor) -> Tensor:
+    """Return random numbers in the shape of ``x``."""
+    return torch.rand_like(x)
+
+
+TABLE: dict[str, Operator] = {op.name: op for op in (neg, add, halves, reshape, nonzero, full, noise)}
+
+
+class Draft(Graph):
+    """A graph that is quick to write: call it to add a node."""
+
+    def __call__(self, op: str, *operands: Any, types: Sequence[TensorType] = (), **attrs: Any) -> Any:
+        """Add a node at the end."""
+        return Builder(self, TABLE)(op, *operands, types=types, **attrs)
+
+    def takes(self, *shape: Any, name: str = "x") -> Value:
+        """Add an input of float32; a side given as text is dynamic."""
+        sides = tuple(named(side) if isinstance(side, str) else side for side in shape)
+        value = self.add_input(TensorType(torch.float32, sides), name)
+        for dim, side in enumerate(shape):
+            if isinstance(side, str) and side not in self.symbols:
+                self.symbols[side] = Symbol(side, 0, None, Side(value.name, dim))
+        return value
+
+    def returns(self, *values: Value) -> "Draft":
+        """Append outputs."""
+        for value in values:
+            self.add_output(value)
+        return self
+
+    @property
+    def kinds(self) -> list[str]:
+        """The operators of the nodes, in order."""
+        return [node.kind for node in self.nodes]
+
+
+@pytest.fixture
+def graph() -> Draft:
+    """Return an empty graph."""
+    return Draft("draft")
+
+
+@pytest.fixture
+def table() -> dict[str, Operator]:
+    """Return the operators of these tests by name."""
+    return dict(TABLE)

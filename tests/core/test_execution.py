@@ -1,0 +1,198 @@
+"""The interpreter and the fast form: one meaning, state, sizes that appear late, and errors that name the node."""
+
+import re
+
+import pytest
+import torch
+from torch import fx
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.execution import interpret, read_sizes, to_fx
+from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.types import Origin, TensorType
+
+N = named("n")
+
+
+class Held:
+    """What generated code reads constants from."""
+
+    def __init__(self, graph) -> None:
+        for i, value in enumerate(graph.constants.values()):
+            setattr(self, f"constant_{i}", value.data)
+
+
+def fast(graph, inputs):
+    """Run the fast form."""
+    written = to_fx(graph)
+    written.lint()
+    code = written.python_code("self")
+    namespace = dict(code.globals)
+    exec(code.src, namespace)  # noqa: S102 - as the ClikaModule does
+    return list(namespace["forward"](Held(graph), *inputs))
+
+
+def both(graph, *inputs):
+    """Return the outputs of the interpreter, which must be those of the fast form."""
+    expected, _ = interpret(graph, inputs)
+    actual = fast(graph, inputs)
+    assert len(actual) == len(expected)
+    assert all(torch.equal(a, e) and a.dtype == e.dtype for a, e in zip(actual, expected, strict=True))
+    return expected
+
+
+def test_nodes_are_computed_in_order(graph):
+    x = graph.takes(2)
+    graph.returns(graph("add", graph("neg", x), x), x)
+    y, same = both(graph, torch.tensor([1.0, 2.0]))
+    assert y.tolist() == [0.0, 0.0]
+    assert same.tolist() == [1.0, 2.0]
+
+
+def test_several_results_are_told_apart(graph):
+    first, second = graph("halves", graph.takes(5))
+    graph.returns(second, first)
+    assert [t.tolist() for t in both(graph, torch.arange(5.0))] == [[2, 3, 4], [0, 1]]
+
+
+def test_operands_may_be_numbers_and_size_expressions(graph):
+    x = graph.takes("n")
+    graph.returns(graph("add", graph("add", x, 0.5), 2 * N + 1))
+    assert both(graph, torch.zeros(3))[0].tolist() == [7.5] * 3
+
+
+def test_attributes_may_hold_size_expressions(graph):
+    x = graph.takes("n", 2)
+    graph.returns(graph("reshape", x, shape=(2 * N,)), graph("full", size=(N, 1), value=3.0))
+    flat, made = both(graph, torch.ones(4, 2))
+    assert (flat.shape, made.shape) == ((8,), (4, 1))
+
+
+def test_constants_are_read_by_place_and_may_bear_any_name(graph):
+    odd = 'w"),print("EXECUTED"),("'
+    names = ["head.0.weight", odd, "class", "constant_0"]
+    values = [graph.add_constant(torch.tensor([float(i)]), name) for i, name in enumerate(names)]
+    x = graph.takes(1, name='x=print("EXECUTED")')
+    for value in values[::-1]:
+        x = graph("add", x, value)
+    graph.returns(x, values[3])
+    assert [t.item() for t in both(graph, torch.tensor([10.0]))] == [16.0, 3.0]
+
+
+def test_no_name_of_the_graph_stands_in_the_source_of_the_fast_form(graph):
+    x = graph.takes("n", name="secret_input")
+    y = graph("add", x, graph.add_constant(torch.ones(1), "secret.weight"))
+    graph.guards.clear()
+    y.name = "secret_value"
+    graph.returns(y)
+    assert "secret" not in to_fx(graph).python_code("self").src
+
+
+# Sizes
+
+
+def test_sizes_are_read_from_sides_and_from_numbers(graph):
+    graph.takes("n", 3, "m")
+    length = graph.add_input(TensorType(torch.int64, ()), "length")
+    graph.symbols["length"] = Symbol("length", 0, None, Side(length.name, None))
+    graph.symbols["late"] = Symbol("late", 0, None, Side("nonzero", 0))
+    assert read_sizes(graph, [torch.zeros(2, 3, 5), torch.tensor(7)]) == {"n": 2, "m": 5, "length": 7}
+
+
+def test_a_number_among_the_inputs_is_a_size(graph):
+    length = graph.add_input(TensorType(torch.int64, ()), "length")
+    graph.symbols["length"] = Symbol("length", 0, None, Side(length.name, None))
+    graph.returns(graph("full", size=(named("length"),), value=1.0))
+    assert both(graph, torch.tensor(3))[0].shape == (3,)
+
+
+def test_sizes_that_a_node_makes_are_known_behind_it(graph):
+    found = graph("nonzero", graph.takes(4), types=(TensorType(torch.int64, (named("u"), 1)),))
+    graph.symbols["u"] = Symbol("u", 0, None, Side(found.name, 0))
+    graph.returns(graph("full", size=(named("u") + 1,), value=2.0))
+    assert both(graph, torch.tensor([1.0, 0.0, 1.0, 1.0]))[0].shape == (4,)
+
+
+# State
+
+
+def test_state_comes_back_from_the_interpreter_and_is_written_by_the_fast_form(graph):
+    count = graph.add_constant(torch.tensor([5.0]), "count")
+    graph.set_state("count", graph("add", count, 1))
+    graph.returns(graph("neg", count))
+    outputs, state = interpret(graph, [])
+    assert outputs[0].tolist() == [-5.0]
+    assert state["count"].tolist() == [6.0]
+    assert count.data.tolist() == [5.0], "the interpreter writes nothing"
+    assert fast(graph, [])[0].tolist() == [-5.0]
+    assert count.data.tolist() == [6.0]
+
+
+def test_an_input_may_be_written_too(graph):
+    x = graph.takes(2)
+    y = graph("add", x, 1)
+    graph.set_state("x", y)
+    graph.returns(y)
+    given = torch.zeros(2)
+    fast(graph, [given])
+    assert given.tolist() == [1.0, 1.0]
+
+
+# Devices
+
+
+def test_tensors_from_nothing_are_made_where_the_others_are(graph):
+    graph.takes(2)
+    graph.returns(graph("full", size=(2,), value=1.0))
+    assert fast(graph, [torch.empty(2, device="meta")])[0].device.type == "meta"
+    (made,), _ = interpret(graph, [torch.empty(2, device="meta")])
+    assert made.device.type == "meta"
+
+
+# Errors and the hook
+
+
+def test_a_node_that_fails_is_named_with_its_module_and_line(graph):
+    y = graph("neg", graph.takes(2))
+    bad = graph("reshape", y, shape=(2,))
+    bad.producer.attrs["shape"] = (3,)
+    bad.producer.origin = Origin(("head.0",), ("model.py:3",))
+    graph.returns(bad)
+    message = "%reshape: float32[2] = reshape[shape=(3)](%neg)  # head.0 at model.py:3 failed in head.0 at model.py:3: "
+    with pytest.raises(ClikaError, match=re.escape(message)) as caught:
+        interpret(graph, [torch.zeros(2)])
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_the_hook_sees_each_node_and_may_change_results(graph):
+    x = graph.takes(1)
+    graph.returns(graph("neg", graph("add", x, 1)))
+    seen = []
+
+    def hook(node, results):
+        seen.append((node.kind, results[0].item()))
+        return (torch.tensor([10.0]),) if node.kind == "add" else None
+
+    outputs, _ = interpret(graph, [torch.zeros(1)], hook)
+    assert seen == [("add", 1.0), ("neg", -10.0)]
+    assert outputs[0].item() == -10.0
+
+
+def test_results_are_freed_behind_their_last_reader(graph):
+    import weakref  # noqa: PLC0415 - here only
+
+    x = graph.takes(1)
+    graph.returns(graph("neg", graph("neg", graph("neg", x))))
+    made, alive = [], []
+
+    def hook(node, results):
+        alive.append([ref() is not None for ref in made])
+        made.append(weakref.ref(results[0]))
+
+    interpret(graph, [torch.zeros(1)], hook)
+    assert alive == [[], [True], [False, True]]
+
+
+def test_the_fast_form_is_an_fx_graph(graph):
+    graph.returns(graph("neg", graph.takes(1)))
+    assert isinstance(to_fx(graph), fx.Graph)

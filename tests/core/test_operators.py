@@ -1,0 +1,217 @@
+"""Declarations: how a signature is read, how ATen calls bind to it, and that errors quote it."""
+
+import pickle
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from clika_ref.core.accuracy import COMPOSE, EXACT, ulp
+from clika_ref.core.errors import PluginError
+from clika_ref.core.operators import by_overload, operator, schema_text
+from clika_ref.core.samples import Call
+from clika_ref.core.traits import KEEP_FLOAT, OWN_SCALE, compute
+
+aten = torch.ops.aten
+
+
+@operator(aten.softplus.default, quant=OWN_SCALE, error=EXACT)
+def softplus(x: Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """``log(1 + exp(beta * x)) / beta``."""
+    return torch.nn.functional.softplus(x, beta, threshold)
+
+
+@operator(aten.cat.default)
+def cat(*tensors: Tensor, dim: int = 0) -> Tensor:
+    """Join."""
+    return torch.cat(tensors, dim)
+
+
+@operator(aten.add.Tensor)
+def add_(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+    """``x + alpha * y``."""
+    return torch.add(x, y, alpha=alpha)
+
+
+def test_the_signature_is_the_schema():
+    @operator()
+    def mixed(
+        x: Tensor, y: Tensor | Number, bias: Tensor | None = None, *more: Tensor, size: int, dim: int = 0
+    ) -> Tensor:
+        """Nothing."""
+
+    shown = [(p.name, p.optional, p.variadic, p.literal) for p in mixed.operands]
+    assert shown == [
+        ("x", False, False, False),
+        ("y", False, False, True),
+        ("bias", True, False, False),
+        ("more", False, True, False),
+    ]
+    assert mixed.attributes == {"size": None, "dim": 0}
+    assert mixed.required == {"size"}
+
+
+def test_what_is_not_said_is_the_plainest():
+    @operator()
+    def plain(x: Tensor) -> Tensor:
+        """Nothing."""
+
+    assert (plain.trait, plain.error, plain.random) == (KEEP_FLOAT, COMPOSE, False)
+    assert (plain.lowering, plain.sampler, plain.type_rule, plain.write_back_rule) == (None, None, None, None)
+    assert plain.converters == {}
+
+
+def test_a_name_that_python_has_taken_may_end_in_an_underscore():
+    assert add_.name == "add"
+    assert repr(add_) == "<operator add>"
+
+
+def test_an_operator_is_its_reference_with_its_manual():
+    x = torch.tensor([1.0, 2.0])
+    assert torch.equal(softplus(x, beta=2.0), torch.nn.functional.softplus(x, 2.0))
+    assert softplus.__doc__ == "``log(1 + exp(beta * x)) / beta``."
+    assert (
+        schema_text(softplus)
+        == "softplus(x: torch.Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor"
+    )
+
+
+def test_results_and_devices_are_read_from_the_signature():
+    @operator()
+    def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Two."""
+
+    @operator()
+    def made(*, device: torch.device | None = None) -> Tensor:
+        """Nothing goes in."""
+
+    assert pair.returns_tuple
+    assert not softplus.returns_tuple
+    assert made.takes_device
+    assert not softplus.takes_device
+
+
+def test_an_operator_is_pickled_by_its_name():
+    from clika_ref_aten.activation import relu  # noqa: PLC0415 - what pickle finds must be a module that is installed
+
+    assert pickle.loads(pickle.dumps(relu)) is relu  # noqa: S301 - just written
+
+
+# Calls
+
+
+def test_a_call_spells_out_every_attribute():
+    assert softplus.call("x", beta=2.0) == Call(("x",), {"beta": 2.0, "threshold": 20.0})
+
+
+def test_an_unknown_attribute_is_named_with_those_that_exist():
+    message = "operator softplus(beta, threshold) has no attribute ['gamma']; called with ['beta', 'gamma']"
+    with pytest.raises(PluginError, match=re.escape(message)):
+        softplus.call("x", beta=1.0, gamma=2.0)
+
+
+def test_a_missing_attribute_is_named():
+    @operator()
+    def reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
+        """Nothing."""
+
+    with pytest.raises(
+        PluginError, match=re.escape("operator reshape(shape) needs the attribute ['shape']; called with []")
+    ):
+        reshape.call("x")
+
+
+def test_attributes_that_are_not_spelled_out_are_refused_with_the_signature():
+    message = r"operator .*loose\(x: torch.Tensor, \*\*options\) -> torch.Tensor: spell out \*\*options as attributes"
+    with pytest.raises(PluginError, match=message):
+
+        @operator()
+        def loose(x: Tensor, **options) -> Tensor:
+            """Nothing."""
+
+
+# ATen calls
+
+
+def test_an_aten_call_binds_attributes_by_name_and_tensors_in_order():
+    bind = softplus.converters[aten.softplus.default]
+    assert bind("x", 2) == Call(("x",), {"beta": 2, "threshold": 20})
+    assert bind("x", threshold=5) == Call(("x",), {"beta": 1, "threshold": 5})
+
+
+def test_a_list_of_tensors_fills_a_variadic_operand():
+    assert cat.converters[aten.cat.default](("x", "y", "z"), 1) == Call(("x", "y", "z"), {"dim": 1})
+
+
+def test_an_argument_that_the_operator_lacks_is_refused_unless_it_has_its_default():
+    @operator(aten.gelu.default)
+    def gelu(x: Tensor) -> Tensor:
+        """Nothing."""
+
+    bind = gelu.converters[aten.gelu.default]
+    assert bind("x", approximate="none") == Call(("x",), {})
+    with pytest.raises(PluginError, match=re.escape("operator gelu has no attribute 'approximate' (here 'tanh')")):
+        bind("x", approximate="tanh")
+
+
+def test_arguments_that_only_choose_storage_are_dropped():
+    @operator(aten.clone.default)
+    def clone(x: Tensor) -> Tensor:
+        """Nothing."""
+
+    assert clone.converters[aten.clone.default]("x", memory_format=torch.channels_last) == Call(("x",), {})
+
+
+def test_a_signature_that_does_not_fit_is_quoted_with_the_schema_and_the_remedy():
+    message = (
+        "operator loud(x: torch.Tensor, y: torch.Tensor, *, volume: float) -> torch.Tensor does not fit "
+        "aten.relu.defaultaten::relu(Tensor self) -> Tensor: give ATen's names to its attributes, or declare "
+        "@loud.from_torch(aten.relu.default)"
+    )
+    with pytest.raises(PluginError, match=re.escape(message)):
+
+        @operator(aten.relu.default)
+        def loud(x: Tensor, y: Tensor, *, volume: float) -> Tensor:
+            """Nothing."""
+
+
+def test_another_form_of_call_is_converted():
+    @operator(aten.add.Tensor)
+    def plus(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+        """``x + alpha * y``."""
+
+    @plus.from_torch(aten.rsub.Tensor, aten.rsub.Scalar)
+    def _(x, y, alpha=1):
+        return plus.call(y, x, alpha=-alpha)
+
+    assert plus.converters[aten.rsub.Scalar]("x", 3) == Call((3, "x"), {"alpha": -1})
+    assert set(by_overload([plus, cat])) == {aten.add.Tensor, aten.rsub.Tensor, aten.rsub.Scalar, aten.cat.default}
+    assert by_overload([plus, cat])[aten.rsub.Tensor] is plus
+
+
+def test_each_slot_is_filled_by_its_decorator():
+    @operator()
+    def thing(x: Tensor) -> Tensor:
+        """Nothing."""
+
+    slots = {"onnx": "lowering", "samples": "sampler", "types": "type_rule", "write_back": "write_back_rule"}
+    for slot, attribute in slots.items():
+
+        def given():
+            """Do nothing."""
+
+        assert getattr(thing, slot)(given) is given
+        assert getattr(thing, attribute) is given
+
+
+# Claims
+
+
+def test_error_classes_and_traits_read_as_they_are_declared():
+    assert str(EXACT) == "exact"
+    assert str(ulp(8, 1.0)) == "ulp(8, 1.0)"
+    assert str(OWN_SCALE) == "own-scale"
+    trait = compute(weight=1, axis=0, bias=2)
+    assert (str(trait), trait.weight, trait.axis, trait.bias) == ("compute", 1, 0, 2)

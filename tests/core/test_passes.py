@@ -1,0 +1,221 @@
+"""The pipeline: order, the fixed point, and that a pass at fault is named with what it did."""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from clika_ref.core.accuracy import EXACT, ulp
+from clika_ref.core.errors import PassError
+from clika_ref.core.passes import ROUND_LIMIT, Pass, Phase, Pipeline, check_numbers, ordered
+from clika_ref.core.rewriting import Skip, apply_rules, rule
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass made of a function."""
+
+    name: str
+    work: object = lambda graph, operators: None
+    after: tuple[str, ...] = ()
+    phase: Phase = Phase.CLEAN
+    error: object = EXACT
+    removes: str = "nodes"
+
+    def __call__(self, graph, operators, /):
+        self.work(graph, operators)
+
+
+@rule("neg")
+def to_add(node, build):
+    """``-x`` becomes ``x + 1``, which is wrong."""
+    return build("add", node.inputs[0], 1)
+
+
+@rule("add")
+def to_neg(node, build):
+    """And back."""
+    return build("neg", node.inputs[0])
+
+
+@rule("add")
+def scale_up(node, build):
+    """``x + 1`` becomes ``x + 1.000001``."""
+    x, y = node.inputs
+    return build("add", x, 1.000001) if y == 1 and isinstance(y, int) else Skip("another number")
+
+
+def applying(r):
+    return lambda graph, operators: apply_rules(graph, [r], operators)
+
+
+def pipeline(table, *passes, **options) -> Pipeline:
+    return Pipeline(passes, table, **options)
+
+
+@pytest.fixture
+def chain(graph):
+    """``neg(x)``."""
+    return graph.returns(graph("neg", graph.takes(3)))
+
+
+def test_a_dataclass_with_the_right_fields_is_a_pass():
+    assert isinstance(Step("x"), Pass)
+
+
+# Order
+
+
+def names(passes) -> list[str]:
+    return [p.name for p in passes]
+
+
+def test_passes_come_after_those_that_they_name_and_else_by_name():
+    passes = [Step("c"), Step("a", after=("b",)), Step("d", after=("a",)), Step("b")]
+    assert names(ordered(passes)) == ["b", "a", "c", "d"]
+    assert ordered(passes) == ordered(passes[::-1])
+
+
+def test_a_wish_to_follow_a_pass_that_is_not_there_is_granted():
+    assert names(ordered([Step("a", after=("absent",))])) == ["a"]
+
+
+def test_a_cycle_is_an_error_that_shows_the_wishes():
+    message = "these passes cannot be ordered, each waits for another: a after b; b after a"
+    with pytest.raises(PassError, match=re.escape(message)):
+        ordered([Step("a", after=("b",)), Step("b", after=("a",)), Step("c")])
+
+
+def test_a_phase_includes_those_before_it(table):
+    passes = {p.name: p for p in (Step("clean"), Step("fuse", phase=Phase.FUSE))}
+    assert names(Pipeline.of(passes, table, Phase.CLEAN).passes) == ["clean"]
+    assert names(Pipeline.of(passes, table, Phase.FUSE).passes) == ["clean", "fuse"]
+
+
+# The fixed point
+
+
+def test_passes_run_until_nothing_changes_and_report_each_run(chain, table):
+    told = []
+    reports = pipeline(table, Step("to-add", applying(to_add)), Step("idle")).run(chain, told.append)
+    assert chain.kinds == ["add"]
+    assert [(r.name, r.changed, r.removed) for r in reports] == [
+        ("to-add", True, 0),
+        ("idle", False, 0),
+    ]
+    assert told == reports
+
+
+def test_a_pass_is_run_again_where_another_has_changed_the_graph(graph, table):
+    graph.returns(graph("add", graph("neg", graph.takes(2)), 1))
+
+    @rule("neg")
+    def once(node, build):
+        """Make one neg into what the first pass looks for."""
+        return build("add", node.inputs[0], 1)
+
+    first, second = Step("first", applying(scale_up)), Step("second", applying(once))
+    reports = pipeline(table, first, second).run(graph)
+    assert [(r.name, r.changed) for r in reports] == [
+        *(("first", True), ("second", True)),
+        *(("first", True), ("second", False)),
+    ]
+    assert [node.inputs[1] for node in graph.nodes] == [1.000001] * 2
+
+
+def test_a_pass_is_not_run_again_on_the_graph_that_it_left(chain, table):
+    runs = []
+    pipeline(table, Step("a", lambda *_: runs.append("a")), Step("b", lambda *_: runs.append("b"))).run(chain)
+    assert runs == ["a", "b"]
+
+
+def test_removed_nodes_are_counted(graph, table):
+    y = graph("neg", graph.takes(2))
+    graph.returns(y)
+    graph("neg", y)
+
+    def sweep(g, _):
+        for node in g.reversed_nodes():
+            if not node.output.uses:
+                g.erase(node)
+
+    (report, *_) = pipeline(table, Step("sweep", sweep, removes="unread nodes")).run(graph)
+    assert (report.removed, report.removes) == (1, "unread nodes")
+
+
+def test_passes_that_undo_each_other_are_named(chain, table):
+    passes = (Step("forth", applying(to_add)), Step("back", applying(to_neg)), Step("idle"))
+    message = f"the passes ['back', 'forth'] still change the graph after {ROUND_LIMIT} rounds: they undo each other"
+    with pytest.raises(PassError, match=re.escape(message)):
+        pipeline(table, *passes).run(chain)
+
+
+# Faults
+
+
+def test_a_pass_that_breaks_an_invariant_is_named(chain, table):
+    def spoil(graph, _):
+        node = next(iter(graph.nodes))
+        graph.set_input(node, 0, node.output)
+
+    with pytest.raises(PassError, match="before it is computed") as caught:
+        pipeline(table, Step("fine"), Step("spoil", spoil)).run(chain)
+    assert "after the pass spoil" in caught.value.__notes__
+
+
+def test_a_pass_that_changes_numbers_is_named_with_its_promise(chain, table):
+    x = torch.tensor([1.0, 2.0, 3.0])
+    with pytest.raises(
+        PassError, match=r"pass wrong promises exact but moved output 0: (?s:.*)Mismatched elements: 3 / 3"
+    ):
+        pipeline(table, Step("fine"), Step("wrong", applying(to_add)), check_inputs=[x]).run(chain)
+
+
+def test_without_inputs_numbers_are_not_looked_at(chain, table):
+    pipeline(table, Step("wrong", applying(to_add))).run(chain)
+    assert chain.kinds == ["add"]
+
+
+def test_an_exact_pass_may_not_move_one_bit_and_another_may(graph, table):
+    x = torch.tensor([1.0, 2.0])
+    for error, fine in ((EXACT, False), (ulp(8), True)):
+        copy = graph.clone() if graph.outputs else graph.returns(graph("add", graph.takes(2), 1)).clone()
+        run = pipeline(table, Step("scale", applying(scale_up), error=error), check_inputs=[x])
+        if fine:
+            run.run(copy)
+        else:
+            with pytest.raises(PassError, match="pass scale promises exact"):
+                run.run(copy)
+
+
+def test_a_changed_state_counts_as_a_changed_number(graph, table):
+    x = graph.takes(2)
+    graph.add_constant(torch.zeros(2), "memory")
+    graph.set_state("memory", graph("neg", x))
+    with pytest.raises(PassError, match="pass wrong promises exact but moved output 0"):
+        pipeline(table, Step("wrong", applying(to_add)), check_inputs=[torch.ones(2)]).run(graph)
+
+
+def test_random_numbers_are_drawn_alike_before_and_after(graph, table):
+    x = graph.takes(2)
+    y = graph("noise", x)
+    graph("neg", y)
+    graph.returns(y)
+
+    def sweep(g, _):
+        for node in g.reversed_nodes():
+            if not node.output.uses:
+                g.erase(node)
+
+    state = torch.random.get_rng_state()
+    pipeline(table, Step("sweep", sweep), check_inputs=[torch.ones(2)]).run(graph)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_special_values_are_numbers_too():
+    step = Step("keep", error=ulp(8))
+    e = torch.tensor([float("nan"), float("inf"), 1.0])
+    check_numbers(step, [e], [e.clone()])
+    with pytest.raises(PassError, match="pass keep promises ulp"):
+        check_numbers(step, [e], [torch.tensor([float("inf"), float("inf"), 1.0])])

@@ -1,0 +1,208 @@
+"""Rules: when they fire, what they may return, why they did not, and that outputs keep their names."""
+
+import re
+
+import pytest
+import torch
+
+from clika_ref.core.errors import PassError
+from clika_ref.core.ir import Node, Value, verify
+from clika_ref.core.rewriting import Misses, Rule, Skip, apply_rules, erase_dead, keeps_name, rule, substitute
+from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.types import Origin, TensorType
+
+
+@rule("neg")
+def drop_double_neg(node, build):
+    """``neg(neg(x))`` is ``x``."""
+    match node.inputs[0]:
+        case Value(producer=Node("neg", (x,))):
+            return x
+    return Skip("its operand is no neg", 1)
+
+
+@rule("add")
+def add_zero(node, build):
+    """``x + 0`` is ``x``."""
+    x, y = node.inputs
+    return x if isinstance(y, int) and y == 0 else Skip("adds something")
+
+
+@rule("add")
+def add_as_neg(node, build):
+    """``x + 1`` becomes ``neg(neg(x) + -1)``."""
+    x, y = node.inputs
+    return build("neg", build("add", build("neg", x), -1)) if y == 1 else Skip("adds no 1")
+
+
+def negs(graph, count, value):
+    for _ in range(count):
+        value = graph("neg", value)
+    return value
+
+
+def test_a_rule_is_named_after_its_function():
+    assert drop_double_neg == Rule("drop-double-neg", ("neg",), drop_double_neg.rewrite)
+
+
+def test_rules_apply_until_none_applies(graph, table):
+    x = graph.takes(2)
+    graph.returns(graph("add", negs(graph, 9, x), x))
+    assert apply_rules(graph, [drop_double_neg], table) == 4
+    assert graph.kinds == ["neg", "add"]
+    verify(graph)
+
+
+def test_what_a_rule_makes_is_looked_at_again(graph, table):
+    x = graph.takes(2)
+    graph.returns(graph("add", graph("add", graph("neg", x), 1), x))
+    assert apply_rules(graph, [drop_double_neg, add_as_neg], table) == 2
+    assert graph.kinds == ["add", "neg", "add"]
+    verify(graph)
+
+
+def test_a_rule_sees_only_the_kinds_that_it_names(graph, table):
+    seen = []
+
+    @rule("add")
+    def look(node, build):
+        seen.append(node.kind)
+        return Skip("looks only")
+
+    graph.returns(graph("add", graph("neg", graph.takes(2)), 1))
+    assert apply_rules(graph, [look], table) == 0
+    assert seen == ["add"]
+
+
+def test_new_nodes_stand_in_the_place_of_the_old_with_the_rule_in_their_history(graph, table):
+    y = graph("add", graph.takes(2), 1)
+    y.producer.origin = Origin(("head",), ("model.py:3",))
+    graph.returns(graph("neg", graph("neg", y)))
+    apply_rules(graph, [add_as_neg], table)
+    assert graph.kinds == ["neg", "add", "neg", "neg", "neg"]
+    origins = [node.origin for node in graph.nodes][:3]
+    assert origins == [Origin(("head",), ("model.py:3",), ("add-as-neg",))] * 3
+
+
+def test_what_nobody_reads_any_more_goes(graph, table):
+    x = graph.takes(2)
+    y = graph("add", graph("neg", graph("neg", x)), 0)
+    graph.returns(graph("neg", y))
+    apply_rules(graph, [drop_double_neg, add_zero], table)
+    assert graph.kinds == ["neg"]
+
+
+@pytest.mark.parametrize("answer", [None, 3, (), "x"])
+def test_a_rule_that_returns_something_else_is_named_with_the_node(graph, table, answer):
+    graph.returns(graph("neg", graph.takes(2)))
+    odd = Rule("odd-rule", ("neg",), lambda node, build: answer)
+    returned = re.escape(repr(answer))
+    message = rf"rule odd-rule returned {returned} for %neg: .*; return one value per output, or Skip\(reason\)"
+    with pytest.raises(PassError, match=message):
+        apply_rules(graph, [odd], table)
+
+
+def test_a_rule_that_returns_another_type_is_refused(graph, table):
+    x, y = graph.takes(2), graph.takes(3, name="y")
+    graph.returns(graph("neg", graph("neg", x)))
+    wrong = Rule("wrong", ("neg",), lambda node, build: y if node.inputs[0] is x else Skip("the other"))
+    with pytest.raises(PassError, match="the types differ"):
+        apply_rules(graph, [wrong], table)
+
+
+# Why a rule did not fire
+
+
+def test_the_closest_miss_of_each_rule_is_kept(graph, table):
+    near = Rule("near", ("add",), lambda node, build: Skip(f"adds {node.inputs[1]}", node.inputs[1]))
+    y = graph("add", graph("add", graph("add", graph.takes(2), 1), 5), 3)
+    graph.returns(y)
+    misses = Misses()
+    apply_rules(graph, [near], table, misses)
+    skip, node = misses.closest["near"]
+    assert skip == Skip("adds 5", 5)
+    assert node.startswith("%add_1:")
+
+
+def test_of_equal_misses_the_first_is_kept(graph, table):
+    graph.returns(negs(graph, 2, graph("add", graph.takes(2), 1)))
+    misses = Misses()
+    apply_rules(graph, [add_zero], table, misses)
+    assert misses.closest["add-zero"] == (Skip("adds something"), "%add: float32[2] = add(%x, 1)")
+
+
+# Names
+
+
+def test_an_output_is_not_replaced_by_an_input(graph, table):
+    x = graph.takes(2)
+    y = graph("add", x, 0)
+    graph.returns(y)
+    assert not keeps_name(graph, y, x)
+    assert apply_rules(graph, [add_zero], table) == 0
+    assert graph.outputs == [y]
+
+
+def test_two_outputs_do_not_become_one(graph, table):
+    y = graph("neg", graph.takes(2))
+    z = graph("add", y, 0)
+    graph.returns(y, z)
+    assert apply_rules(graph, [add_zero], table) == 0
+
+
+def test_the_value_that_takes_the_place_of_an_output_takes_its_name(graph, table):
+    y = graph("neg", graph.takes(2))
+    z = graph("add", y, 0)
+    z.name = "logits"
+    graph.returns(z)
+    apply_rules(graph, [add_zero], table)
+    assert graph.kinds == ["neg"]
+    assert [v.name for v in graph.outputs] == ["logits"]
+    verify(graph)
+
+
+def test_a_value_that_a_symbol_is_read_from_keeps_its_name(graph, table):
+    x = graph.takes(3)
+    found = graph("nonzero", x, types=(TensorType(torch.int64, (named("u"), 1)),))
+    graph.symbols["u"] = Symbol("u", 0, None, Side(found.name, 0))
+    same = graph("add", found, 0, types=(found.type,))
+    graph.returns(same)
+    assert not keeps_name(graph, same, found)
+    assert apply_rules(graph, [add_zero], table) == 0
+
+
+def test_a_state_entry_keeps_its_tensor_of_its_own(graph, table):
+    x = graph.takes(2)
+    graph.add_constant(torch.zeros(2), "memory")
+    y = graph("add", x, 0)
+    graph.set_state("memory", y)
+    assert apply_rules(graph, [add_zero], table) == 0
+    assert graph.state["memory"] is y
+
+
+def test_substitute_moves_readers_and_swaps_names_of_outputs_only(graph):
+    x = graph.takes(2)
+    old, new = graph("neg", x), graph("neg", x)
+    reader = graph("add", old, 1)
+    substitute(graph, old, new)
+    assert reader.producer.inputs == (new, 1)
+    assert (old.name, new.name) == ("neg", "neg_1")
+
+
+# Dead nodes
+
+
+def test_dead_nodes_go_with_what_only_they_read(graph):
+    x = graph.takes(2)
+    kept = graph("neg", x)
+    last = graph("add", graph("neg", kept), 1)
+    graph.returns(kept)
+    assert erase_dead(graph, last.producer) == 2
+    assert graph.kinds == ["neg"]
+
+
+def test_a_node_that_a_symbol_is_read_from_is_alive(graph):
+    found = graph("nonzero", graph.takes(3), types=(TensorType(torch.int64, (named("u"), 1)),))
+    graph.symbols["u"] = Symbol("u", 0, None, Side(found.name, 0))
+    assert erase_dead(graph, found.producer) == 0
+    assert graph.kinds == ["nonzero"]

@@ -1,0 +1,152 @@
+"""Size expressions mean on numbers what sympy and torch mean by them."""
+
+import math
+import re
+from fractions import Fraction
+
+import pytest
+import sympy
+import torch
+from torch.utils._sympy import functions as f
+
+from clika_ref.core.symbols import (
+    FUNCTIONS,
+    Guard,
+    Side,
+    Symbol,
+    evaluate,
+    is_symbolic,
+    meaning,
+    named,
+    number,
+    resolve,
+)
+
+N, M = named("n"), named("m")
+HALF = sympy.Rational(1, 2)
+
+
+def raw(kind: type, *args: sympy.Basic) -> sympy.Basic:
+    """Return an expression that sympy does not simplify to another kind."""
+    return sympy.Basic.__new__(kind, *args)
+
+
+CASES = [
+    (N + M + 1, lambda n, m: n + m + 1),
+    (N * M * 3, lambda n, m: n * m * 3),
+    (N - M, lambda n, m: n - m),
+    (N**2, lambda n, _: n**2),
+    (sympy.Mod(N, 3), lambda n, _: n % 3),
+    (sympy.floor(N * HALF), lambda n, _: n // 2),
+    (sympy.floor((N - M) * HALF), lambda n, m: (n - m) // 2),
+    (sympy.ceiling(N * HALF), lambda n, _: -(-n // 2)),
+    (sympy.Max(N, M), max),
+    (sympy.Min(N, M), min),
+    (sympy.Eq(N, M), lambda n, m: n == m),
+    (sympy.Ne(N, M), lambda n, m: n != m),
+    (sympy.Lt(N, M), lambda n, m: n < m),
+    (sympy.Le(N, M), lambda n, m: n <= m),
+    (sympy.Gt(N, M), lambda n, m: n > m),
+    (sympy.Ge(N, M), lambda n, m: n >= m),
+    (sympy.And(N > 3, M > 3), lambda n, m: n > 3 and m > 3),
+    (sympy.Or(N > 3, M > 3), lambda n, m: n > 3 or m > 3),
+    (sympy.Not(sympy.And(N > 3, M > 3), evaluate=False), lambda n, m: not (n > 3 and m > 3)),
+    (f.FloorDiv(N, 3), lambda n, _: n // 3),
+    (f.FloorDiv(N - M, 3), lambda n, m: (n - m) // 3),
+    (raw(f.CleanDiv, 6 * N, sympy.Integer(2)), lambda n, _: 3 * n),
+    (raw(f.CeilDiv, N, sympy.Integer(3)), lambda n, _: math.ceil(n / 3)),
+    (f.ModularIndexing(N, 2, 3), lambda n, _: n // 2 % 3),
+    (f.Mod(N, 3), lambda n, _: n % 3),
+    (f.PythonMod(N - M, 3), lambda n, m: (n - m) % 3),
+    (f.CeilToInt(f.IntTrueDiv(N, 3)), lambda n, _: math.ceil(n / 3)),
+    (f.FloorToInt(f.IntTrueDiv(N - M, 3)), lambda n, m: math.floor((n - m) / 3)),
+    (f.TruncToInt(f.IntTrueDiv(N - M, 3)), lambda n, m: math.trunc((n - m) / 3)),
+    (f.RoundToInt(f.IntTrueDiv(N, 2)), lambda n, _: round(n / 2)),
+    (f.FloatTrueDiv(f.ToFloat(N), 4.0), lambda n, _: n / 4),
+    (raw(f.PowByNatural, N, sympy.Integer(3)), lambda n, _: n**3),
+    (f.FloatPow(f.ToFloat(N), 2.0), lambda n, _: float(n) ** 2),
+    (f.OpaqueUnaryFn_sqrt(N), lambda n, _: math.sqrt(n)),
+    (f.Max(N, M), max),
+    (f.Min(N, M), min),
+    (f.Identity(N), lambda n, _: n),
+    (f.Where(sympy.Gt(N, M), N + 1, M + 2), lambda n, m: n + 1 if n > m else m + 2),
+]
+
+
+@pytest.mark.parametrize(("expr", "wanted"), CASES, ids=lambda c: str(c) if isinstance(c, sympy.Basic) else "")
+def test_an_expression_is_computed_as_python_would(expr, wanted):
+    assert expr.free_symbols, "folded before it was tested"
+    for n, m in ((0, 5), (1, 1), (2, 7), (5, 2), (6, 6), (17, 16)):
+        result = evaluate(expr, {"n": n, "m": m})
+        assert result == wanted(n, m), (n, m)
+
+
+def test_every_function_that_has_a_meaning_is_tested():
+    seen = {kind for expr, _ in CASES for part in sympy.preorder_traversal(expr) for kind in type(part).__mro__}
+    assert set(FUNCTIONS) <= seen
+
+
+def test_integers_stay_exact_and_integers():
+    result = evaluate((N * M) ** 2 + 1, {"n": 2**40, "m": 3})
+    assert result == 9 * 2**80 + 1
+    assert type(result) is int
+
+
+def test_a_number_is_itself():
+    assert evaluate(5, {}) == 5
+    assert evaluate(1.5, {}) == 1.5
+
+
+def test_a_symbol_without_a_value_is_a_key_error():
+    with pytest.raises(KeyError, match="m"):
+        evaluate(N + M, {"n": 1})
+
+
+@pytest.mark.parametrize(
+    ("atom", "wanted"),
+    [
+        (sympy.Integer(3), 3),
+        (sympy.Rational(1, 3), Fraction(1, 3)),
+        (sympy.Float(0.5), 0.5),
+        (sympy.true, True),
+        (sympy.false, False),
+        (sympy.oo, math.inf),
+        (f.int_oo, math.inf),
+        (sympy.pi, math.pi),
+    ],
+)
+def test_atoms_become_python_numbers(atom, wanted):
+    assert number(atom) == wanted
+    assert type(number(atom)) is type(wanted)
+
+
+def test_a_function_without_meaning_is_named_with_its_expression():
+    message = "no meaning is declared for sin in the size expression sin(n)"
+    with pytest.raises(NotImplementedError, match=re.escape(message)):
+        meaning(sympy.sin(N))
+
+
+def test_attributes_are_resolved_inside_tuples():
+    assert resolve((1, (N + 1, "same"), None, torch.float16), {"n": 4}) == (1, (5, "same"), None, torch.float16)
+
+
+def test_an_attribute_is_symbolic_if_an_expression_is_inside():
+    assert is_symbolic((1, (2, N)))
+    assert not is_symbolic((1, (2, "n")))
+    assert is_symbolic(N)
+    assert not is_symbolic(())
+
+
+def test_one_name_is_one_symbol_which_is_a_length():
+    assert named("n") is N
+    assert N.is_integer
+    assert N.is_nonnegative
+
+
+def test_symbols_sides_and_guards_read_as_people_say_them():
+    symbol = Symbol("batch", 0, None, Side("x", 0))
+    assert str(symbol) == "batch: 0.. from side 0 of 'x'"
+    assert str(Symbol("length", 2, 512, Side("length", None))) == "length: 2..512 from length"
+    assert str(Guard(N > 4, "model.py:3")) == "n > 4 (from model.py:3)"
+    assert str(Guard(N > 4, "")) == "n > 4"
+    assert symbol.expr is named("batch")

@@ -1,0 +1,42 @@
+"""What a type and an origin say of themselves."""
+
+import torch
+
+from clika_ref.core.symbols import named
+from clika_ref.core.types import Origin, TensorType, is_static
+
+
+def test_a_type_reads_as_people_write_it():
+    assert str(TensorType(torch.float32, (named("batch"), 3, 2 * named("n")))) == "float32[batch, 3, 2*n]"
+    assert str(TensorType(torch.bool, ())) == "bool[]"
+
+
+def test_a_type_is_static_while_every_side_is_a_number():
+    static, dynamic = TensorType(torch.int64, (2, 3)), TensorType(torch.int64, (2, named("n")))
+    assert static.is_static
+    assert not dynamic.is_static
+    assert (static.rank, dynamic.rank) == (2, 2)
+    assert is_static(4)
+    assert not is_static(named("n"))
+
+
+def test_equal_types_are_one_key():
+    assert len({TensorType(torch.float32, (named("n"),)), TensorType(torch.float32, (named("n"),))}) == 1
+
+
+def test_an_origin_shows_the_innermost_module_and_line():
+    origin = Origin(("encoder", "encoder.layers.0"), ("model.py:3", "layers.py:8"))
+    assert (origin.scope, origin.line) == ("encoder.layers.0", "layers.py:8")
+    assert str(origin) == "encoder.layers.0 at layers.py:8"
+
+
+def test_an_unknown_origin_is_the_root():
+    assert str(Origin()) == "<root>"
+    assert str(Origin(lines=("model.py:3",))) == "<root> at model.py:3"
+    assert str(Origin(("head",))) == "head"
+
+
+def test_rules_add_to_the_history_of_a_copy():
+    origin = Origin(("head",))
+    assert origin.through("a").through("b").history == ("a", "b")
+    assert origin.history == ()
