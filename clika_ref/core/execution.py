@@ -13,7 +13,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import is_symbolic, meaning, number, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from clika_ref.core.symbols import Symbol
 
@@ -116,11 +116,22 @@ class _FxWriter:
             self._bind(value)
         for node in self.graph.nodes:
             self._call(node)
-        for name, value in self.graph.state.items():
-            target = self.graph.constants.get(name) or next(v for v in self.graph.inputs if v.name == name)
-            self.fx.call_method("copy_", (self._value(target), self._value(value)))
-        self.fx.output(tuple(self._value(v) for v in self.graph.outputs))
+        by_name = {v.name: v for v in (*self.graph.inputs, *self.graph.constants.values())}
+        targets = {by_name[name]: value for name, value in self.graph.state.items()}
+        new = [self._kept(value, targets.keys()) for value in targets.values()]
+        outputs = tuple(self._kept(value, targets.keys()) for value in self.graph.outputs)
+        for target, value in zip(targets, new, strict=True):
+            self.fx.call_method("copy_", (self._value(target), value))
+        self.fx.output(outputs)
         return self.fx
+
+    def _kept(self, value: Value, overwritten: Collection[Value]) -> fx.Node:
+        """Return a result that must survive the writes of new state: a copy, where it may share the memory written."""
+        source = value
+        while source.producer is not None and source.producer.op.write_back_rule is not None:
+            source = next(v for v in source.producer.inputs if isinstance(v, Value))
+        kept = self._value(value)
+        return self.fx.call_method("clone", (kept,)) if source in overwritten else kept
 
     def _value(self, value: Value) -> fx.Node:
         if value not in self.nodes:  # a constant, fetched where it is first needed
