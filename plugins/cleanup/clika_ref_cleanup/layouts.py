@@ -84,7 +84,7 @@ def moved_attrs(node: Node, order: Order) -> dict[str, Any]:
 def carriers(node: Node) -> tuple[int, ...] | None:
     """Return the operands that must be permuted alike for the results to be; None where no order of sides would do."""
     outputs = {value.type.rank for value in node.outputs}
-    if node.op.random or len(outputs) != 1 or outputs <= {0, 1}:
+    if len(outputs) != 1 or outputs <= {0, 1}:
         return None
     if node.kind in ON_LAST_SIDE:
         alone = len(node.attrs.get("normalized_shape", (0,))) == 1

@@ -74,6 +74,13 @@ def test_two_operands_permuted_differently_stay(sketch):
     assert sketch.clean(PushTransposes()) == ["permute", "permute", "add", "reshape"]
 
 
+def test_an_entry_in_another_order_takes_a_permute_of_both(sketch):
+    alike = [sketch("permute", sketch.input(2, 3, 4, name=n), dims=(1, 2, 0)) for n in "xy"]
+    other = sketch("permute", sketch.input(3, 2, 4, name="z"), dims=(0, 2, 1))
+    sketch.returns(sketch("reshape", sketch("add", sketch("add", *alike), other), shape=(24,)))
+    assert sketch.clean(PushTransposes()) == ["add", "permute", "add", "permute", "reshape"]
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 3), (4, 1, 3), (2, 4, 5, 3)], ids=str)
 def test_constants_are_permuted_beforehand(sketch, shape):
     c = sketch.constant(torch.randn(shape))
