@@ -9,14 +9,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clika_ref.compiling import AnyCallable as AnyCallable
+    from clika_ref.compiling import ModelArgType as ModelArgType
     from clika_ref.compiling import clika_compile as clika_compile
     from clika_ref.core.errors import ClikaError as ClikaError
+    from clika_ref.core.errors import ModelError as ModelError
+    from clika_ref.core.errors import PassError as PassError
+    from clika_ref.core.errors import PluginError as PluginError
+    from clika_ref.core.errors import TargetError as TargetError
     from clika_ref.inputs import clika_install_inputs_catcher as clika_install_inputs_catcher
     from clika_ref.inputs import clika_move_to_device as clika_move_to_device
     from clika_ref.module import ClikaModule as ClikaModule
     from clika_ref.reporting.progress import SimpleProgressBar as SimpleProgressBar
     from clika_ref.settings import BaseDeploymentSettings as BaseDeploymentSettings
     from clika_ref.settings import ClikaCompileOptions as ClikaCompileOptions
+    from clika_ref.settings import DeploymentSettings_ONNXRuntime_ONNX as DeploymentSettings_ONNXRuntime_ONNX
+    from clika_ref.settings import DeploymentSettings_OpenVINO_ONNX as DeploymentSettings_OpenVINO_ONNX
+    from clika_ref.settings import DeploymentSettings_TensorRT_LLM_ONNX as DeploymentSettings_TensorRT_LLM_ONNX
+    from clika_ref.settings import DeploymentSettings_TensorRT_ONNX as DeploymentSettings_TensorRT_ONNX
 
 HOMES = {
     "AnyCallable": "compiling",

@@ -1,0 +1,239 @@
+"""Plugins through their real door, entry points: what is refused, that all failures come at once, and in one order."""
+
+import re
+import sys
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+
+from clika_ref.core import registry as registry_module
+from clika_ref.core.errors import PluginError
+from clika_ref.core.hooks import API_LEVEL
+from clika_ref.core.operators import operator
+from clika_ref.core.registry import LIMIT_VARIABLE, Plugin, build_registry, load_registry
+
+HEAD = f"""
+from clika_ref.core.hooks import hookimpl
+from clika_ref.core.operators import operator
+import torch
+CLIKA_REF_API = {API_LEVEL}
+"""
+
+OPERATORS = (
+    HEAD
+    + """
+@operator(torch.ops.aten.{call})
+def {name}(x):
+    \"\"\"An operator.\"\"\"
+    return x
+
+@hookimpl
+def clika_ref_operators():
+    return [{name}]
+"""
+)
+
+THINGS = (
+    HEAD
+    + """
+class Thing:
+    def __init__(self, name):
+        self.name = name
+
+@hookimpl
+def clika_ref_{kind}():
+    return [Thing("{name}")]
+"""
+)
+
+
+class Installed:
+    """A folder on the path in which distributions appear."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+
+    def __call__(self, name: str, source: str | None, version: str = "1.0") -> None:
+        """Install a distribution with one plugin; without source, its module is missing."""
+        module = f"installed_{self.folder.name.replace('-', '_')}_{self.count}_{name}"
+        self.count += 1
+        info = self.folder / f"dist_{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dist-{name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[clika_ref]\n{name} = {module}\n")
+        if source is not None:
+            (self.folder / f"{module}.py").write_text(source)
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Let tests install distributions; those of this environment do not count."""
+    found = registry_module.entry_points
+    monkeypatch.setattr(
+        registry_module,
+        "entry_points",
+        lambda **options: [e for e in found(**options) if e.dist.name.startswith("dist-")],
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(LIMIT_VARIABLE, raising=False)
+    before = set(sys.modules)
+    yield Installed(tmp_path)
+    for name in set(sys.modules) - before:
+        if name.startswith("installed_"):
+            del sys.modules[name]
+
+
+def failure(*parts: str) -> None:
+    """Loading fails, and the message holds all these parts."""
+    with pytest.raises(PluginError) as caught:
+        load_registry()
+    for part in parts:
+        assert re.search(part, str(caught.value)), (part, str(caught.value))
+
+
+def test_a_plugin_that_is_installed_is_found(install):
+    install("alpha", OPERATORS.format(call="relu.default", name="relu"), version="2.3")
+    install("beta", THINGS.format(kind="targets", name="place"))
+    registry = load_registry()
+    assert [str(p) for p in registry.plugins] == ["'alpha' (dist-alpha 2.3)", "'beta' (dist-beta 1.0)"]
+    assert registry.operator_for(torch.ops.aten.relu.default) is registry.operators["relu"]
+    assert registry.operator_for(torch.ops.aten.neg.default) is None
+    assert registry.targets["place"].name == "place"
+
+
+def test_without_any_plugin_the_registry_is_empty(install):
+    registry = load_registry()
+    assert (registry.plugins, dict(registry.operators), dict(registry.passes), dict(registry.targets)) == (
+        (),
+        {},
+        {},
+        {},
+    )
+
+
+# Plugins that cannot be used
+
+
+def test_a_plugin_whose_module_is_missing_is_named_with_its_distribution(install):
+    install("gone", None)
+    failure(
+        "1 of 1 plugins cannot be used",
+        r"'gone' = installed_\w+_gone \(dist-gone 1\.0\): ModuleNotFoundError: No module named",
+        r"Update or uninstall them, or list those to load in \$CLIKA_REF_PLUGINS",
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ValueError('no')", "ValueError: no"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("1 +", "SyntaxError: invalid syntax"),
+        ("", rf"PluginError: it does not state CLIKA_REF_API; this clika-ref speaks {API_LEVEL}"),
+        (
+            f"CLIKA_REF_API = {API_LEVEL + 1}",
+            rf"it was written for CLIKA_REF_API = {API_LEVEL + 1}; this clika-ref speaks {API_LEVEL}",
+        ),
+        ("CLIKA_REF_API = 'one'", r"it was written for CLIKA_REF_API = 'one'"),
+        (HEAD + "@hookimpl\ndef clika_ref_operatos():\n    return []", r"PluginValidationError: .*clika_ref_operatos"),
+        (HEAD + "@hookimpl\ndef clika_ref_passes(graph):\n    return []", r"PluginValidationError: (?s:.*)graph"),
+        (HEAD + "@hookimpl\ndef clika_ref_passes():\n    raise KeyError('x')", "KeyError: 'x'"),
+        (
+            HEAD + "@hookimpl\ndef clika_ref_operators():\n    return [len]",
+            "clika_ref_operators returned <built-in .*>, a builtin_function_or_method; return what @operator made",
+        ),
+        (
+            HEAD + "@hookimpl\ndef clika_ref_passes():\n    return [len.__class__]",
+            "clika_ref_passes returned <class '.*'>, which has no `name`; return instances, not classes",
+        ),
+        (
+            HEAD + "@hookimpl\ndef clika_ref_targets():\n    return [3]",
+            "clika_ref_targets returned 3, which has no `name`",
+        ),
+    ],
+)
+def test_a_plugin_that_is_broken_is_named_with_the_reason(install, source, reason):
+    install("bad", source)
+    failure(r"'bad' = installed_\w+ \(dist-bad 1\.0\): ", reason)
+
+
+def test_all_failures_are_reported_at_once(install):
+    install("one", "raise ValueError('first')")
+    install("fine", OPERATORS.format(call="relu.default", name="relu"))
+    install("two", None)
+    failure("2 of 3 plugins cannot be used", "'one'.*ValueError: first", "'two'.*No module named")
+
+
+# Clashes
+
+
+@pytest.mark.parametrize(("kind", "what"), [("passes", "pass"), ("targets", "target")])
+def test_two_passes_or_targets_of_one_name_name_both_plugins(install, kind, what):
+    install("a", THINGS.format(kind=kind, name="same"))
+    install("b", THINGS.format(kind=kind, name="same"))
+    failure(
+        rf"plugins clash:\n  {what} 'same' is claimed by 'a' \(dist-a 1\.0\) and by 'b' \(dist-b 1\.0\)\n",
+        r"Uninstall one of each, or list those to load in \$CLIKA_REF_PLUGINS",
+    )
+
+
+def test_two_operators_of_one_name_or_of_one_call_name_both_plugins(install):
+    install("a", OPERATORS.format(call="relu.default", name="same"))
+    install("b", OPERATORS.format(call="neg.default", name="same"))
+    install("c", OPERATORS.format(call="neg.default", name="other"))
+    failure(
+        r"operator 'same' is claimed by 'a' .* and by 'b'",
+        r"the ATen call 'aten\.neg\.default' is claimed by 'b' .* and by 'c'",
+    )
+
+
+def test_a_plugin_that_clashes_with_itself_is_found(install):
+    source = THINGS.format(kind="passes", name="same").replace('[Thing("same")]', '[Thing("same"), Thing("same")]')
+    install("a", source)
+    failure(r"pass 'same' is claimed by 'a' .* and by 'a'")
+
+
+# Order and limits
+
+
+def test_the_order_of_installation_makes_no_difference(install, tmp_path):
+    plugins = []
+    for name in ("b", "c", "a"):
+
+        @operator()
+        def thing(x):
+            """Nothing."""
+
+        thing.name = name
+        plugins.append(Plugin(name, f"dist-{name}", "1", operators=(thing,)))
+    for order in permutations(plugins):
+        assert build_registry(order).operators == {p.name: p.operators[0] for p in plugins}
+    for name in ("b", "c", "a"):
+        install(name, THINGS.format(kind="passes", name=name))
+    assert [p.name for p in load_registry().plugins] == ["a", "b", "c"]
+
+
+def test_loading_is_limited_by_the_argument_or_the_environment(install, monkeypatch):
+    for name in ("a", "b", "broken"):
+        install(name, "1 +" if name == "broken" else THINGS.format(kind="passes", name=name))
+    assert [p.name for p in load_registry("b, a").plugins] == ["a", "b"]
+    monkeypatch.setenv(LIMIT_VARIABLE, "b")
+    assert [p.name for p in load_registry().plugins] == ["b"]
+    assert [p.name for p in load_registry("a").plugins] == ["a"], "an argument counts more"
+    monkeypatch.setenv(LIMIT_VARIABLE, "")
+    assert load_registry().plugins == ()
+
+
+def test_a_limit_that_names_what_is_not_installed_is_an_error(install):
+    install("a", THINGS.format(kind="passes", name="a"))
+    with pytest.raises(PluginError, match=re.escape("CLIKA_REF_PLUGINS names ['x', 'y'], but installed are ['a']")):
+        load_registry("a,y,x")
+
+
+def test_a_plugin_that_is_left_out_is_not_even_imported(install):
+    install("a", THINGS.format(kind="passes", name="a"))
+    install("loud", "raise SystemError('imported')")
+    load_registry("a")
