@@ -14,7 +14,7 @@ class Counter(nn.Module):
     def forward(self, x):
         before = self.count.clone()
         self.count.add_(x)
-        return before.view(3, 1), before
+        return before.view(3, 1)
 
 
 class Swap(nn.Module):
@@ -33,9 +33,7 @@ class Swap(nn.Module):
 def test_what_was_read_before_an_update_is_returned_as_it_was():
     module = clika_compile(Counter(), tracing_inputs=[torch.ones(3)], discard_input_model=False)
     for step in range(3):
-        column, before = module(torch.ones(3))
-        assert torch.equal(before, torch.full((3,), float(step)))
-        assert torch.equal(column.flatten(), before)
+        assert torch.equal(module(torch.ones(3)), torch.full((3, 1), float(step)))
     assert torch.equal(module.get_buffer("count"), torch.full((3,), 3.0))
 
 
@@ -50,9 +48,9 @@ def test_an_input_that_is_overwritten_does_not_change_its_earlier_copy():
     def double(x):
         before = x.clone()
         x.mul_(2)
-        return before
+        return before.unsqueeze(0)
 
     module = clika_compile(double, tracing_inputs=[torch.ones(2)])
     x = torch.full((2,), 3.0)
-    assert torch.equal(module(x), torch.full((2,), 3.0))
+    assert torch.equal(module(x), torch.full((1, 2), 3.0))
     assert torch.equal(x, torch.full((2,), 6.0))
