@@ -57,7 +57,11 @@ class Aliases:
         return Traced(value, memory, memory.version)
 
     def result(
-        self, value: Value, fake: Any, operands: list[tuple[Any, Traced]], view: tuple[Operator, tuple[Any, ...], dict[str, Any], int]
+        self,
+        value: Value,
+        fake: Any,
+        operands: list[tuple[Any, Traced]],
+        view: tuple[Operator, tuple[Any, ...], dict[str, Any], int],
     ) -> Traced:
         """Return the entry of what a call made: a view where it shares memory with an operand."""
         key = storage_of(fake)
@@ -95,7 +99,9 @@ class Aliases:
             assert entry.view is not None
             op, _, attrs, index = entry.view
             if op.write_back_rule is None:
-                msg = f"an in-place write through the view made by {op.name} is not supported; write to its base instead"
+                msg = (
+                    f"an in-place write through the view made by {op.name} is not supported; write to its base instead"
+                )
                 raise ModelError(msg)
             base = self.current(entry.parent)
             which = {"index": index} if len(entry.siblings) > 1 else {}

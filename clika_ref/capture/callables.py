@@ -83,6 +83,10 @@ def _modules_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
     """Return the modules that a function closes over or names as globals."""
     if not inspect.isfunction(function):
         owner = getattr(function, "__self__", function)
-        return {n: v for n, v in vars(owner).items() if isinstance(v, torch.nn.Module)} if hasattr(owner, "__dict__") else {}
+        return (
+            {n: v for n, v in vars(owner).items() if isinstance(v, torch.nn.Module)}
+            if hasattr(owner, "__dict__")
+            else {}
+        )
     outside = inspect.getclosurevars(function)
     return {n: v for n, v in {**outside.globals, **outside.nonlocals}.items() if isinstance(v, torch.nn.Module)}

@@ -55,10 +55,32 @@ def functional_overload(
                 return getattr(pure, name), args, kwargs
         if overload in OTHERWISE_NAMED:
             return OTHERWISE_NAMED[overload], args, kwargs
-    elif name.endswith("out"):
-        short = name.removesuffix("out").rstrip("_") or "default"
-        overloads = packet.overloads()
-        wanted = short if short in overloads else "default" if "default" in overloads else overloads[0]
-        return getattr(packet, wanted), args, {k: v for k, v in kwargs.items() if k != "out"}
+    else:
+        results = {written for _, written in _written_names(overload)}
+        pure = _same_without(packet, overload, results)
+        if pure is not None:
+            return pure, args, {k: v for k, v in kwargs.items() if k not in results}
     msg = f"the in-place call {overload} has no form that returns its result; use an out-of-place operation"
     raise ModelError(msg)
+
+
+def _same_without(
+    packet: torch._ops.OpOverloadPacket, overload: torch._ops.OpOverload, results: set[str]
+) -> torch._ops.OpOverload | None:
+    """Return the overload that takes the same arguments except those that results are written to."""
+
+    def taken(schema: Any) -> list[tuple[str, str]]:
+        return [(a.name, str(a.type)) for a in schema.arguments if a.name not in results]
+
+    for name in packet.overloads():
+        schema = torch._C._get_schema(packet._qualified_op_name, "" if name == "default" else name)
+        if schema.overload_name != overload._overloadname and taken(schema) == taken(overload._schema):
+            return getattr(packet, name)
+    return None
+
+
+def squeezed_sides(rank: int, dims: int | Sequence[int] | None = None) -> list[int]:
+    """Return the sides that a call of ``squeeze`` drops where their length is 1: all of them, or those it names."""
+    if dims is None:
+        return list(range(rank))
+    return [d % rank for d in ([dims] if isinstance(dims, int) else dims)] if rank else []

@@ -13,7 +13,7 @@ from clika_ref.capture.dimensions import tracing_choices
 from clika_ref.capture.examples import TracedCalls, take_apart
 from clika_ref.capture.importer import Fallback
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.messages import MismatchError, explain_failures
+from clika_ref.capture.messages import MismatchError, PathError, explain_failures
 from clika_ref.capture.program import import_program
 from clika_ref.capture.symbols import drop_derived
 from clika_ref.capture.tracers import Tracer, applicable, trace
@@ -78,6 +78,8 @@ def capture(
                 notes = Validation(traced, result, leaves).run()
             except MismatchError as error:
                 failures.append((tracer.name, error))
+                if isinstance(error, PathError):
+                    raise explain_failures(callee, traced.comparison, failures) from error
                 continue
             detail(f"Traced by {tracer.name}")
             result.graph.guards = [g.guard for g in result.guards]

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from clika_ref.capture.aliasing import Aliases, Traced, storage_of
-from clika_ref.capture.calls import functional_overload, written_arguments
+from clika_ref.capture.calls import functional_overload, squeezed_sides, written_arguments
 from clika_ref.capture.decomposition import decompose
 from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.origins import origin_of
@@ -140,13 +140,16 @@ class Importer:
         if target is aten.as_strided.default and not _is_plain(node.args[0]):
             msg = "as_strided of a view that is not contiguous reads memory that the graph does not have; index it instead"
             raise ModelError(msg)
+        if target.overloadpacket is aten.squeeze:
+            fake = node.args[0].meta["val"]
+            self.table.need_other_than_1(fake, squeezed_sides(fake.dim(), *args[1:]), self.origin.line)
         op = self.registry.operator_for(target) or self.fallback(target)
         if op is None:
             return self._decomposed(node, target)
         values, named = self._plain(args), self._plain(kwargs)
         if self._autocast is not None:
             values = self._casted(target, node, values)
-        call = op.converters[target](*values, **named) if target in op.converters else op.call(*values, **named)
+        call = op.converted(target, *values, **named)
         if op.name in ("batch_norm", "instance_norm"):
             self._update_statistics(op.name, call.operands, call.attrs, args)
         attrs = {k: self._attribute_value(v) for k, v in call.attrs.items()}
@@ -159,7 +162,9 @@ class Importer:
             fakes = fakes[:1]
         types = [self._type(f) for f in (fakes if many else (fakes,))]
         made = self.graph.insert(Node(op, operands, attrs, self.origin), types, names=[node.name] * len(types))
-        sources = [(n.meta.get("val"), self._env[n]) for n in node.all_input_nodes if isinstance(self._env.get(n), Traced)]
+        sources = [
+            (n.meta.get("val"), self._env[n]) for n in node.all_input_nodes if isinstance(self._env.get(n), Traced)
+        ]
         entries: list[Traced] = []
         for value, fake in zip(made.outputs, fakes if many else (fakes,), strict=True):
             self.table.bind_result(value, fake)
@@ -179,19 +184,18 @@ class Importer:
     # Writes
 
     def _write(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, written: list[Any]) -> Any:
-        (destination,) = written
-        if not isinstance(destination, Traced):
+        if not all(isinstance(destination, Traced) for destination in written):
             msg = f"{target} writes to something that is not a tensor of the graph"
             raise ModelError(msg)
-        old = self.value_of(destination)
         if target.overloadpacket is aten.copy_:
-            new = self._fit(self.value_of(args[1]), old.type)
+            made = args[1]
         else:
             pure, args, kwargs = functional_overload(target, args, kwargs)
-            entry = self._functional(node, pure, args, kwargs)
-            new = self._fit(self.value_of(entry[0] if isinstance(entry, list) else entry), old.type)
-        self.aliases.write(destination, new)
-        return destination
+            made = self._functional(node, pure, args, kwargs)
+        for destination, entry in zip(written, made if isinstance(made, list) else [made], strict=False):
+            old = self.value_of(destination)
+            self.aliases.write(destination, self._fit(self.value_of(entry), old.type))
+        return written[0] if len(written) == 1 else written
 
     def _fit(self, value: Value, type: TensorType) -> Value:
         """Cast and expand a value to the type of the memory that it is written to."""
@@ -334,5 +338,3 @@ def _written_memory(program: fx.GraphModule) -> set[int]:
                 targets = [*written, *(node.args[3:5] if norm else ())]
                 found.update(storage_of(t.meta.get("val")) for t in targets if isinstance(t, fx.Node))
     return found - {0}
-
-

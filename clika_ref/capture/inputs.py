@@ -127,7 +127,9 @@ def record_call(callee: Callee, packed: ModelCall, forward_fn: ForwardFn) -> Mod
     except _CallSeenError:
         assert recorder.call is not None
         return recorder.call
-    msg = f"forward_fn {forward_fn!r} returned without calling the model; it is called as forward_fn(model, args, kwargs)"
+    msg = (
+        f"forward_fn {forward_fn!r} returned without calling the model; it is called as forward_fn(model, args, kwargs)"
+    )
     raise ModelError(msg)
 
 

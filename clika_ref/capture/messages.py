@@ -23,6 +23,10 @@ class MismatchError(ModelError):
     """A trace that worked but does not serve every input; another tracer may."""
 
 
+class PathError(MismatchError):
+    """The model's own Python branches on sizes that the inputs do not share: no tracer can serve them all."""
+
+
 def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:
     """Return the error that names every call that cannot be mapped."""
     shown = "\n".join(f"  {call}" for call in dict.fromkeys(map(str, calls)))
@@ -32,13 +36,11 @@ def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:
     )
 
 
-def explain_failures(
-    callee: Callee, comparison: Comparison, failures: Sequence[tuple[str, Exception]]
-) -> ModelError:
+def explain_failures(callee: Callee, comparison: Comparison, failures: Sequence[tuple[str, Exception]]) -> ModelError:
     """Return the error for a model that no tracer served, with each tracer's own reason."""
     mismatches = [error for _, error in failures if isinstance(error, MismatchError)]
-    reasons = "\n".join(f"  {tracer}: {_reason(error)}" for tracer, error in _distinct(failures))
     lead = str(mismatches[0]) if mismatches else "no tracer could follow it"
+    reasons = "\n".join(f"  {tracer}: {_reason(error, lead)}" for tracer, error in _distinct(failures))
     advice = _advice(comparison, failures)
     error = ModelError(f"{callee.name} cannot be captured as one graph: {lead}.\n{reasons}{advice}")
     error.__cause__ = mismatches[0] if mismatches else failures[0][1]
@@ -52,8 +54,10 @@ def _distinct(failures: Sequence[tuple[str, Exception]]) -> list[tuple[str, Exce
     return list(seen.values())
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, said: str = "") -> str:
     text = str(error).strip()
+    if text == said:
+        return "the reason above"
     first = text.splitlines()[0] if text else ""
     line = _user_line(text) or _traceback_line(error)
     return f"{type(error).__name__}: {first}{f' (at {line})' if line else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 
 from clika_ref.core.types import Origin
 
-TORCH = str(Path(torch.__file__).parent)
+TORCH = str(Path(torch.__file__).parent) + os.sep
+"""Where PyTorch lies; with the separator, as torchvision lies beside it."""
 
 OPERATOR_INSIDES = frozenset(
     {"_ops.py", "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations.py", "_decomp", "_export"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.capture.origins import is_operator_inside, short_line
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.symbols import Guard, Side, Symbol, evaluate, named
 
 _USER_LINE = re.compile(r"# (\S+):(\d+) in ")
 """Dynamo's way of naming a line of the model."""
@@ -38,6 +39,7 @@ class SymbolTable:
         self.graph = graph
         self.ours: dict[sympy.Symbol, sympy.Symbol] = {}
         self.derived: list[Guard] = []
+        self.ranks: list[Guard] = []
         self._translated: dict[sympy.Basic, Any] = {}
 
     def bind_input(self, value: Value, fake: torch.Tensor) -> None:
@@ -102,13 +104,33 @@ class SymbolTable:
     def guards(self, env: ShapeEnv | None) -> list[TracedGuard]:
         """Return every relation between sizes that the trace relied on."""
         found = [TracedGuard(g, testable=False) for g in self.derived]
+        found += [TracedGuard(g, testable=True) for g in self.ranks]
         for g in env.guards if env is not None else ():
             if g.expr.free_symbols <= self.ours.keys():
                 relation = g.expr.xreplace(self.ours)
                 if relation not in (sympy.true, True):
                     testable = _is_internal(g.sloc) or _excludes_at_most_one(relation)
                     found.append(TracedGuard(Guard(relation, _line(g.sloc)), testable))
+        found += self._lower_bounds(env, found)
         return list({t.guard.relation: t for t in reversed(found)}.values())[::-1]
+
+    def _lower_bounds(self, env: ShapeEnv | None, found: list[TracedGuard]) -> Iterator[TracedGuard]:
+        """Yield what a tracer assumed without a guard: where 0 and 1 are special, every dynamic side is at least 2."""
+        for raw, symbol in self.ours.items():
+            bounds = env.var_to_range.get(raw) if env is not None else None
+            if bounds is None or not bounds.lower.is_Integer or bounds.lower <= 0:
+                continue
+            below = {symbol.name: int(bounds.lower) - 1}
+            own = [t.guard.relation for t in found if t.guard.relation.free_symbols == {symbol}]
+            if all(evaluate(relation, below) for relation in own):
+                yield TracedGuard(Guard(sympy.Ge(symbol, bounds.lower), ""), testable=True)
+
+    def need_other_than_1(self, fake: torch.Tensor, dims: Iterable[int], line: str) -> None:
+        """Note that a call kept sides that it would have dropped had their length been 1."""
+        for dim in dims:
+            size = self.translate(fake.shape[dim])
+            if isinstance(size, sympy.Basic):
+                self.ranks.append(Guard(sympy.Ne(size, 1), line))
 
 
 def drop_derived(graph: Graph) -> None:

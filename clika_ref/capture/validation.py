@@ -11,7 +11,7 @@ import torch
 from clika_ref.capture.dimensions import InputSide, resized
 from clika_ref.capture.eager import run_eager
 from clika_ref.capture.examples import TracedCalls
-from clika_ref.capture.messages import MismatchError
+from clika_ref.capture.messages import MismatchError, PathError
 from clika_ref.capture.program import TracedGraph
 from clika_ref.capture.symbols import TracedGuard
 from clika_ref.comparison import differences
@@ -47,9 +47,9 @@ class Validation:
         ):
             problem = self._disagreement(call, expected[0])
             if problem is not None:
-                broken = [g for g in excused if not _holds(g, sizes[number - 1])]
-                because = f"; it assumes {broken[0].guard}" if broken else ""
-                msg = f"the traced graph disagrees with eager on input {number}: {problem}{because}"
+                for g in excused:
+                    self._require_guard(g, sizes)
+                msg = f"the traced graph disagrees with eager on input {number}: {problem}"
                 raise MismatchError(msg)
         for g in excused:
             self._drop(g)
@@ -91,18 +91,20 @@ class Validation:
 
     def _require_guards(self, sizes: list[Mapping[str, int]]) -> None:
         for g in self.result.guards:
-            if g.testable:
-                continue
-            holding = [i for i, s in enumerate(sizes, 1) if _holds(g, s)]
-            broken = [i for i in range(1, len(sizes) + 1) if i not in holding]
-            if broken:
-                shown = self._named_sizes(g, sizes[broken[0] - 1])
-                msg = (
-                    f"the model takes another path for input {broken[0]} ({shown}): the graph holds only where "
-                    f"{g.guard}. Inputs {_listed(holding)} would share a graph, inputs {_listed(broken)} another; "
-                    "compile once for each group"
-                )
-                raise MismatchError(msg)
+            if not g.testable:
+                self._require_guard(g, sizes)
+
+    def _require_guard(self, g: TracedGuard, sizes: list[Mapping[str, int]]) -> None:
+        holding = [i for i, s in enumerate(sizes, 1) if _holds(g, s)]
+        broken = [i for i in range(1, len(sizes) + 1) if i not in holding]
+        if broken:
+            shown = self._named_sizes(g, sizes[broken[0] - 1])
+            msg = (
+                f"the model takes another path for input {broken[0]} ({shown}): the graph holds only where "
+                f"{g.guard}. {_listed(holding).capitalize()} would share a graph, {_listed(broken)} another; "
+                "compile once for each group"
+            )
+            raise (MismatchError if g.testable else PathError)(msg)
 
     def _named_sizes(self, g: TracedGuard, sizes: Mapping[str, int]) -> str:
         used = [s for s in self.result.graph.symbols.values() if s.expr in g.guard.relation.free_symbols]
@@ -179,7 +181,9 @@ def _holds(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
 
 
 def _listed(numbers: list[int]) -> str:
-    return " and ".join(map(str, numbers)) if numbers else "none"
+    if not numbers:
+        return "no input"
+    return f"input{'s' if len(numbers) > 1 else ''} {' and '.join(map(str, numbers))}"
 
 
 def _own(leaf: Any) -> Any:

@@ -1,0 +1,241 @@
+"""Guards: a branch on a size is part of the graph, and an input that takes another branch never gets a wrong number."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import mark_dynamic
+from torchvision.models import swin_transformer
+
+from clika_ref import clika_compile
+from clika_ref.core.errors import ModelError
+
+
+class Guide(nn.Module):
+    """The example of PyTorch's guide to recompilation."""
+
+    def forward(self, x):
+        if x.shape[0] == 10:
+            return x * 2
+        if x.shape[0] <= 30:
+            return x * 200
+        return x * 20000
+
+
+def ones(length):
+    return torch.ones(length, 3)
+
+
+BRANCH = {10: 2, 20: 200, 30: 200, 31: 20000, 40: 20000}
+
+
+@pytest.mark.parametrize("lengths", [c for n in (1, 2, 3) for c in itertools.combinations(BRANCH, n)], ids=str)
+def test_the_example_of_the_recompilation_guide_never_takes_the_wrong_branch(lengths):
+    inputs = [ones(length) for length in lengths]
+    if len({BRANCH[length] for length in lengths}) > 1:
+        with pytest.raises(ModelError, match=r"takes another path for input \d.*test_guards.py:\d+.*share a graph"):
+            clika_compile(Guide(), tracing_inputs=inputs)
+        return
+    module = clika_compile(Guide(), tracing_inputs=inputs)
+    for length, factor in BRANCH.items():
+        try:
+            result = module(ones(length))
+        except ModelError as error:
+            assert length not in lengths
+            assert "side 0" in str(error)
+        else:
+            assert torch.equal(result, ones(length) * factor)
+
+
+def test_a_guarded_module_serves_the_lengths_of_its_branch_and_names_the_guard_for_others():
+    module = clika_compile(Guide(), tracing_inputs=[ones(20), ones(25)])
+    for length in (2, 9, 11, 20, 30):
+        assert torch.equal(module(ones(length)), ones(length) * 200)
+    with pytest.raises(
+        ModelError, match=r"batch = 10 \(side 0 of 'x'\) violates Ne\(batch, 10\) \(from test_guards.py:\d+\)"
+    ):
+        module(ones(10))
+    for length in (31, 40):
+        with pytest.raises(
+            ModelError, match=rf"= {length} .* violates batch <= 30 \(from test_guards.py:\d+\). Compile a"
+        ):
+            module(ones(length))
+
+
+def test_a_branch_that_one_marked_input_takes_is_guarded():
+    x = ones(40)
+    mark_dynamic(x, 0)
+    module = clika_compile(Guide(), tracing_inputs=[x])
+    assert torch.equal(module(ones(31)), ones(31) * 20000)
+    for length in (10, 20, 30):
+        with pytest.raises(ModelError, match=r"violates .*batch"):
+            module(ones(length))
+
+
+def test_the_error_groups_the_inputs_that_would_share_a_graph():
+    inputs = [ones(10), ones(20), ones(10), ones(30)]
+    with pytest.raises(
+        ModelError, match=r"Inputs 2 and 4 would share a graph, inputs 1 and 3 another; compile once for each"
+    ):
+        clika_compile(Guide(), tracing_inputs=inputs)
+
+
+def test_guards_on_two_sides_name_both():
+    def compare(x):
+        return x * 2 if x.shape[0] > x.shape[1] else x * 3
+
+    module = clika_compile(compare, tracing_inputs=[torch.ones(5, 2), torch.ones(7, 3)])
+    assert torch.equal(module(torch.ones(4, 3)), torch.ones(4, 3) * 2)
+    with pytest.raises(ModelError, match=r"batch = 3 \(side 0 of 'x'\), x_1 = 3 \(side 1 of 'x'\) violates"):
+        module(torch.ones(3, 3))
+
+
+def test_guards_on_products_and_remainders_are_checked():
+    def even(x):
+        return x * 2 if (x.shape[0] * x.shape[1]) % 2 == 0 else x * 3
+
+    module = clika_compile(even, tracing_inputs=[torch.ones(4, 3), torch.ones(2, 5)])
+    assert torch.equal(module(torch.ones(3, 6)), torch.ones(3, 6) * 2)
+    with pytest.raises(ModelError, match="violates .*from test_guards.py"):
+        module(torch.ones(3, 5))
+
+
+def test_a_branch_on_an_integer_argument_is_guarded():
+    def powers(x, n):
+        return x * 2 if n > 4 else x * 3
+
+    module = clika_compile(powers, tracing_inputs=[(torch.ones(2), 5), (torch.ones(2), 8)])
+    assert torch.equal(module(torch.ones(2), 100), torch.ones(2) * 2)
+    with pytest.raises(ModelError, match=r"n = 4 \(n\) violates"):
+        module(torch.ones(2), 4)
+
+
+def test_a_branch_on_the_length_1_is_guarded():
+    def squeezed(x):
+        return x * 5 if x.shape[0] == 1 else x * 7
+
+    module = clika_compile(squeezed, tracing_inputs=[ones(2), ones(3)])
+    with pytest.raises(ModelError, match=r"violates .*from test_guards.py"):
+        module(ones(1))
+    with pytest.raises(ModelError, match="would share a graph"):
+        clika_compile(squeezed, tracing_inputs=[ones(1), ones(3)])
+
+
+def test_squeeze_of_a_side_that_is_1_in_one_input_is_no_silent_change_of_rank():
+    def squeezed(x):
+        return x.squeeze(0) + 1
+
+    with pytest.raises(ModelError, match="cannot be captured as one graph"):
+        clika_compile(squeezed, tracing_inputs=[ones(1), ones(3)])
+    module = clika_compile(squeezed, tracing_inputs=[ones(2), ones(3)])
+    try:
+        result = module(ones(1))
+    except ModelError:
+        return
+    assert result.shape == (3,)
+
+
+def test_a_loop_over_a_side_fixes_its_length():
+    def summed(x):
+        total = x[0]
+        for i in range(1, x.shape[0]):
+            total = total + x[i]
+        return total
+
+    with pytest.raises(
+        ModelError, match=r"side 0 of 'x' takes the lengths 2, 3 among the inputs, but the model fixes it"
+    ):
+        clika_compile(summed, tracing_inputs=[ones(2), ones(3)])
+
+
+def test_an_assertion_on_a_size_holds_in_the_module():
+    def halved(x):
+        assert x.shape[0] % 2 == 0, "even lengths only"
+        return x.reshape(x.shape[0] // 2, 2, 3).sum(1)
+
+    module = clika_compile(halved, tracing_inputs=[ones(4), ones(6)])
+    assert torch.equal(module(ones(10)), halved(ones(10)))
+    with pytest.raises(ModelError, match="violates"):
+        module(ones(5))
+
+
+def test_a_guard_that_does_not_matter_restricts_nobody(agree):
+    """Layout guards of kernels: eager agrees where they do not hold, so they are dropped."""
+    agree(nn.Conv2d(3, 4, 3, padding=1), [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 9, 9)], [torch.randn(1, 3, 1, 1)])
+
+
+def test_guards_survive_a_state_dict_and_a_copy():
+    module = clika_compile(Guide(), tracing_inputs=[ones(20), ones(25)])
+    again = type(module)()
+    again.load_state_dict(module.state_dict())
+    for copy_of in (again, copy.deepcopy(module), copy.deepcopy(again)):
+        with pytest.raises(ModelError, match="violates"):
+            copy_of(ones(10))
+
+
+def test_an_artifact_records_its_guards(tmp_path):
+    module = clika_compile(Guide(), tracing_inputs=[ones(20), ones(25)])
+    artifact = module.clika_export(tmp_path / "model.onnx")
+    assert any("Ne(batch, 10)" in guard for guard in artifact.facts["guards"])
+
+
+class Windows(nn.Module):
+    """Window attention in small: pads to whole windows, shifts only where there is more than one."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x):
+        side = 4
+        shift = 0 if side >= x.shape[1] else 2
+        x = nn.functional.pad(x, (0, 0, 0, (side - x.shape[1] % side) % side))
+        if shift:
+            x = torch.roll(x, -shift, 1)
+        windows = x.reshape(x.shape[0], x.shape[1] // side, side, 4)
+        return self.mix(windows).mean((1, 2))
+
+
+def test_windows_give_right_numbers_or_an_error_but_never_wrong_numbers():
+    torch.manual_seed(0)
+    original = Windows().eval()
+    inputs = [torch.randn(1, 8, 4), torch.randn(1, 11, 4)]
+    module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
+    for length in range(1, 14):
+        x = torch.randn(1, length, 4)
+        try:
+            result = module(x)
+        except ModelError as error:
+            assert "violates" in str(error)
+        else:
+            torch.testing.assert_close(result, original(x))
+    with pytest.raises(ModelError, match=r"another path for input \d .*test_guards.py:\d+.*share a graph"):
+        clika_compile(original, tracing_inputs=[torch.randn(1, 3, 4), torch.randn(1, 11, 4)])
+
+
+def test_swin_with_dynamic_height_and_width_names_guard_line_and_groups():
+    """A window of 7 over 8 x 10 shifts, over 7 x 7 it does not."""
+    torch.manual_seed(0)
+    # Two of the four stages of swin_t, on a quarter of its images: the last stage is 7 x 7 and 8 x 10 here as there.
+    original = swin_transformer.SwinTransformer([4, 4], 24, [2, 2], [2, 2], [7, 7]).eval()
+    inputs = [torch.randn(1, 3, 56, 56), torch.randn(1, 3, 64, 80), torch.randn(1, 3, 64, 64)]
+    branch = r"the graph holds only where .* > 7 \(from torchvision/models/swin_transformer.py:\d+\)"
+    groups = "Inputs 2 and 3 would share a graph, input 1 another; compile once for each group"
+    with pytest.raises(ModelError, match=rf"for input 1 \(x_2 = 56, side 2 of 'x'\): {branch}\. {groups}"):
+        clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
+
+
+def test_swin_serves_the_sizes_that_take_the_same_branches():
+    torch.manual_seed(0)
+    original = swin_transformer.SwinTransformer([4, 4], 24, [2], [2], [7, 7]).eval()
+    inputs = [torch.randn(1, 3, 64, 80), torch.randn(1, 3, 64, 64)]
+    module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
+    for x in [*inputs, torch.randn(1, 3, 64, 47), torch.randn(1, 3, 64, 28)]:
+        try:
+            result = module(x)
+        except ModelError as error:
+            assert "violates" in str(error)
+        else:
+            torch.testing.assert_close(result, original(x))

@@ -1,0 +1,272 @@
+"""In-place writes: to views, bases, inputs and buffers, each as eager does it."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+
+
+def base_after_a_view(x):
+    x = x.clone()
+    x[:, 1].mul_(3)
+    return x + 1
+
+
+def view_after_its_base(x):
+    x = x.clone()
+    part = x[:, 1:]
+    x.add_(1)
+    return part * 2
+
+
+def overlapping_views(x):
+    x = x.clone()
+    left, right = x[:, :3], x[:, 1:]
+    left.mul_(2)
+    right.add_(left.sum())
+    return left, right, x
+
+
+def view_of_a_view(x):
+    x = x.clone()
+    x.t()[1:].transpose(0, 1)[:, 0].fill_(7.0)
+    return x
+
+
+def reshape_that_copies(x):
+    x = x.clone()
+    flat = x.t().reshape(-1)
+    flat.mul_(5)
+    return x, flat
+
+
+def reshape_that_does_not_copy(x):
+    x = x.clone()
+    flat = x.reshape(-1)
+    flat.mul_(5)
+    return x, flat
+
+
+def contiguous_of_a_contiguous_tensor(x):
+    x = x.clone()
+    x.contiguous().add_(1)
+    x.t().contiguous().add_(10)
+    return x
+
+
+def flattened_in_place(x):
+    x = x.clone()
+    torch.flatten(x).relu_()
+    return x
+
+
+def chunks(x):
+    x = x.clone()
+    a, b = x.chunk(2, 1)
+    a.mul_(2)
+    b.add_(a)
+    return x, a, b
+
+
+def unbound(x):
+    x = x.clone()
+    for i, row in enumerate(x.unbind(0)):
+        row.add_(i)
+    return x
+
+
+def split(x):
+    x = x.clone()
+    a, b = x.split([1, 3], 1)
+    b.copy_(a)
+    return x
+
+
+def indexed(x):
+    x = x.clone()
+    x[1:, ::2] = 0
+    x[0] += 5
+    x[x > 2] = -1
+    return x
+
+
+def index_put(x):
+    x = x.clone()
+    x.index_put_((torch.tensor([0, 1, 0]),), torch.ones(3, 4), accumulate=True)
+    return x.index_fill_(1, torch.tensor([2]), 4)
+
+
+def narrowed(x):
+    x = x.clone()
+    x.narrow(1, 1, 2).zero_()
+    x.select(0, 0).exp_()
+    x.diagonal().fill_(9)
+    x.unsqueeze(1).squeeze(1).sub_(1)
+    x.permute(1, 0)[0].neg_()
+    return x
+
+
+def dtype_kept_by_a_write(x):
+    x = x.clone().long()
+    x += 1
+    x.copy_(torch.full((3, 4), 2.9))
+    return x
+
+
+def broadcast_by_a_write(x):
+    x = x.clone()
+    x.copy_(x[0] * 2)
+    return x
+
+
+def made_in_forward(x):
+    out = torch.zeros(x.shape[0], 2)
+    out[:, 0] = x.sum(1)
+    out[:, 1] = x.mean(1)
+    return out
+
+
+def expanded_and_read(x):
+    x = x.clone()
+    wide = x[:1].expand(3, 4)
+    x[0].mul_(2)
+    return wide + 0
+
+
+def swapped(x):
+    x = x.clone()
+    a, b = x[0], x[1]
+    a_before = a.clone()
+    a.copy_(b)
+    b.copy_(a_before)
+    return x
+
+
+def out_argument(x):
+    y = torch.empty_like(x)
+    torch.add(x, 1, out=y)
+    return y
+
+
+def several_out_arguments(x):
+    values, places = torch.empty(3), torch.empty(3, dtype=torch.int64)
+    torch.max(x, 1, out=(values, places))
+    return values, places
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        base_after_a_view,
+        view_after_its_base,
+        overlapping_views,
+        view_of_a_view,
+        reshape_that_copies,
+        reshape_that_does_not_copy,
+        contiguous_of_a_contiguous_tensor,
+        flattened_in_place,
+        chunks,
+        unbound,
+        split,
+        indexed,
+        index_put,
+        narrowed,
+        dtype_kept_by_a_write,
+        broadcast_by_a_write,
+        made_in_forward,
+        expanded_and_read,
+        swapped,
+        out_argument,
+        several_out_arguments,
+    ],
+)
+def test_writes_through_views_reach_what_shares_their_memory_and_nothing_else(agree, function):
+    agree(function, [torch.randn(3, 4)], [torch.arange(12.0).reshape(3, 4)])
+
+
+@pytest.mark.parametrize("function", [chunks, overlapping_views, made_in_forward, indexed, reshape_that_copies])
+def test_writes_are_right_with_dynamic_sides(agree, function):
+    agree(function, [torch.randn(3, 4), torch.randn(5, 4)], [torch.randn(2, 4), torch.randn(9, 4)])
+
+
+def test_an_input_that_is_written_and_returned_is_the_callers_own_tensor():
+    def filled(x, y):
+        x.add_(y)
+        y[0] = 0
+        return x
+
+    x, y = torch.ones(3), torch.arange(3.0)
+    module = clika_compile(filled, tracing_inputs=[(torch.zeros(3), torch.zeros(3))])
+    result = module(x, y)
+    assert torch.equal(x, torch.tensor([1.0, 2, 3])), "the caller's tensor must change as eager changes it"
+    assert torch.equal(y, torch.tensor([0.0, 1, 2]))
+    assert torch.equal(result, x)
+
+
+def test_tracing_inputs_stay_as_they_were():
+    def filled(x):
+        return x.fill_(4)
+
+    x = torch.zeros(3)
+    clika_compile(filled, tracing_inputs=[x, torch.zeros(5)])
+    assert torch.equal(x, torch.zeros(3))
+
+
+class Counter(nn.Module):
+    """Updates one buffer twice and reads it between."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.steps += 1
+        self.count.add_(x)
+        first = self.count * 2
+        self.count[0] = self.steps.float()
+        return first + self.count
+
+
+def test_a_buffer_updated_twice_follows_eager_over_several_calls(agree):
+    original, x = Counter(), torch.randn(3)
+    module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+    assert original.steps == 0, "compiling must not count"
+    for _ in range(3):
+        torch.testing.assert_close(module(x), original(x))
+        torch.testing.assert_close(module.count, original.count)
+        assert module.steps == original.steps
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.BatchNorm2d(4, momentum=0.3)
+        self.instance = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return self.instance(self.conv(self.first(x)))
+
+
+def test_running_statistics_in_train_mode_follow_eager_over_three_steps():
+    torch.manual_seed(0)
+    original = Normed().train()
+    inputs = [torch.randn(4, 4, 5, 5), torch.randn(3, 4, 6, 5)]
+    module = clika_compile(original, tracing_inputs=inputs, skip_eval_set_mode=True, discard_input_model=False)
+    for step in range(3):
+        x = torch.randn(2 + step, 4, 5, 5) * 3 + step
+        torch.testing.assert_close(module(x), original(x))
+        for name, buffer in original.named_buffers():
+            torch.testing.assert_close(dict(module.named_buffers())[name], buffer, msg=f"{name} after step {step}")
+
+
+def test_unrelated_memory_is_not_taken_for_a_view(agree):
+    def apart(x):
+        y = x.clone()
+        z = y + 0
+        y.zero_()
+        return z, y
+
+    agree(apart, [torch.randn(4)])
