@@ -22,7 +22,7 @@ class ErrorClass:
 
 
 EXACT = ErrorClass("exact")
-"""Bit for bit: copies, selections, comparisons, integer arithmetic."""
+"""Equal in every element, NaN included; only the sign of a zero may differ: copies, selections, comparisons, integers."""
 
 DOT = ErrorClass("dot")
 """A sum of products: bounded by ``K * u * sum |x| |w|``."""

@@ -129,7 +129,7 @@ class CompilationLog:
         sums: Counter[str] = Counter()
         for report in reports:
             if report.removed > 0:
-                self.detail(f"Removed {report.removed} {report.removes}")
+                self.detail(f"Removed {report.removed} {report.removes} ({report.name})")
                 sums[report.removes] += report.removed
         if sums:
             text = ", ".join(f"{count:,} {what}" for what, count in sums.items())

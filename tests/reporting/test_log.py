@@ -270,7 +270,11 @@ def test_removals_are_one_line_for_each_run_in_the_file_and_one_in_all_on_the_co
     with CompilationLog.open(tmp_path) as log:
         log.removed(reports)
         log.removed(reports[3:])
-    assert texts(log) == ["Removed 1072 unnecessary nodes", "Removed 37 Dropout layers", "Removed 1 unnecessary nodes"]
+    assert texts(log) == [
+        "Removed 1072 unnecessary nodes (remove-dead-nodes)",
+        "Removed 37 Dropout layers (remove-dropout)",
+        "Removed 1 unnecessary nodes (remove-dead-nodes)",
+    ]
     _, *removed = capsys.readouterr().err.splitlines()
     assert removed == ["Removed               1,073 unnecessary nodes, 37 Dropout layers"]
 

@@ -42,7 +42,7 @@ class FoldLiterals:
     phase: ClassVar[Phase] = Phase.CLEAN
     after: ClassVar[tuple[str, ...]] = ("merge-common-subexpressions",)
     error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "nodes that read numbers only"
+    removes: ClassVar[str] = "unnecessary nodes"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Name the results under the prefix of what compression adds to a module."""

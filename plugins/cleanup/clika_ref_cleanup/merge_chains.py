@@ -162,7 +162,7 @@ class MergeChains:
     phase: ClassVar[Phase] = Phase.CLEAN
     after: ClassVar[tuple[str, ...]] = ("remove-identities",)
     error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "links of chains"
+    removes: ClassVar[str] = "unnecessary nodes"
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
         """Apply the rules until none applies."""

@@ -30,7 +30,7 @@ class MergeCommonSubexpressions:
     phase: ClassVar[Phase] = Phase.CLEAN
     after: ClassVar[tuple[str, ...]] = ("merge-chains", "remove-identities")
     error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "repeated computations"
+    removes: ClassVar[str] = "unnecessary nodes"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Look up each node, in order, among those before it; its operands are merged by then."""

@@ -26,7 +26,7 @@ class RemoveDeadNodes:
     phase: ClassVar[Phase] = Phase.CLEAN
     after: ClassVar[tuple[str, ...]] = ()
     error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "unread nodes"
+    removes: ClassVar[str] = "unnecessary nodes"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Erase in one walk from the end, so that what becomes unread on the way goes too."""

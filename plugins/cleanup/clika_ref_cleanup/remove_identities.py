@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -48,7 +47,7 @@ def remove_idle_move(node: Node, build: Builder):
 
 @rule("add", "sub", "mul", "div", "pow")
 def remove_neutral_operand(node: Node, build: Builder):
-    """``x - 0``, ``x * 1``, ``x / 1``, ``x ** 1``; ``x + 0`` of integers, since of floats it turns -0.0 into 0.0."""
+    """``x + 0``, ``x - 0``, ``x * 1``, ``x / 1``, ``x ** 1``."""
     match node.kind, node.inputs:
         case "add" | "mul", (int() | float() as number, Value() as x):
             pass
@@ -60,10 +59,6 @@ def remove_neutral_operand(node: Node, build: Builder):
         return Skip("scales or rounds too", 1)
     if number != (0 if node.kind in ("add", "sub") else 1):
         return Skip(f"{number} is not neutral", 1)
-    if x.type.dtype.is_floating_point or x.type.dtype.is_complex:
-        negative = math.copysign(1.0, number) < 0
-        if (node.kind == "add" and not negative) or (node.kind == "sub" and negative):
-            return Skip("adding 0.0 turns -0.0 into 0.0, and 1 / x tells them apart", 2)
     return _same_type(x, node, 2)
 
 
@@ -77,15 +72,16 @@ def _same_type(x: Any, node: Node, closeness: int = 0):
 class RemoveIdentities:
     """Remove copies, casts and shape changes to what is there already, and arithmetic with neutral numbers.
 
-    Bit for bit: ``x + 0.0`` stays, because it is not ``x`` where ``x`` is -0.0. ``detach`` stays too (it stops
-    gradients); see ``remove-detach``. Constants are never read: a parameter that is 1 now may be trained.
+    Equal in every element: ``x + 0.0`` becomes ``x``, which differs where ``x`` is -0.0 in the sign of the zero only.
+    ``detach`` stays (it stops gradients); see ``remove-detach``. Constants are never read: a parameter that is 1 now may
+    be trained.
     """
 
     name: ClassVar[str] = "remove-identities"
     phase: ClassVar[Phase] = Phase.CLEAN
     after: ClassVar[tuple[str, ...]] = ("remove-dropout",)
     error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "nodes without effect"
+    removes: ClassVar[str] = "unnecessary nodes"
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
         """Apply the rules until none applies."""
