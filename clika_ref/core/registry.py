@@ -48,11 +48,11 @@ class Registry:
     operators: Mapping[str, Operator]
     passes: Mapping[str, Pass]
     targets: Mapping[str, Target]
-    overloads: Mapping[torch._ops.OpOverload, Operator] = field(repr=False)
+    overloads: Mapping[torch._ops.OpOverload | str, Operator] = field(repr=False)
 
     def operator_for(self, overload: torch._ops.OpOverload) -> Operator | None:
         """Return the operator that an ATen call maps to."""
-        return self.overloads.get(overload)
+        return self.overloads.get(overload) or self.overloads.get(str(overload))
 
 
 def load_registry(limit: str | None = None) -> Registry:

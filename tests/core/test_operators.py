@@ -11,6 +11,7 @@ from torch.types import Number
 from clika_ref.core.accuracy import COMPOSE, EXACT, ulp
 from clika_ref.core.errors import PluginError
 from clika_ref.core.operators import by_overload, operator, schema_text
+from clika_ref.core.registry import Plugin, build_registry
 from clika_ref.core.samples import Call
 from clika_ref.core.traits import KEEP_FLOAT, OWN_SCALE, compute
 
@@ -139,6 +140,28 @@ def test_an_aten_call_binds_attributes_by_name_and_tensors_in_order():
     bind = softplus.converters[aten.softplus.default]
     assert bind("x", 2) == Call(("x",), {"beta": 2, "threshold": 20})
     assert bind("x", threshold=5) == Call(("x",), {"beta": 1, "threshold": 5})
+
+
+def test_a_call_that_a_library_adds_is_claimed_by_name_before_the_library_is_there():
+    @operator()
+    def halved(x: Tensor) -> Tensor:
+        """Half of ``x``."""
+        return x / 2
+
+    @halved.from_torch("clika_ref_test.halve.default")
+    def _(given, *, scale=1.0):
+        return halved.call(given)
+
+    library = torch.library.Library("clika_ref_test", "DEF")
+    library.define("halve(Tensor given, *, float scale=1.0) -> Tensor")
+    overload = torch.ops.clika_ref_test.halve.default
+    assert halved.converted(overload, "x", scale=1.0) == Call(("x",))
+    assert by_overload([halved]) == {"clika_ref_test.halve.default": halved}
+    assert build_registry([Plugin("p", "d", "1", operators=(halved,))]).operator_for(overload) is halved
+
+
+def test_a_call_that_the_operator_does_not_claim_is_taken_as_its_own():
+    assert softplus.converted(aten.relu.default, "x", beta=2) == softplus.call("x", beta=2)
 
 
 def test_a_list_of_tensors_fills_a_variadic_operand():

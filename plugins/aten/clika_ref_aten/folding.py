@@ -13,7 +13,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.core.types import TensorType
-from clika_ref_aten.spatial import batched, floor_divide, spread
+from clika_ref_aten.spatial import batched, floor_divide, padded, spread
 
 aten = torch.ops.aten
 
@@ -144,7 +144,7 @@ def _(op, x, *, kernel_size, **spacing):
     )
     b = op.rank(x) - 3
     if any(padding):
-        x = op.Pad(x, op.ints([*padding, *padding]), None, op.ints([b + 1, b + 2]))
+        x = padded(op, x, padding, padding)
     for axis, *spatial in zip((b + 1, b + 3), counts, stride, kernel, dilation, strict=True):
         x = op.Gather(x, _places(op, *spatial), axis=axis)
     windows = op.Transpose(x, perm=[*range(b), b, b + 1, b + 3, b + 2, b + 4])

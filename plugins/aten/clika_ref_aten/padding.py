@@ -15,6 +15,7 @@ from clika_ref.core.traits import OWN_SCALE
 from clika_ref.core.types import Dim, TensorType
 from clika_ref_aten.moving import FAR, is_nonnegative, tidy
 from clika_ref_aten.slicing import cut
+from clika_ref_aten.spatial import enlarged
 
 aten = torch.ops.aten
 
@@ -43,8 +44,8 @@ def _(op, x, *, pad, mode, value):
     if any(n != 0 for ends in added for n in ends):
         kernel = torch.int32 if dtype == torch.int16 else dtype  # ONNX Runtime pads no int16
         filling = op.scalar(value, kernel) if value and mode == "constant" else None
-        lengths = op.ints([n for side in zip(*added, strict=True) for n in side])
-        x = op.cast(op.Pad(op.cast(x, kernel), lengths, filling, mode=ONNX_MODES[mode]), dtype)
+        before, after = zip(*added, strict=True)
+        x = op.cast(enlarged(op, op.cast(x, kernel), before, after, filling, ONNX_MODES[mode]), dtype)
     return _trimmed(op, x, _ends(rank, pad), op.result.shape)
 
 

@@ -14,7 +14,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
 from clika_ref.core.types import TensorType
-from clika_ref_aten.spatial import as_expression, batched, ceil_divide, floor_divide, spread
+from clika_ref_aten.spatial import as_expression, batched, ceil_divide, floor_divide, padded, spread
 
 aten = torch.ops.aten
 
@@ -240,12 +240,12 @@ def _avg_pool(sides):
         counted = count_include_pad or divisor_override is not None
         if counted and ceil_mode and any(begins):
             # Padding counts, but what a window has beyond it does not: only elements that really exist can say so.
-            x = op.Pad(x, op.ints([*begins, *begins]), None, op.ints(range(-sides, 0)))
+            x = padded(op, x, begins, begins)
             ends = None if ends is None else [end - p for end, p in zip(ends, begins, strict=True)]
             begins = (0,) * sides
         whole = divisor_override is not None and ceil_mode
         if whole:  # a sum: what lies beyond must be zeros that count
-            x = op.Pad(x, op.ints([0] * sides + [s - 1 for s in strides]), None, op.ints(range(-sides, 0)))
+            x = padded(op, x, [0] * sides, [s - 1 for s in strides])
         pads = [*begins, *(begins if ends is None or whole else ends)]
         pooled = op.AveragePool(
             x,

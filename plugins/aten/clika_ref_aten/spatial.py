@@ -45,3 +45,22 @@ def floor_divide(a: Any, b: Any) -> Any:
 def ceil_divide(a: Any, b: Any) -> Any:
     """Return ``ceil(a / b)`` of lengths, which may be size expressions."""
     return floor_divide(a + b - 1, b)
+
+
+def padded(op: Any, x: Any, before: Any, after: Any) -> Any:
+    """Return ``x`` with zeros before and after its last sides."""
+    shape = op.shape(x)
+    rest = [0] * (len(shape) - len(before))
+    starts, ends = [*rest, *before], [*rest, *after]
+    wider = TensorType(op.dtype(x), tuple(a + n + b for a, n, b in zip(starts, shape, ends, strict=True)))
+    return op.declare(enlarged(op, x, starts, ends), wider)
+
+
+def enlarged(op: Any, x: Any, before: Any, after: Any, filling: Any = None, mode: str = "constant") -> Any:
+    """Return ``x`` with elements before and after each of its sides.
+
+    The sides are named although all are given. Without names, ONNX Runtime 1.31 makes the elements padding of a pooling
+    that follows, which takes the maximum without them and may have shorter windows; with names of some sides only, it
+    permutes the lengths wrongly where it moves a transpose over the call.
+    """
+    return op.Pad(x, op.ints([*before, *after]), filling, op.ints(range(len(before))), mode=mode)
