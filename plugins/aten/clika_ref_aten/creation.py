@@ -165,7 +165,7 @@ def _(op, *, start, end, step, dtype, device):
         return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
     count = op.promote(0, _count(start, end, step), 1, to=torch.int64)
     if not dtype.is_floating_point:
-        start, step = int(start), int(step)  # as eager does, after it has counted
+        start, step = (n if is_symbolic(n) else int(n) for n in (start, step))  # as eager does, after it has counted
     position = op.cast(op.Range(*count), torch.float64)  # a running sum, which Range is, would drift
     first, by = op.promote(start, step, to=torch.float64)
     return op.cast(op.Add(op.Mul(position, by), first), dtype)

@@ -68,6 +68,7 @@ CALLS: list[tuple[Operator, tuple[Any, ...], dict[str, Any]]] = [
     (creation.arange, (), {"start": -2, "end": N, "step": 2}),
     (creation.arange, (), {"start": N, "end": -2, "step": -3, "dtype": torch.float32}),
     (creation.arange, (), {"start": 0.5, "end": N + 1, "step": 0.3}),
+    (creation.arange, (), {"start": N, "end": -N, "step": -1.0, "dtype": torch.int64}),
     (creation.linspace, (), {"start": -1.0, "end": 1.0, "steps": N}),
     (creation.linspace, (), {"start": 0, "end": N - 1, "steps": M}),
     (creation.logspace, (), {"start": 0, "end": 2.5, "steps": N}),
