@@ -177,7 +177,8 @@ def _capture(
         )
         for note in captured.notes:
             log.detail(note)
-        stage.done(f"{len(captured.graph):,} nodes by {captured.tracer}")
+        slow = f"; slowest at {captured.slow_line}" if captured.slow_line else ""
+        stage.done(f"{len(captured.graph):,} nodes by {captured.tracer}{slow}")
     for symbol in captured.graph.symbols.values():
         log.detail(f"Dynamic: {symbol}")
     for guard in captured.graph.guards:

@@ -18,6 +18,7 @@ from clika_ref.capture.program import import_program
 from clika_ref.capture.symbols import drop_derived
 from clika_ref.capture.tracers import Tracer, applicable, trace
 from clika_ref.capture.validation import Validation
+from clika_ref.capture.watching import costly_line, watched
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.signature import Signature
@@ -33,6 +34,8 @@ class Captured:
     calls: list[list[Any]]
     """The leaves of every tracing call."""
     notes: list[str] = field(default_factory=list)
+    slow_line: str | None = None
+    """The line of the model that cost most of a long trace."""
 
 
 def capture(
@@ -68,7 +71,8 @@ def capture(
         for tracer in applicable(bool(traced.comparison.lengths)):
             progress(f"tracing with {tracer.name}")
             try:
-                program = _trace(traced, tracer, leaves)
+                with watched(f"tracing with {tracer.name}", progress) as lines:
+                    program = _trace(traced, tracer, leaves)
             except Exception as error:  # noqa: BLE001 - a tracer may raise anything; all reasons are reported
                 failures.append((tracer.name, error))
                 continue
@@ -84,7 +88,9 @@ def capture(
             detail(f"Traced by {tracer.name}")
             result.graph.guards = [g.guard for g in result.guards]
             drop_derived(result.graph)
-            return Captured(result.graph, result.signature, tracer.name, traced.comparison.calls, notes)
+            slow = costly_line(lines)
+            notes += [f"Tracing took long, most of it at {slow}"] if slow else []
+            return Captured(result.graph, result.signature, tracer.name, traced.comparison.calls, notes, slow)
     raise explain_failures(callee, traced.comparison, failures)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO, cast
 
 import torch
 from torch.fx.experimental import _config as symbol_config
@@ -90,8 +92,23 @@ def _silenced() -> Iterator[None]:
     for logger in loggers:
         logger.disabled = True
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        out, err = cast("TextIO", _Muted(sys.stdout)), cast("TextIO", _Muted(sys.stderr))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             yield
     finally:
         for logger, was in zip(loggers, disabled, strict=True):
             logger.disabled = was
+
+
+class _Muted:
+    """A stream that drops what this thread writes; others, such as the one that shows progress, still write."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream or io.StringIO()  # a program without a console has none
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

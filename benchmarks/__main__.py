@@ -1,0 +1,54 @@
+"""The command line: every benchmark, or one of them by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from benchmarks import export as export_part
+from benchmarks import forward as forward_part
+from benchmarks import imports as import_part
+from benchmarks import scaling as scaling_part
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+Names = Annotated[list[str] | None, typer.Argument(help="Only these rows; by default all.")]
+
+
+@app.callback(invoke_without_command=True)
+def everything(context: typer.Context) -> None:
+    """Measure everything where no part is named."""
+    if context.invoked_subcommand is None:
+        import_part.run()
+        forward_part.run()
+        scaling_part.run()
+        export_part.run()
+
+
+@app.command()
+def export(names: Names = None, rounds: int = 3) -> None:
+    """Time and memory from module to file, against torch.onnx.export and against torch.export alone."""
+    export_part.run(names, rounds)
+
+
+@app.command()
+def scaling(sizes: Annotated[list[int] | None, typer.Argument(help="Numbers of nodes, ascending.")] = None) -> None:
+    """Time of each stage on graphs of 1,000, 10,000 and 100,000 nodes."""
+    scaling_part.run(sizes)
+
+
+@app.command("import")
+def import_(rounds: int = 9) -> None:
+    """Time that the import adds to that of torch."""
+    import_part.run(rounds)
+
+
+@app.command()
+def forward(names: Names = None, rounds: int = 60) -> None:
+    """Time of one call of a ClikaModule, against the original module."""
+    forward_part.run(names, rounds)
+
+
+if __name__ == "__main__":
+    app()

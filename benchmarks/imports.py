@@ -1,0 +1,56 @@
+"""What ``import clika_ref`` adds to ``import torch``, in fresh interpreters, and what it must not load."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.measuring import ROOT, in_turn, verdict
+from clika_ref.reporting.tables import print_table
+
+LIMIT_S = 0.3
+
+UNWANTED = ("onnx", "onnxruntime", "hypothesis", "onnx_ir", "onnxscript", "sympy")
+
+STATEMENTS = {
+    "torch": "import torch",
+    "clika_ref": "import torch, clika_ref",
+    "clika_compile": "import torch; from clika_ref import clika_compile",
+}
+
+PROGRAM = """
+import sys, time
+start = time.perf_counter()
+{statement}
+print(time.perf_counter() - start, *(m for m in {unwanted!r} if m in sys.modules))
+"""
+
+
+def run(rounds: int = 9) -> None:
+    """Measure and print."""
+    loaded: dict[str, str] = {}
+
+    def measured(name: str) -> float:
+        program = PROGRAM.format(statement=STATEMENTS[name], unwanted=UNWANTED)
+        command = [sys.executable, "-W", "ignore", "-c", program]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603 - our own program
+        seconds, *modules = done.stdout.split()
+        loaded[name] = ", ".join(modules) or "none"
+        return float(seconds)
+
+    candidates: dict[str, Callable[[], float]] = {name: partial(measured, name) for name in STATEMENTS}
+    found = in_turn(candidates, rounds)
+    added = {
+        name: statistics.median(a - b for a, b in zip(seconds, found["torch"], strict=True))
+        for name, seconds in found.items()
+    }
+    rows = [
+        (STATEMENTS[name], f"{statistics.median(found[name]):.3f} s", f"{added[name]:+.3f} s", loaded[name])
+        for name in STATEMENTS
+    ]
+    print_table(("statement", "median", "added", f"loaded of {', '.join(UNWANTED)}"), rows, title="Import")
+    for name in ("clika_ref", "clika_compile"):
+        print(f"{STATEMENTS[name]}: seconds added to torch: {verdict(added[name], LIMIT_S)}")

@@ -1,0 +1,81 @@
+"""Measure side by side: runs of several candidates in turn, fresh processes, and medians of ratios.
+
+Whatever else the machine does hits every candidate alike that way, so ratios hold where seconds do not.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def in_turn(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Run every candidate once a round, each round starting with another one; return the seconds that each reported."""
+    found: dict[str, list[float]] = {name: [] for name in candidates}
+    names = list(candidates)
+    for number in range(rounds):
+        start = number % len(names)
+        for name in names[start:] + names[:start]:
+            gc.collect()  # what one candidate leaves behind must not be cleared up in the time of the next
+            found[name].append(candidates[name]())
+    return found
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Return how long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
+    """Return the median of the ratios of runs that stood beside each other."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def geometric_mean(numbers: Iterable[float]) -> float:
+    """Return the mean that treats 2 and 1/2 alike."""
+    logarithms = [math.log(n) for n in numbers]
+    return math.exp(sum(logarithms) / len(logarithms))
+
+
+def in_fresh_process(module: str, *arguments: str) -> Any:
+    """Run a module in an interpreter of its own; return what its last line of output says as JSON.
+
+    On one thread and with the bundled plugins, unless the environment says otherwise: threads that fight over cores
+    measure the fight.
+    """
+    own = {"OMP_NUM_THREADS": "1", "CLIKA_REF_QUIET": "1", "CLIKA_REF_PLUGINS": "aten,cleanup,onnxruntime"}
+    environment = {**own, **os.environ}
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)  # noqa: S603 - our own modules
+    if done.returncode:
+        msg = f"{' '.join(command)} failed:\n{done.stderr[-4000:]}"
+        raise RuntimeError(msg)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has held so far.
+
+    A process starts with the peak of the one that started it, so measure in children of one that stays small.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024  # kilobytes, except on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def verdict(value: float, limit: float) -> str:
+    """Say whether a figure is reached."""
+    return f"{value:.2f} of at most {limit:.2f}: {'reached' if value <= limit else 'MISSED'}"

@@ -1,0 +1,122 @@
+"""One model down each road from module to file, in its own process: ``python -m benchmarks.roads time resnet18 3``."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks.measuring import in_turn, peak_bytes
+from benchmarks.models import MODELS, Model
+from clika_ref import ClikaCompileOptions, clika_compile
+from clika_ref.core.registry import load_registry
+
+Inputs = dict[str, torch.Tensor]
+
+
+def ours(model: torch.nn.Module, small: Inputs, large: Inputs, path: Path) -> Any:
+    """Compile and export; the comparison in the runtime, which the others do not make, is left out."""
+    options = ClikaCompileOptions(compare_after_export=False)
+    compiled = clika_compile(model, tracing_inputs=[small, large], clika_compile_options=options)
+    compiled.clika_export(path)
+    return compiled
+
+
+def theirs(model: torch.nn.Module, _: Inputs, large: Inputs, path: Path) -> None:
+    """Export with PyTorch's own exporter and its default options."""
+    torch.onnx.export(model, (), path, kwargs=large, dynamo=True, dynamic_shapes=_dynamic(large), verbose=False)
+
+
+def floor(model: torch.nn.Module, _: Inputs, large: Inputs, path: Path, written: bytes = b"") -> None:
+    """Trace, and write bytes that are known already: what any road through torch.export costs at least."""
+    torch.export.export(model, (), large, dynamic_shapes=_dynamic(large), strict=False)
+    path.write_bytes(written)
+
+
+ROADS: dict[str, Callable[..., Any]] = {"ours": ours, "theirs": theirs}
+
+
+def _dynamic(inputs: Inputs) -> dict[str, Any]:
+    return {name: {0: torch.export.Dim.AUTO} for name in inputs}
+
+
+class _Tiny(torch.nn.Module):
+    """What both roads are warmed up with: imports and first calls count for neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).relu().mean((2, 3))
+
+
+def warm_up(folder: Path) -> None:
+    """Go down every road with a tiny model."""
+    for road in (*ROADS.values(), floor):
+        road(_Tiny().eval(), {"x": torch.randn(1, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}, folder / "tiny.onnx")
+
+
+def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
+    """Return the seconds of every round on each road, and those of our stages."""
+    small, large = model.inputs(1), model.inputs(2)
+    stages: list[dict[str, float]] = []
+    path = folder / "ours.onnx"
+    ours(model.make(), small, large, path)
+    written = path.read_bytes()
+
+    def go(road: Callable[..., Any], name: str, **options: Any) -> float:
+        made = model.make()
+        start = time.perf_counter()
+        result = road(made, small, large, folder / name, **options)
+        seconds = time.perf_counter() - start
+        if result is not None:
+            stages.append(dict(result.timings))
+        return seconds
+
+    found = in_turn(
+        {
+            "ours": lambda: go(ours, "ours.onnx"),
+            "theirs": lambda: go(theirs, "theirs.onnx"),
+            "floor": lambda: go(floor, "floor.onnx", written=written),
+        },
+        rounds,
+    )
+    return {**found, "stages": stages, "bytes": len(written)}
+
+
+def measure_memory(model: Model, road: str, folder: Path) -> dict[str, Any]:
+    """Return by how much one road raises the peak of a process that holds the model and the inputs already."""
+    small, large, made = model.inputs(1), model.inputs(2), model.make()
+    gc.collect()
+    before = peak_bytes()
+    ROADS[road](made, small, large, folder / "model.onnx")
+    return {"peak": peak_bytes() - before, "before": before}
+
+
+def main(what: str, name: str, option: str) -> dict[str, Any]:
+    """Measure one model."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    load_registry()
+    model = MODELS[name]()
+    with TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        warm_up(Path(folder))
+        if what == "time":
+            return measure_time(model, int(option), Path(folder))
+        return measure_memory(model, option, Path(folder))
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,36 @@
+"""Processor seconds of each of our own stages on growing graphs: ten times the nodes, at most twelve times the time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from benchmarks.measuring import in_fresh_process, verdict
+from clika_ref.reporting.tables import print_table
+
+SIZES = (1_000, 10_000, 100_000)
+
+LIMIT = 12.0
+"""Times the time for ten times the nodes."""
+
+NOISE_S = 0.02
+"""Stages that take less on the larger graph are no slower than linear at any size that matters."""
+
+
+def run(sizes: Sequence[int] | None = None) -> None:
+    """Measure and print."""
+    sizes = sizes or SIZES
+    found = {size: in_fresh_process("benchmarks.stages", str(size)) for size in sizes}
+    pairs = list(itertools.pairwise(sizes))
+    rows = []
+    worst, slowest = 0.0, "none"
+    for stage in found[sizes[0]]:
+        seconds = [found[size][stage] for size in sizes]
+        growth = [b / a * 10 / (m / n) for (n, m), a, b in zip(pairs, seconds, seconds[1:], strict=True)]
+        rows.append((stage, *(f"{s:.3f} s" for s in seconds), *(f"{g:.1f}x" for g in growth)))
+        for figure, later in zip(growth, seconds[1:], strict=True):
+            if later > NOISE_S and figure > worst:
+                worst, slowest = figure, stage
+    columns = ("stage", *(f"{size:,}" for size in sizes), *(f"{n:,} to {m:,}" for n, m in pairs))
+    print_table(columns, rows, title="Our stages on graphs of so many traced calls; growth for ten times the nodes")
+    print(f"Largest growth, {slowest}: {verdict(worst, LIMIT)}")

@@ -1,0 +1,95 @@
+"""Every stage of ours on one traced graph, in its own process: ``python -m benchmarks.stages 10000``."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks.traces import traced_graph
+from clika_ref.capture.program import import_program
+from clika_ref.core.execution import interpret, to_fx
+from clika_ref.core.ir import Graph, verify
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase, Pipeline
+from clika_ref.core.registry import Registry, load_registry
+from clika_ref.generic import find_operator
+from clika_ref.graph_format import graph_from_json, graph_to_json
+from clika_ref.module import compile_graph
+from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_emission.writing import write_model
+
+
+class Stopwatch:
+    """Processor seconds by the name of a stage: what else runs on the machine does not count."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str, call: Callable[[], Any]) -> Any:
+        """Time a call and return what it returns."""
+        gc.collect()
+        start = time.process_time()
+        result = call()
+        self.seconds[name] = time.process_time() - start
+        return result
+
+
+def main(size: int) -> dict[str, float]:
+    """Send one graph of that size down the road."""
+    warnings.simplefilter("ignore")
+    registry = load_registry()
+    _stages(registry, 100, Stopwatch())  # what is imported or cached on first use belongs to no size
+    watch = Stopwatch()
+    _stages(registry, size, watch)
+    return watch.seconds
+
+
+def _stages(registry: Registry, size: int, watch: Stopwatch) -> None:
+    program, calls = traced_graph(size)
+    lines: list[str] = []
+    traced = watch("import", lambda: import_program(program, calls, "model", registry, lambda _: None, lines.append))
+    graph: Graph = traced.graph
+    watch("verify", lambda: verify(graph))
+    _passes(graph, registry, Phase.CLEAN, watch)
+    _forms(graph, registry, watch)
+    lowered = watch("clone", graph.clone)
+    _passes(lowered, registry, Phase.FUSE, watch)
+    lowered.drop_unused_constants()
+    model = watch("emit", lambda: emit(lowered))
+    with TemporaryDirectory() as folder:
+        watch("write", lambda: write_model(model, Path(folder) / "model.onnx"))
+
+
+def _passes(graph: Graph, registry: Registry, phase: Phase, watch: Stopwatch) -> None:
+    reports = watch(
+        f"all passes, {phase.name}", lambda: Pipeline.of(registry.passes, registry.operators, phase).run(graph)
+    )
+    for report in reports:
+        name = f"  {report.name}, {phase.name}"
+        watch.seconds[name] = watch.seconds.get(name, 0.0) + report.seconds
+
+
+def _forms(graph: Graph, registry: Registry, watch: Stopwatch) -> None:
+    watch("print", lambda: str(graph))
+    watch("to FX", lambda: to_fx(graph))
+    watch("to FX and compiled", lambda: compile_graph(graph))
+    document = watch("to JSON", lambda: json.loads(json.dumps(graph_to_json(graph))))
+    tensors = {name: value.data for name, value in graph.constants.items() if value.data is not None}
+    finder: Callable[[str], Operator | None] = partial(find_operator, declared=registry.operators)
+    watch("from JSON", lambda: graph_from_json(document, finder, tensors))
+    with torch.no_grad():
+        watch("interpret", lambda: interpret(graph, [torch.ones(3, 4, 4, 4)]))
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]))))

@@ -1,0 +1,149 @@
+"""Traced graphs of any size, made by hand: what ``torch.export`` would return for a deep model, without its hours."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils import _pytree as pytree
+
+from clika_ref.capture.callables import Callee, callee_of
+from clika_ref.capture.dimensions import Comparison
+from clika_ref.capture.examples import TracedCalls
+
+aten = torch.ops.aten
+
+CHANNELS, SIDE = 4, 4
+
+CALLS_PER_BLOCK = 22
+
+
+class _Weights(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Stand for the model that the trace is said to come from."""
+        return x
+
+
+class TraceWriter:
+    """Writes calls into an FX graph, each run on fake tensors for its ``meta``; the batch is symbolic."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.module = _Weights()
+        self.mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        self.specs: list[InputSpec] = []
+        self.block = 0
+
+    def input(self, name: str, *shape: int) -> fx.Node:
+        """Declare an input with a dynamic first side."""
+        context = StatelessSymbolicContext([DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (len(shape) - 1)])
+        fake = self.mode.from_tensor(torch.empty(shape), symbolic_context=context)
+        return self._placeholder(name, fake, InputKind.USER_INPUT, None)
+
+    def weight(self, name: str, *shape: int) -> fx.Node:
+        """Declare a parameter."""
+        data = torch.nn.Parameter(torch.full(shape, 1.0 / (len(name) + self.block % 97)))
+        self.module.register_parameter(name, data)
+        return self._placeholder(name, self.mode.from_tensor(data), InputKind.PARAMETER, name)
+
+    def buffer(self, name: str, *shape: int) -> fx.Node:
+        """Declare a buffer."""
+        data = torch.ones(shape)
+        self.module.register_buffer(name, data)
+        return self._placeholder(name, self.mode.from_tensor(data), InputKind.BUFFER, name)
+
+    def _placeholder(self, name: str, fake: torch.Tensor, kind: InputKind, target: str | None) -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["val"] = fake
+        self.specs.append(InputSpec(kind, TensorArgument(name), target, persistent=True))
+        return node
+
+    def call(self, op: Callable[..., Any], *args: Any) -> fx.Node:
+        """Add one call."""
+        node = self.graph.call_function(op, args)
+        with self.mode, torch.no_grad():
+            node.meta["val"] = op(*fx.map_arg(args, lambda n: n.meta["val"]))
+        node.meta["nn_module_stack"] = {"": ("", "Model"), "b": (f"blocks.{self.block}", "Block")}
+        node.meta["stack_trace"] = f'File "model.py", line {self.block % 500}, in forward'
+        return node
+
+
+def traced_graph(nodes: int) -> tuple[Any, TracedCalls]:
+    """Return a program of about that many calls, and the calls of the model that it was traced for."""
+    trace = TraceWriter()
+    weights = [_declare(trace, block) for block in range(nodes // CALLS_PER_BLOCK)]
+    steps = trace.buffer("steps", 1)
+    x = trace.input("x", 2, CHANNELS, SIDE, SIDE)
+    shared = trace.call(aten.add.Tensor, x, 1.0)
+    for trace.block, own in enumerate(weights):
+        x = _block(trace, x, shared, steps, own)
+    trace.graph.output((x,))
+    return _program(trace), _calls(trace.module)
+
+
+def _declare(trace: TraceWriter, block: int) -> dict[str, fx.Node]:
+    trace.block = block
+    shapes = {
+        "kernel": (CHANNELS, CHANNELS, 1, 1),
+        "scale": (CHANNELS,),
+        "shift": (CHANNELS,),
+        "matrix": (CHANNELS, CHANNELS),
+    }
+    found = {name: trace.weight(f"blocks_{block}_{name}", *shape) for name, shape in shapes.items()}
+    return found | {name: trace.buffer(f"blocks_{block}_{name}", CHANNELS) for name in ("mean", "variance")}
+
+
+def _block(trace: TraceWriter, x: fx.Node, shared: fx.Node, steps: fx.Node, w: dict[str, fx.Node]) -> fx.Node:
+    """Convolution, batch norm, a linear layer on the last side, in-place calls, views, and what cleanup removes."""
+    call = trace.call
+    batch = x.meta["val"].shape[0]
+    y = call(aten.conv2d.default, x, w["kernel"], None)
+    statistics = (w["scale"], w["shift"], w["mean"], w["variance"], False, 0.1, 1e-5, True)
+    y = call(aten.batch_norm.default, y, *statistics)
+    y = call(aten.add_.Tensor, y, shared)  # one value that every block reads
+    y = call(aten.relu_.default, y)
+    y = call(aten.dropout.default, y, 0.1, False)
+    size = call(aten.sym_size.int, x, 0)
+    assert size.meta["val"] == batch
+    y = call(aten.permute.default, y, [0, 2, 3, 1])
+    y = call(aten.reshape.default, y, [size, SIDE * SIDE, CHANNELS])
+    y = call(aten.linear.default, y, w["matrix"])
+    y = call(aten.gelu.default, y)
+    half = call(aten.slice.Tensor, y, 1, 0, SIDE * SIDE // 2)
+    call(aten.mul_.Tensor, half, 0.5)  # a write through a view: the base changes
+    mask = call(aten.arange.default, CHANNELS)  # the same constants in every block
+    mask = call(aten.lt.Scalar, mask, 3)
+    y = call(aten.masked_fill.Scalar, y, mask, 0.25)
+    y = call(aten.reshape.default, y, [size, SIDE, SIDE, CHANNELS])
+    y = call(aten.permute.default, y, [0, 3, 1, 2])
+    y = call(aten.contiguous.default, y)
+    y = call(aten.mul.Tensor, y, 1.0)
+    call(aten.add_.Tensor, steps, 1.0)  # a buffer that every block overwrites
+    return call(aten.add.Tensor, y, call(aten.mul.Tensor, x, 0.5))
+
+
+def _program(trace: TraceWriter) -> Any:
+    """Return what the importer reads of an ``ExportedProgram``; PyTorch's own class checks in quadratic time."""
+    return SimpleNamespace(
+        graph=trace.graph,
+        graph_module=fx.GraphModule(torch.nn.Module(), trace.graph),
+        graph_signature=SimpleNamespace(input_specs=trace.specs),
+        constants={},
+        state_dict={},
+    )
+
+
+def _calls(module: torch.nn.Module) -> TracedCalls:
+    callee: Callee = callee_of(module)
+    x = torch.randn(2, CHANNELS, SIDE, SIDE)
+    _, spec = pytree.tree_flatten(x)
+    _, returned = pytree.tree_flatten((x,))
+    assert tuple(inspect.signature(module.forward).parameters) == ("x",)
+    return TracedCalls(callee, Comparison(["x"], [[x]]), ("x",), (spec,), [([x], returned)])

@@ -1,0 +1,79 @@
+"""A long trace says which line of the model it is at, and what else is shown meanwhile stays visible."""
+
+import inspect
+import re
+import sys
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.capture.callables import callee_of
+from clika_ref.capture.inputs import ModelCall, model_call
+from clika_ref.capture.tracers import TRACERS, Tracer, trace
+from clika_ref.capture.watching import LONG, costly_line, line_of, watched
+
+
+def test_the_line_that_a_thread_is_at_is_shown_and_counted():
+    shown, seen = [], threading.Event()
+
+    def progress(text):
+        shown.append(text)
+        seen.set()
+
+    with watched("tracing", progress) as lines:
+        assert seen.wait(timeout=60)
+    assert re.fullmatch(r"tracing, at test_watching\.py:\d+", shown[0])
+    assert shown[0].removeprefix("tracing, at ") in lines
+
+
+def test_the_watch_ends_with_what_it_watches():
+    def fail():
+        with watched("tracing", lambda _: None):
+            assert threading.active_count() == before + 1
+            raise KeyError
+
+    before = threading.active_count()
+    with pytest.raises(KeyError):
+        fail()
+    assert threading.active_count() == before
+
+
+def test_lines_of_pytorch_and_of_the_standard_library_are_not_the_models():
+    found = []
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            sorted([1], key=lambda _: found.append(line_of(inspect.currentframe())))
+            return x
+
+    torch.nn.Sequential(Model())(torch.ones(1))
+    pytree.tree_map(lambda _: found.append(line_of(inspect.currentframe().f_back)), [1])
+    assert [f.partition(":")[0] for f in found] == ["test_watching.py"] * 2
+    assert line_of(None) is None
+
+
+def test_a_line_that_calls_this_package_is_not_the_models():
+    found = []
+    callee = callee_of(torch.nn.Identity())
+    model_call(callee, 1, transform=lambda _: found.append(line_of(inspect.currentframe().f_back)))
+    assert found == [None]
+
+
+def test_only_a_long_trace_says_where_the_time_went():
+    assert costly_line(Counter({"model.py:7": LONG - 1})) is None
+    assert costly_line(Counter({"model.py:7": LONG // 2, "model.py:9": LONG})) == "model.py:9 (68% of the tracing)"
+
+
+def test_a_tracer_is_silent_while_other_threads_still_write(capsys):
+    def run(_module, _call, _shapes):
+        other = threading.Thread(target=lambda: sys.stderr.write("progress"))
+        sys.stdout.write("noise")
+        sys.stderr.write("noise")
+        other.start()
+        other.join()
+
+    trace(Tracer("loud", run, oblivious=TRACERS[0].oblivious), torch.nn.Identity(), ModelCall((), {}), None)
+    assert tuple(capsys.readouterr()) == ("", "progress")
