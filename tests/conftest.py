@@ -25,7 +25,14 @@ def same(module, original, element):
     """
     with torch.no_grad():
         expected, actual = call(original, element), call(module.forward, element)
-    torch.testing.assert_close(actual, expected, equal_nan=True)
+    for results in zip(actual, expected, strict=True):
+        kinds = [[type(r) for r in side] for side in results]
+        assert kinds[0] == kinds[1]
+        assert [r for r in results[0] if not isinstance(r, torch.Tensor)] == [
+            r for r in results[1] if not isinstance(r, torch.Tensor)
+        ]
+        tensors = [[r for r in side if isinstance(r, torch.Tensor)] for side in results]
+        torch.testing.assert_close(tensors[0], tensors[1], equal_nan=True)
     owner = getattr(original, "__self__", original)
     if isinstance(owner, torch.nn.Module):
         buffers = dict(module.named_buffers())

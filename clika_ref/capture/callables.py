@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,20 @@ class Callee:
     def parameters(self) -> inspect.Signature:
         """The signature of a call."""
         return inspect.signature(self.function)
+
+    def spelled_out(self, arguments: Sequence[str]) -> Callee:
+        """Return the same with a parameter for each argument that ``**kwargs`` gathers.
+
+        torch.export 2.13 counts such arguments twice, alone and under the name of ``**kwargs``.
+        """
+        known = self.parameters.parameters
+        extra = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in arguments if n not in known]
+        if not extra:
+            return self
+        own = [p for p in known.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        function = _passed_on(self.function)
+        function.__signature__ = inspect.Signature([*own, *extra])  # type: ignore[attr-defined]
+        return Callee(self.module, function, self.name)
 
     @contextlib.contextmanager
     def as_module(self) -> Iterator[torch.nn.Module]:
@@ -71,12 +85,28 @@ def callee_of(module_or_func: Any) -> Callee:
         return Callee(owner, module_or_func, f"{type(owner).__name__}_{module_or_func.__name__}")
     if callable(module_or_func) and not isinstance(module_or_func, type):
         name = getattr(module_or_func, "__name__", type(module_or_func).__name__)
-        return Callee(_Function(module_or_func), module_or_func, "function" if name == "<lambda>" else name)
+        return Callee(_Function(module_or_func), _with_signature(module_or_func), "function" if name == "<lambda>" else name)
     msg = (
         f"cannot compile {module_or_func!r}, a {type(module_or_func).__name__}: "
         "pass an nn.Module, a bound method such as model.infer, or a function"
     )
     raise ModelError(msg)
+
+
+def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, or one in its place where Python cannot tell the signature, as of PyTorch's builtins."""
+    try:
+        inspect.signature(function)
+    except ValueError:
+        return _passed_on(function)
+    return function
+
+
+def _passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return forward
 
 
 def _modules_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:

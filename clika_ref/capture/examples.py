@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from clika_ref.capture.dimensions import Comparison, compare
 from clika_ref.capture.eager import run_eager
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
-from clika_ref.signature import as_call, flatten_call, nest, regroup
+from clika_ref.signature import as_call, flatten_call, nest
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class TracedCalls:
         """The signature of the function that is traced."""
         return self.callee.parameters
 
+    @property
+    def traceable(self) -> Callee:
+        """What tracers are given."""
+        return self.callee.spelled_out(self.arguments)
+
     def rebuild(self, leaves: Sequence[Any]) -> ModelCall:
         """Return leaves as a call."""
         return ModelCall(*as_call(self.parameters, nest(self.arguments, self.specs, leaves)))
@@ -48,7 +53,22 @@ class TracedCalls:
                 dims.append({d: torch.export.Dim.AUTO for d in sides if d is not None} or None)
             else:
                 dims.append(torch.export.Dim.AUTO if sides else None)
-        return regroup(self.parameters, nest(self.arguments, self.specs, dims))
+        call, remaining = self.rebuild(self.comparison.calls[0]), iter(dims)
+        return {
+            name: _in_place_of_leaves(value, remaining)
+            for name, value in self.traceable.parameters.bind(*call.args, **call.kwargs).arguments.items()
+        }
+
+
+def _in_place_of_leaves(value: Any, dims: Iterator[Any]) -> Any:
+    """Return a nested value with its leaves replaced in order, as torch.export wants it: classes of users as lists."""
+    kind = pytree._get_node_type(value)
+    if kind not in pytree.SUPPORTED_NODES:
+        return next(dims)
+    node = pytree.SUPPORTED_NODES[kind]
+    children, context = node.flatten_fn(value)
+    replaced = [_in_place_of_leaves(child, dims) for child in children]
+    return node.unflatten_fn(replaced, context) if kind in pytree.BUILTIN_TYPES else type(children)(replaced)
 
 
 def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> TracedCalls:

@@ -1,0 +1,267 @@
+"""What can be compiled, how inputs may be given, and what comes back."""
+
+import dataclasses
+import functools
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from clika_ref import ClikaModule, clika_compile
+from clika_ref.core.errors import ModelError
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclasses.dataclass
+class Batch:
+    images: torch.Tensor
+    scales: list
+    note: str = "plain"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x, y=None, *, scale=None):
+        result = self.linear(x)
+        if y is not None:
+            result = result + y
+        return result if scale is None else result * scale
+
+    def infer(self, x, temperature=2.0):
+        return self.linear(x) / temperature
+
+
+X, Y = torch.randn(3, 4), torch.randn(3, 2)
+
+
+def test_a_module_a_function_a_lambda_a_partial_and_a_bound_method_are_compiled(agree):
+    net = Net().eval()
+    agree(Net(), [X])
+    agree(lambda x: x * 2, [X])
+    agree(torch.nn.functional.relu, [X])
+    agree(functools.partial(torch.mul, other=3), [X])
+    module = clika_compile(net.infer, tracing_inputs=[X], discard_input_model=False)
+    torch.testing.assert_close(module(X), net.infer(X))
+    assert set(module.state_dict()) == {"linear.weight", "linear.bias", "_extra_state"}
+    assert "forward" not in vars(net), "the model must have its own forward again"
+
+
+def test_a_function_that_closes_over_a_module_shares_its_weights():
+    net = Net().eval()
+
+    def twice(x):
+        return net.linear(x) * 2
+
+    module = clika_compile(twice, tracing_inputs=[X])
+    torch.testing.assert_close(module(X), twice(X))
+    assert {n for n in module.state_dict() if n.endswith("weight")} == {"net.linear.weight"}
+    assert module.net.linear.weight is net.linear.weight
+
+
+@pytest.mark.parametrize("thing", [3, "model", None, Net])
+def test_what_is_no_model_is_refused(thing):
+    with pytest.raises(ModelError, match=r"cannot compile .*: pass an nn.Module, a bound method such as model.infer, or a"):
+        clika_compile(thing, tracing_inputs=[X])
+
+
+@pytest.mark.parametrize(
+    "element",
+    [X, (X,), (X, Y), {"x": X}, {"x": X, "scale": Y}, {"y": Y, "x": X}, (X, {"y": Y}), (X, Y, {"scale": Y})],
+    ids=["tensor", "tuple of 1", "tuple", "dict", "keyword-only", "dict in another order", "tuple ending in dict", "both"],
+)
+def test_every_form_of_an_input_is_the_call_that_it_stands_for(agree, element):
+    agree(Net(), [element])
+
+
+def test_a_module_takes_its_arguments_by_position_or_by_name(agree):
+    module = agree(Net(), [(X, Y)])
+    torch.testing.assert_close(module(x=X, y=Y), module(X, Y))
+    torch.testing.assert_close(module(X, y=Y), module(X, Y))
+
+
+def test_a_dict_is_one_argument_where_its_keys_name_no_parameters(agree):
+    def one(batch):
+        return batch["a"] + batch["b"]["c"]
+
+    element = {"a": X, "b": {"c": X}}
+    module = agree(one, [element])
+    assert list(module.clika_generate_dummy_inputs()) == ["batch"]
+
+
+def test_a_tuple_may_end_in_a_dict_that_is_an_argument(agree):
+    def scaled(x, options):
+        return x * options["by"]
+
+    agree(scaled, [(X, {"by": X})])
+
+
+def test_keyword_arguments_are_gathered_by_a_model_that_takes_any(agree):
+    def gathered(x, *more, **others):
+        return x + sum(more) + others["a"] * others["b"]
+
+    agree(gathered, [{"x": X, "a": X, "b": X}, {"x": X[:2], "a": X[:2], "b": X[:2]}])
+    agree(gathered, [(X, X, X, {"a": X, "b": X})])
+
+
+def test_nested_inputs_keep_their_structure(agree):
+    def nested(items, pair, batch):
+        first, (second, third) = items["list"]
+        return {
+            "sum": first + second + third,
+            "pair": Pair(pair.right, pair.left),
+            "batch": [batch.images * batch.scales[0], batch.scales[1]],
+        }
+
+    def made(rows):
+        def t():
+            return torch.randn(rows, 2)
+
+        return ({"list": [t(), (t(), t())]}, Pair(t(), t()), Batch(t(), [t(), t()]))
+
+    module = agree(nested, [made(3), made(5)], [made(1)])
+    result = module(*made(2))
+    assert list(result) == ["sum", "pair", "batch"]
+    assert isinstance(result["pair"], Pair)
+    assert isinstance(result["batch"], list)
+
+
+def test_dataclasses_and_model_outputs_come_back_as_what_they_are():
+    def outputs(x):
+        return Batch(x * 2, [x + 1], "result"), BaseModelOutput(last_hidden_state=x * 3, hidden_states=(x, x + 1))
+
+    module = clika_compile(outputs, tracing_inputs=[X, torch.randn(2, 4)])
+    batch, output = module(X)
+    assert isinstance(batch, Batch)
+    assert (batch.note, type(output), list(output)) == ("result", BaseModelOutput, ["last_hidden_state", "hidden_states"])
+    assert torch.equal(batch.images, X * 2)
+    assert torch.equal(batch.scales[0], X + 1)
+    assert torch.equal(output.last_hidden_state, X * 3)
+    assert torch.equal(output[1][1], X + 1)
+
+
+def test_none_constants_repeated_and_passed_through_outputs_come_back_in_place():
+    def outputs(x, flag):
+        y = x * 2
+        return y, None, 7, "text", y, x, [y, (None, 1.5)], flag, True
+
+    module = clika_compile(outputs, tracing_inputs=[(X, "name")])
+    y, nothing, seven, text, again, passed, (inner, (none, number)), flag, true = module(X, "name")
+    assert torch.equal(y, X * 2)
+    assert again is y
+    assert inner is y
+    assert passed is X
+    assert (nothing, seven, text, none, number, flag, true) == (None, 7, "text", None, 1.5, "name", True)
+
+
+def test_weights_and_buffers_may_be_outputs(agree):
+    class Exposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+            self.register_buffer("mean", torch.randn(4))
+
+        def forward(self, x):
+            return x * self.weight, self.weight, self.mean, torch.tensor([1.0, 2.0])
+
+    agree(Exposed(), [X])
+
+
+def test_sizes_and_their_arithmetic_may_be_outputs(agree):
+    def sizes(x):
+        return x + 1, x.shape[0], x.shape[0] * 2 + x.shape[1], tuple(x.shape)
+
+    module = agree(sizes, [X, torch.randn(5, 4)], [torch.randn(1, 4)])
+    assert module(torch.randn(6, 4))[1:] == (6, 16, (6, 4))
+
+
+def test_an_ordered_dict_stays_one():
+    module = clika_compile(lambda x: OrderedDict(b=x, a=x + 1), tracing_inputs=[X])
+    assert type(module(X)) is OrderedDict
+    assert list(module(X)) == ["b", "a"]
+
+
+def test_none_and_flags_among_the_inputs_are_constants(agree):
+    module = agree(Net(), [(X, None, {"scale": Y})])
+    with pytest.raises(ModelError, match="argument 'y' has the structure|argument 'y' is tensor"):
+        module(X, Y, scale=Y)
+
+
+def test_an_argument_that_was_left_out_cannot_be_given_later(agree):
+    module = agree(Net(), [X])
+    torch.testing.assert_close(module(X, None), module(X))
+    with pytest.raises(ModelError, match="argument 'y' was left out when the model was compiled; trace with it to use it"):
+        module(X, Y)
+
+
+def test_data_transform_fn_is_applied_to_each_element_first():
+    seen = []
+
+    def transform(element):
+        seen.append(element)
+        return (element["image"] / 255,)
+
+    elements = [{"image": X, "label": 1}, {"image": torch.randn(5, 4), "label": 2}]
+    module = clika_compile(Net(), tracing_inputs=elements, data_transform_fn=transform)
+    assert seen == elements
+    assert module(torch.randn(9, 4)).shape == (9, 2)
+
+
+def test_forward_fn_gets_model_args_and_kwargs_and_its_call_is_what_is_traced():
+    seen = []
+
+    def feed(model, args, kwargs):
+        seen.append((len(args), dict(kwargs)))
+        return model(args[0] * 2, y=kwargs["scale"])
+
+    element = (X, {"scale": Y})
+    net = Net().eval()
+    module = clika_compile(net, tracing_inputs=[element], forward_fn=feed, discard_input_model=False)
+    assert seen == [(1, {"scale": Y})]
+    torch.testing.assert_close(module(X, y=Y), net(X, Y))
+
+
+def test_forward_fn_that_never_calls_the_model_is_refused():
+    with pytest.raises(ModelError, match=r"forward_fn .* returned without calling the model; .*forward_fn\(model, args, kwargs\)"):
+        clika_compile(Net(), tracing_inputs=[X], forward_fn=lambda model, args, kwargs: None)
+
+
+def test_forward_fn_sees_the_attributes_of_the_model():
+    def feed(model, args, kwargs):
+        return model(args[0].to(model.linear.weight.dtype))
+
+    module = clika_compile(Net().double(), tracing_inputs=[X], forward_fn=feed)
+    assert module(X.double()).dtype == torch.float64
+
+
+def test_a_generator_of_inputs_is_read_once_and_to_its_end():
+    reads = []
+
+    def inputs():
+        for rows in (2, 3):
+            reads.append(rows)
+            yield torch.randn(rows, 4)
+
+    module = clika_compile(Net(), tracing_inputs=inputs())
+    assert reads == [2, 3]
+    assert module(torch.randn(7, 4)).shape == (7, 2)
+
+
+def test_calibration_inputs_stand_in_for_tracing_inputs():
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(5, 4)), batch_size=2)
+    module = clika_compile(Net(), calibration_inputs=loader, data_transform_fn=lambda batch: batch[0])
+    assert module(torch.randn(9, 4)).shape == (9, 2)
+
+
+def test_a_method_with_defaults_keeps_them(agree):
+    net = Net().eval()
+    module = clika_compile(net.infer, tracing_inputs=[(X, 4.0)])
+    assert isinstance(module, ClikaModule)
+    torch.testing.assert_close(module(X, 4.0), net.infer(X, 4.0))
+    with pytest.raises(ModelError, match=r"argument 'temperature' is 2.0, but the graph was made for 4.0"):
+        module(X)

@@ -1,0 +1,228 @@
+"""Autocast and no_grad regions, dtypes, shared weights and constants made in forward."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+
+
+class Autocast(nn.Module):
+    def __init__(self, dtype=torch.bfloat16):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.dtype = dtype
+
+    def forward(self, x):
+        x = self.first(x)
+        with torch.autocast("cpu", dtype=self.dtype):
+            x = torch.softmax(self.second(x) + 1, -1)
+            low = x @ x.T
+        return self.third(x.float()), low
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_autocast_region_computes_in_its_dtype(agree, dtype):
+    module = agree(Autocast(dtype), [torch.randn(3, 8), torch.randn(4, 8)], [torch.randn(1, 8)])
+    assert module(torch.randn(2, 8))[1].dtype == dtype
+    assert all("autocast" not in node.op.name for node in module.graph.nodes)
+    casts = [node for node in module.graph.nodes if node.attrs.get("dtype") == dtype]
+    assert casts, "the casts of the region must be explicit"
+
+
+def test_an_autocast_region_switched_off_inside_another_casts_nothing(agree):
+    linear = nn.Linear(4, 4)
+
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = self.linear(x)
+                with torch.autocast("cpu", enabled=False):
+                    z = self.linear(x)
+                return y, z, torch.cat([y.float(), z])
+
+    module = agree(Nested(), [torch.randn(2, 4)])
+    y, z, _ = module(torch.randn(2, 4))
+    assert (y.dtype, z.dtype) == (torch.bfloat16, torch.float32)
+
+
+class Frozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.body(x)
+        with torch.set_grad_enabled(True):
+            return self.head(x)
+
+
+def test_a_no_grad_region_stops_the_same_gradients():
+    original = Frozen()
+    module = clika_compile(original, tracing_inputs=[torch.randn(2, 4)], discard_input_model=False)
+    x = torch.randn(2, 4)
+    for net in (original, module):
+        net(x).square().sum().backward()
+    assert original.body.weight.grad is None
+    assert module.body.weight.grad is None
+    torch.testing.assert_close(module.head.weight.grad, original.head.weight.grad)
+
+
+def test_detach_in_forward_stops_the_same_gradients():
+    class Detached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return y * y.detach()
+
+    original = Detached()
+    module = clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
+    x = torch.randn(2, 3)
+    for net in (original, module):
+        net(x).sum().backward()
+    torch.testing.assert_close(module.linear.weight.grad, original.linear.weight.grad)
+
+
+def test_integer_and_bool_inputs_compute_as_eager_does(agree):
+    def masked(ids, mask, x):
+        return ids // 2 + mask, x.masked_fill(mask, 0), ids[mask.any(1)], (ids > 3) ^ mask, ids / 2
+
+    def made(rows):
+        return (torch.randint(-9, 9, (rows, 3)), torch.rand(rows, 3) > 0.5, torch.randn(rows, 3))
+
+    agree(masked, [made(2), made(4)], [made(1), made(7)])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.float64])
+def test_inputs_of_every_width_keep_their_dtype(agree, dtype):
+    agree(lambda x: x * 2 + x, [torch.arange(6).to(dtype)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_in_other_floats_agree(agree, dtype):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.LayerNorm(4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.norm(torch.relu(self.conv(x)).mean((2, 3))))
+
+    shapes = [(2, 3, 8, 8), (3, 3, 8, 8)]
+    agree(Net().to(dtype), [torch.randn(s, dtype=dtype) for s in shapes], [torch.randn(1, 3, 8, 8, dtype=dtype)])
+
+
+class Tied(nn.Module):
+    """One embedding also as the output projection, one module used twice, one parameter under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embed.weight
+        self.mix = nn.Linear(4, 4)
+        self.again = self.mix
+        self.scale = nn.Parameter(torch.ones(4))
+        self.alias = self.scale
+
+    def forward(self, ids):
+        x = self.again(self.mix(self.embed(ids))) * self.scale + self.alias
+        return self.head(x)
+
+
+def test_tied_weights_stay_tied_under_all_their_names(agree):
+    original = Tied()
+    module = agree(original, [torch.randint(0, 10, (2, 3))], discard_input_model=False)
+    assert set(module.state_dict()) == {*original.state_dict(), "_extra_state"}
+    assert module.head.weight is module.embed.weight
+    assert module.again.weight is module.mix.weight
+    assert module.alias is module.scale
+    assert len(list(module.parameters())) == len(list(original.parameters()))
+
+
+def test_a_training_step_moves_tied_weights_together():
+    torch.manual_seed(0)
+    original, ids = Tied(), torch.randint(0, 10, (2, 3))
+    module = clika_compile(original, tracing_inputs=[ids], discard_input_model=False)
+    for net in (original, module):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(ids).square().mean().backward()
+        optimizer.step()
+    for name, weight in original.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], weight)
+    torch.testing.assert_close(module(ids), original(ids))
+
+
+def test_constants_made_in_forward_are_kept(agree):
+    table = torch.randn(4)
+
+    def constants(x):
+        return x + torch.tensor([1.0, 2, 3, 4]) * table + torch.arange(4) + torch.tensor(0.5) + torch.eye(4)[0]
+
+    agree(constants, [torch.randn(2, 4), torch.randn(3, 4)], [torch.randn(1, 4)])
+
+
+def test_constants_made_from_sizes_follow_the_sizes(agree):
+    def positions(x):
+        return x + torch.arange(x.shape[1]) / x.shape[1] + torch.ones(x.shape[0], 1) * x.numel()
+
+    agree(positions, [torch.randn(2, 4), torch.randn(3, 5)], [torch.randn(1, 1), torch.randn(7, 7)])
+
+
+def test_a_tensor_attribute_that_is_no_buffer_is_a_constant_under_our_prefix(agree):
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.randn(3)
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            return x * self.weight + self.table
+
+    module = agree(Plain(), [torch.randn(2, 3)])
+    added = set(module.state_dict()) - {"weight", "_extra_state"}
+    assert added, "a tensor that is no parameter and no buffer must be stored"
+    assert all(name.startswith("clika.") for name in added)
+
+
+def test_buffers_that_are_not_persistent_survive_the_state_dict():
+    class Rotary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("angles", torch.randn(3), persistent=False)
+
+        def forward(self, x):
+            return x * self.angles
+
+    module = clika_compile(Rotary(), tracing_inputs=[torch.randn(2, 3)])
+    assert set(module.state_dict()) == {"_extra_state"}
+    again = type(module)()
+    again.load_state_dict(module.state_dict())
+    x = torch.randn(2, 3)
+    assert torch.equal(again(x), module(x))
+
+
+def test_dropout_and_random_tensors_draw_as_eager_in_train_mode():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.drop(x) + torch.rand_like(x)
+
+    original, x = Noisy().train(), torch.ones(4, 50)
+    module = clika_compile(original, tracing_inputs=[x], skip_eval_set_mode=True, discard_input_model=False)
+    torch.manual_seed(3)
+    expected = original(x)
+    torch.manual_seed(3)
+    actual = module(x)
+    assert torch.equal(actual, expected)
+    assert not torch.equal(module(x), module(x))
