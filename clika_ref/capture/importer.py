@@ -41,6 +41,8 @@ SKIPPED = frozenset(
 )
 """Calls that only check what the types of the graph state anyway."""
 
+NOTHING_SERVES = "no operator is declared for it, torchlib has no lowering and PyTorch no decomposition"
+
 
 @dataclass(frozen=True)
 class Unsupported:
@@ -261,11 +263,17 @@ class Importer:
     def _decomposed(self, node: fx.Node, target: torch._ops.OpOverload) -> Any:
         program, operands = decompose(node, target)
         if program is None:
-            msg = "no operator is declared for it, torchlib has no lowering and PyTorch no decomposition"
-            raise ModelError(msg)
+            raise ModelError(NOTHING_SERVES)
         for inner in program.graph.nodes:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
-        return self._inline(program, [self._env[n] for n in operands])
+        known = len(self.unsupported)
+        results = self._inline(program, [self._env[n] for n in operands])
+        inner = [call.call for call in self.unsupported[known:]]
+        if inner:  # the user wrote the outer call
+            del self.unsupported[known:]
+            msg = f"no operator is declared for it, torchlib has no lowering, and its decomposition needs {', '.join(inner)}"
+            raise ModelError(msg)
+        return results
 
     def _casted(self, target: torch._ops.OpOverload, node: fx.Node, values: Any) -> Any:
         dtype = region_casts(target, node, self._autocast)
@@ -318,8 +326,18 @@ class Importer:
         return known
 
     def _refuse(self, node: fx.Node, reason: str) -> None:
-        if "could not be imported" not in reason:  # only the first of a chain is worth reporting
+        if "could not be imported" in reason:  # of a chain only the first, and what would be refused all the same
+            reason = self._lack(node)
+        if reason:
             self.unsupported.append(Unsupported(str(node.target), self.origin, reason))
+
+    def _lack(self, node: fx.Node) -> str:
+        """Say that nothing serves a call, which its operands need not be known for; "" where something does."""
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or target in SKIPPED or target._schema.is_mutable:
+            return ""
+        served = self.registry.operator_for(target) or self.fallback(target) or decompose(node, target)[0]
+        return "" if served else NOTHING_SERVES
 
 
 def _is_plain(source: Any) -> bool:

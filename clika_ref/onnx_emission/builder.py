@@ -147,11 +147,19 @@ class OnnxBuilder:
 
     # Constants
 
-    def constant(self, data: torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, dtype: torch.dtype) -> ir.Value:
+    def constant(
+        self, data: torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, dtype: torch.dtype
+    ) -> ir.Value:
         """Return a constant; equal constants are stored once."""
-        exact = data if isinstance(data, torch.Tensor) else np.asarray(data)  # torch would make float32 of Python floats
+        exact = (
+            data if isinstance(data, torch.Tensor) else np.asarray(data)
+        )  # torch would make float32 of Python floats
         tensor = torch.as_tensor(exact).detach().to(dtype).contiguous()
-        key = (dtype, tuple(tensor.shape), tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        key = (
+            dtype,
+            tuple(tensor.shape),
+            tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"",
+        )
         if key not in self._constants:
             name = f"constant_{len(self._constants)}"
             value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(to_onnx(dtype)))

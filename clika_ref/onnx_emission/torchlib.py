@@ -51,15 +51,47 @@ def _lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arg
     stand_ins = [_stand_in(op, opset, value, i) for i, value in enumerate(operands)]
     given = {name: _argument(fill(value, stand_ins)) for name, value in arguments}
     function = _functions().get_decomps(overload)[0].onnx_function
+    positional, named = _as_schema(overload, given)
     with evaluator.default_as(recorder):
-        results = function(**given)
-    _require_inlined(recorder, overload)
-    results = list(results) if isinstance(results, Sequence) and not isinstance(results, ir.Value) else [results]
+        results = function(*positional, **named)
+    found = list(results) if isinstance(results, Sequence) and not isinstance(results, ir.Value) else [results]
+    nodes, found = _inlined(recorder, stand_ins, found)
     for stand_in, value in zip(stand_ins, operands, strict=True):
         ir.convenience.replace_all_uses_with(stand_in, value)
-        results = [value if r is stand_in else r for r in results]
-    op.adopt(recorder.nodes)
-    return tuple(results[: len(op.results)])
+        found = [value if r is stand_in else r for r in found]
+    op.adopt(nodes)
+    return tuple(found[: len(op.results)])
+
+
+def _inlined(
+    recorder: _building.OpRecorder, inputs: list[ir.Value], outputs: list[ir.Value]
+) -> tuple[list[ir.Node], list[ir.Value]]:
+    """Return what was recorded without the local functions that torchlib calls."""
+    from onnx_ir.passes.common import InlinePass  # noqa: PLC0415 - heavy
+
+    if not recorder.functions:
+        return recorder.nodes, outputs
+    functions = [f if isinstance(f, ir.Function) else f.function_ir for f in recorder.functions.values()]
+    domains = {"": OPSET, **{f.domain: 1 for f in functions}}
+    graph = ir.Graph(inputs, outputs, nodes=recorder.nodes, opset_imports=domains, name="torchlib")
+    model = ir.Model(graph, ir_version=10, functions=functions)
+    InlinePass()(model)
+    nodes, found = list(model.graph), list(model.graph.outputs)
+    model.graph.outputs.clear()
+    model.graph.inputs.clear()
+    model.graph.remove(nodes)
+    return nodes, found
+
+
+def _as_schema(overload: torch._ops.OpOverload, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments as ATen takes them: by position, except those that it takes by name only."""
+    named = {a.name: given.pop(a.name) for a in overload._schema.arguments if a.kwarg_only and a.name in given}
+    positional: list[Any] = []
+    for a in overload._schema.arguments:
+        if not given:
+            break
+        positional.append(given.pop(a.name) if a.name in given else a.default_value)
+    return positional, named
 
 
 def _stand_in(op: OnnxBuilder, opset: values.Opset, value: ir.Value, index: int) -> ir.Value:
@@ -75,9 +107,3 @@ def _argument(value: Any) -> Any:
         msg = f"torchlib's lowerings take no size expressions (here {value}); declare the operator in a plugin"
         raise TargetError(msg)
     return int(to_onnx(value)) if isinstance(value, torch.dtype) else value
-
-
-def _require_inlined(recorder: _building.OpRecorder, overload: torch._ops.OpOverload) -> None:
-    if recorder.functions:
-        msg = f"torchlib lowers {overload} to a local function; declare the operator in a plugin"
-        raise TargetError(msg)

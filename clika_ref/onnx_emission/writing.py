@@ -47,15 +47,16 @@ def write_model(model: ir.Model, path: Path, *, external_data: bool = False) -> 
     tensors = {name: _raw(value) for name, value in weights.items()}
     total = sum(data.nbytes for data in tensors.values())
     _check(proto, weights, path)
+    data_path = path.with_name(f"{path.name}.data")
+    apart = external_data or total > LIMIT_BYTES
     with AtomicFiles(path) as files:
         main = files.open(path)
-        if external_data or total > LIMIT_BYTES:
-            data_path = path.with_name(f"{path.name}.data")
+        if apart:
             headers = list(_external(weights, tensors, files.open(data_path), data_path.name))
         else:
             headers = [(_header(value), tensors[name]) for name, value in weights.items()]
         _write(proto, headers, main)
-    return total + path.stat().st_size if external_data else path.stat().st_size
+    return sum(p.stat().st_size for p in ([path, data_path] if apart else [path]))
 
 
 def _raw(value: ir.Value) -> np.ndarray:
@@ -129,7 +130,9 @@ def _check(proto: onnx.ModelProto, weights: dict[str, ir.Value], path: Path) -> 
     for name, value in weights.items():
         tensor = value.const_value
         assert tensor is not None
-        light.graph.input.append(onnx.helper.make_tensor_value_info(name, int(tensor.dtype), [int(d) for d in tensor.shape]))
+        light.graph.input.append(
+            onnx.helper.make_tensor_value_info(name, int(tensor.dtype), [int(d) for d in tensor.shape])
+        )
     try:
         onnx.checker.check_model(light)
     except onnx.checker.ValidationError as error:

@@ -1,0 +1,108 @@
+"""Graphs as ONNX models: names, scopes, symbolic sides, constants, and the errors of lowerings."""
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError, PluginError, TargetError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.operators import operator
+from clika_ref.core.registry import load_registry
+from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.types import Origin, TensorType
+from clika_ref.onnx_emission.emission import SCOPE, SOURCE, emit
+
+OPERATORS = load_registry().operators
+
+
+def graph_of(*kinds):
+    """Return a chain of unary operators on x."""
+    g = Graph("chain")
+    value = g.add_input(TensorType(torch.float32, (named("n"), 4)), "x")
+    g.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
+    for kind in kinds:
+        value = Builder(g, OPERATORS, None, Origin(("encoder", "encoder.act"), ("model.py:7",)))(kind, value)
+    g.add_output(value)
+    return g
+
+
+def test_values_keep_their_names_and_nodes_their_scope_and_line():
+    proto = ir.to_proto(emit(graph_of("relu", "sigmoid")))
+    assert [n.output[0] for n in proto.graph.node] == ["relu", "sigmoid"]
+    properties = {p.key: p.value for p in proto.graph.node[0].metadata_props}
+    assert properties == {SCOPE: "encoder.act", SOURCE: "model.py:7"}
+
+
+def test_symbolic_sides_are_named_in_inputs_and_outputs():
+    proto = ir.to_proto(emit(graph_of("relu")))
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        first, second = value.type.tensor_type.shape.dim
+        assert (first.dim_param, second.dim_value) == ("n", 4)
+
+
+def test_a_lowering_that_returns_its_operand_still_gives_an_output_of_its_own():
+    proto = ir.to_proto(emit(graph_of("identity")))
+    onnx.checker.check_model(proto)
+    assert [(n.op_type, list(n.input), list(n.output)) for n in proto.graph.node] == [("Identity", ["x"], ["identity"])]
+
+
+def test_equal_constants_are_stored_once():
+    g = Graph("twice")
+    x = g.add_input(TensorType(torch.float32, (2,)), "x")
+    build = Builder(g, OPERATORS)
+    g.add_output(build("add", build("mul", x, 0.5), 0.5))
+    assert len(emit(g).graph.initializers) == 1
+
+
+def test_nodes_without_a_lowering_are_named_all_at_once():
+    @operator()
+    def mystery(x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    g = Graph("two")
+    x = g.add_input(TensorType(torch.float32, (2,)), "x")
+    build = Builder(g, OPERATORS, None, Origin(("head",), ("net.py:3",)))
+    g.add_output(build(mystery, build(mystery, x)))
+    with pytest.raises(
+        TargetError,
+        match=r"2 nodes cannot be written as ONNX:\n  mystery in head at net\.py:3\n(.*\n)*Declare their lowering with @<operator>\.onnx",
+    ):
+        emit(g)
+
+
+@pytest.mark.parametrize(
+    ("lowering", "message"),
+    [
+        (lambda op, x: op.Relu(3), r"op\.Relu: operand 3 is a int; use op\.like"),
+        (lambda op, x: (x, x), r"returned 2 values for .*not 1"),
+        (lambda op, x: op.relu(x), r"`op` has no helper 'relu'"),
+        (lambda op, x: 1 / 0, r"the ONNX lowering of broken failed on .*ZeroDivisionError"),
+    ],
+)
+def test_a_broken_lowering_is_blamed_with_its_node(lowering, message):
+    @operator()
+    def broken(x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    broken.onnx(lowering)
+    g = Graph("one")
+    g.add_output(Builder(g, OPERATORS)(broken, g.add_input(TensorType(torch.float32, (2,)), "x")))
+    with pytest.raises(PluginError, match=message):
+        emit(g)
+
+
+def test_complex_numbers_have_no_onnx_operators_and_odd_dtypes_no_element_type():
+    with pytest.raises(ModelError, match=r"ONNX has no element type for torch\.complex32"):
+        emit(graph_of_dtype(torch.complex32))
+
+
+def graph_of_dtype(dtype):
+    g = Graph("odd")
+    value = g.add_input(TensorType(dtype, (2,)), "x")
+    g.add_output(Builder(g, OPERATORS)("identity", value, types=(value.type,)))
+    return g

@@ -1,0 +1,79 @@
+"""Size expressions as ONNX nodes compute what they mean in Python."""
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import sympy
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch.utils._sympy import functions as torch_sympy
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.symbols import Side, Symbol, evaluate, named
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.builder import OPSET, OnnxBuilder
+
+A, B = named("a"), named("b")
+
+EXPRESSIONS = [
+    A + B + 3,
+    A - B,
+    2 * A * B,
+    torch_sympy.FloorDiv(A, 4),
+    torch_sympy.FloorDiv(A - B, 4),
+    torch_sympy.FloorDiv(B - A - 1, 3),
+    torch_sympy.Mod(A, 4),
+    torch_sympy.PythonMod(B - A, 4),
+    torch_sympy.Max(A, B, 5),
+    torch_sympy.Min(A, 2 * B),
+    sympy.Max(1, A - 7),
+    torch_sympy.PowByNatural(A, sympy.Integer(2)),
+    torch_sympy.CeilDiv(A, sympy.Integer(3)),
+    torch_sympy.FloorToInt(torch_sympy.IntTrueDiv(A, sympy.Integer(3))),
+    torch_sympy.CeilToInt(torch_sympy.IntTrueDiv(A, B)),
+    torch_sympy.TruncToInt(torch_sympy.ToFloat(A) * 1.5),
+    torch_sympy.RoundToInt(torch_sympy.ToFloat(A) * 0.5),
+]
+
+
+def emitted(*sides):
+    """Return a function that computes the sides in ONNX from the lengths of an input x[a, b]."""
+    op = OnnxBuilder()
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["a", "b"]))
+    op.declare(x, TensorType(torch.float32, (A, B)))
+    for dim, name in enumerate("ab"):
+        op.sizes.bind(Symbol(name, 0, None, Side("x", dim)), x)
+    result = op.Identity(op.ints(sides))
+    result.name = "sides"
+    result.type, result.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(sides)])
+    graph = ir.Graph(
+        [x], [result], nodes=op.nodes, initializers=list(op.initializers.values()), opset_imports={"": OPSET}, name="g"
+    )
+    proto = ir.to_proto(ir.Model(graph, ir_version=10))
+    onnx.checker.check_model(proto)
+    session = ReferenceEvaluator(proto)
+    return op, lambda a, b: session.run(None, {"x": np.zeros((a, b), np.float32)})[0].tolist()
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS, ids=str)
+def test_an_expression_has_the_same_value_in_onnx_and_in_python(expr):
+    _, run = emitted(expr)
+    for a, b in [(1, 1), (2, 7), (7, 2), (8, 5), (13, 3)]:
+        assert run(a, b) == [int(evaluate(expr, {"a": a, "b": b}))]
+
+
+def test_numbers_and_expressions_stand_in_one_vector():
+    _, run = emitted(2, A, 3, 4, A * B, B)
+    assert run(5, 6) == [2, 5, 3, 4, 30, 6]
+
+
+def test_each_expression_is_computed_once():
+    op, _ = emitted(A * B, A * B + 1, A * B)
+    assert [n.op_type for n in op.nodes].count("Mul") == 1
+    assert [n.op_type for n in op.nodes].count("Shape") == 2
+
+
+def test_a_symbol_without_a_source_is_an_error_that_names_it():
+    with pytest.raises(ModelError, match="symbol c is needed before"):
+        emitted(named("c") + 1)

@@ -1,0 +1,62 @@
+"""Calls that no plugin declares: torchlib lowers them, else PyTorch decomposes them, else all are reported."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import ModelError, clika_compile
+from clika_ref.generic import GenericOperator
+
+
+class ByTorchlib(nn.Module):
+    def forward(self, x):
+        return torch.special.erfcx(x), torch.linalg.det(x @ x.mT)
+
+
+class ByDecomposition(nn.Module):
+    def forward(self, x):
+        return torch.renorm(x, 2, 0, 1.0) + 1
+
+
+class ByNobody(nn.Module):
+    def forward(self, x):
+        first = torch.special.bessel_j1(x)
+        return first, torch.linalg.eigvalsh(x @ x.mT)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_torchlib_serves_what_no_plugin_declares(static, tmp_path):
+    inputs = [torch.randn(3, 4)] if static else [torch.randn(2, 3, 4), torch.randn(5, 3, 4)]
+    module = clika_compile(ByTorchlib(), tracing_inputs=inputs)
+    assert {n.op.name for n in module.graph.nodes if isinstance(n.op, GenericOperator)} >= {
+        "aten.special_erfcx.default"
+    }
+    module.clika_export(tmp_path / "m.onnx")  # compares with the module in ONNX Runtime
+
+
+def test_a_module_with_generic_operators_is_copied_and_pickled():
+    x = torch.randn(3, 4)
+    module = clika_compile(ByTorchlib(), tracing_inputs=[x])
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
+        assert all(map(torch.equal, other(x), module(x)))
+
+
+def test_pytorch_decomposes_what_torchlib_lacks(tmp_path):
+    inputs = [torch.randn(3, 4), torch.randn(5, 4)]
+    module = clika_compile(ByDecomposition(), tracing_inputs=inputs)
+    x = torch.randn(7, 4)
+    torch.testing.assert_close(module(x), ByDecomposition()(x))
+    module.clika_export(tmp_path / "m.onnx")
+
+
+def test_what_nobody_serves_is_reported_all_at_once():
+    with pytest.raises(ModelError) as caught:
+        clika_compile(ByNobody(), tracing_inputs=[torch.randn(3, 3)])
+    text = str(caught.value)
+    assert "ByNobody makes 2 calls that no operator serves" in text
+    assert "aten.special_bessel_j1.default in <root> at test_torchlib.py:" in text
+    assert "aten.linalg_eigvalsh.default" in text or "aten._linalg_eigh.default" in text
+    assert "Declare the operators in a plugin" in text

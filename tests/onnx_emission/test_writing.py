@@ -1,0 +1,85 @@
+"""ONNX files: one file or two, streamed weights, checked, and equal to what onnx itself would read and write."""
+
+import onnx
+import pytest
+import torch
+from onnx.external_data_helper import ExternalDataInfo
+
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission import writing
+from clika_ref.onnx_emission.emission import emit
+
+OPERATORS = load_registry().operators
+
+
+@pytest.fixture
+def graph():
+    """``x @ weight.T + bias`` with a large weight, a small one, an empty one and one of each odd dtype."""
+    g = Graph("linear")
+    x = g.add_input(TensorType(torch.float32, (2, 64)), "x")
+    build = Builder(g, OPERATORS)
+    weight = g.add_constant(torch.randn(64, 64), "layer.weight")
+    y = build("linear", x, weight, g.add_constant(torch.randn(64), "layer.bias"))
+    g.add_output(y)
+    for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.int8):
+        g.add_output(build("reshape", g.add_constant(torch.ones(6).to(dtype), f"odd.{dtype}"), shape=(2, 3)))
+    return g
+
+
+def contents(path):
+    model = onnx.load(str(path))
+    onnx.checker.check_model(model, full_check=True)
+    return {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def test_weights_come_back_bit_for_bit(graph, tmp_path):
+    size = writing.write_model(emit(graph), tmp_path / "m.onnx")
+    found = contents(tmp_path / "m.onnx")
+    assert size == (tmp_path / "m.onnx").stat().st_size
+    assert found["layer.weight"].tobytes() == graph.constants["layer.weight"].data.numpy().tobytes()
+    for name, value in graph.constants.items():
+        assert found[name].tobytes() == value.data.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_large_weights_go_to_a_file_beside_on_page_boundaries(graph, tmp_path):
+    size = writing.write_model(emit(graph), tmp_path / "m.onnx", external_data=True)
+    model = onnx.load(str(tmp_path / "m.onnx"), load_external_data=False)
+    outside = [t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    assert [t.name for t in outside] == ["layer.weight"]
+    info = ExternalDataInfo(outside[0])
+    assert (info.location, info.offset % writing.ALIGNMENT, info.length) == ("m.onnx.data", 0, 64 * 64 * 4)
+    assert (
+        contents(tmp_path / "m.onnx")["layer.weight"].tobytes()
+        == graph.constants["layer.weight"].data.numpy().tobytes()
+    )
+    assert size == sum(f.stat().st_size for f in tmp_path.iterdir())
+
+
+def test_a_model_too_large_for_one_file_is_split_unasked(graph, tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "LIMIT_BYTES", 1000)
+    writing.write_model(emit(graph), tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx.data").exists()
+
+
+def test_the_model_that_was_written_is_left_as_it_was(graph, tmp_path):
+    model = emit(graph)
+    names = list(model.graph.initializers)
+    writing.write_model(model, tmp_path / "m.onnx")
+    assert list(model.graph.initializers) == names
+
+
+def test_what_the_checker_rejects_is_not_written(graph, tmp_path):
+    model = emit(graph)
+    next(iter(model.graph)).op_type = "NoSuchOperator"
+    with pytest.raises(TargetError, match=r"the ONNX checker rejects the model for m\.onnx: .*NoSuchOperator"):
+        writing.write_model(model, tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_named(graph, tmp_path):
+    with pytest.raises(ModelError, match="nowhere"):
+        writing.write_model(emit(graph), tmp_path / "nowhere" / "m.onnx")
