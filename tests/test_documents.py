@@ -1,0 +1,135 @@
+"""The documents: their code runs or stands in the project, their links lead somewhere, their quotations are true."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from clika_ref import cli
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLE = ROOT / "plugins/example/clika_ref_example/plugin.py"
+PLACEHOLDER = "…"
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def test_the_quickstart_runs_as_it_stands(tmp_path):
+    (code,) = blocks(ROOT / "README.md", "python")
+    assert len([line for line in code.splitlines() if line]) <= 10
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "torch.Size([5, 8, 30, 30])\n"
+    assert (tmp_path / "model.onnx").exists()
+
+
+def test_the_commands_of_the_documents_exist_in_the_makefile():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {
+        word
+        for d in DOCUMENTS
+        for text in blocks(d, "console")
+        for word in re.findall(r"^make (\w+)", text, re.MULTILINE)
+    }
+    assert named == {"demo", "test", "lint"}
+    assert named <= targets
+
+
+def test_the_command_lines_of_the_readme_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    lines = [line for text in blocks(ROOT / "README.md", "console") for line in text.splitlines()]
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("clika-ref ")]
+    assert [words[0] for words in commands] == ["compile", "plugins", "explain"]
+    for words in commands:
+        result = CliRunner().invoke(cli.app, words)
+        assert result.exit_code == 0, result.output
+    assert (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_file_leads_to_one(document):
+    text = document.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    anchors = {
+        re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-")
+        for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+    broken = []
+    for link in (re.sub(r"\s+", " ", found) for found in links):
+        path, _, anchor = link.partition("#")
+        if path and not (document.parent / path).exists():
+            broken.append(link)
+        if anchor and not path and anchor not in anchors:
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_code_of_contributing_is_that_of_the_example():
+    source = EXAMPLE.read_text(encoding="utf-8")
+    shown = blocks(ROOT / "CONTRIBUTING.md", "python")
+    assert len(shown) >= 5
+    for code in shown:
+        assert code in source, f"not in {EXAMPLE.name}:\n{code}"
+    (entry,) = blocks(ROOT / "CONTRIBUTING.md", "toml")
+    assert entry in (ROOT / "plugins/example/pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_floors_of_the_architecture_are_those_of_the_core():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \d \| `(\w+\.py)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted(p.name for p in (ROOT / "clika_ref/core").glob("*.py") if p.name != "__init__.py")
+    floors = [int(number) for number in re.findall(r"^\| (\d) \| `", text, re.MULTILINE)]
+    assert floors == sorted(floors)
+
+
+def test_the_glossary_is_in_order_and_has_one_entry_for_each_word():
+    words = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert words == sorted(set(words))
+    assert len(words) > 30
+
+
+def sentences() -> list[str]:
+    """Every string in the package, with a placeholder where a value is filled in."""
+    found = []
+    for path in sorted((ROOT / "clika_ref").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (str(v.value) if isinstance(v, ast.Constant) else PLACEHOLDER for v in node.values)
+                found.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_every_error_that_dynamic_shapes_quotes_is_one_that_the_code_raises():
+    text = (ROOT / "docs/dynamic-shapes.md").read_text(encoding="utf-8")
+    quotations = re.findall(r"^> (.+)$", text, re.MULTILINE)
+    assert len(quotations) > 15
+    known = sentences()
+    for quotation in quotations:
+        parts = [part.strip() for part in quotation.split(PLACEHOLDER) if len(part.strip()) > 1]
+        assert parts, quotation
+        assert any(all(part in sentence for part in parts) for sentence in known), quotation
+
+
+def test_the_bounds_of_the_numerics_page_are_those_of_the_code():
+    text = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
+    places = re.findall(r"`((?:clika_ref|plugins)/[\w/]+\.py)`", text)
+    assert all((ROOT / place).exists() for place in places)
+    assert "1,024 roundings" in text
+    assert "ROUNDINGS = 1024" in (ROOT / "clika_ref/comparison.py").read_text(encoding="utf-8")
+    check = (ROOT / "clika_ref/artifact_check.py").read_text(encoding="utf-8")
+    assert "AGREEMENT = 8192.0" in check
+    assert "JUDGE = 20.0" in check
+    assert "20 * float(" in (ROOT / "plugins/aten/tests/one_operator.py").read_text(encoding="utf-8")
+    assert "1e4 * largest" in (ROOT / "clika_ref/core/passes.py").read_text(encoding="utf-8")
