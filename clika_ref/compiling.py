@@ -13,7 +13,7 @@ import torch
 
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
-from clika_ref.capture.inputs import ForwardFn, ModelCall, model_calls
+from clika_ref.capture.inputs import ForwardFn, ModelCall, model_calls, refuse_odd_weights
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
@@ -93,6 +93,7 @@ def clika_compile(
     _refuse_quantization(quantization_settings, layer_quantization_settings, deployment_settings, calibration_inputs)
     _refuse_partial_graphs(fullgraph=fullgraph)
     callee = callee_of(_not_compiled(module_or_func))
+    refuse_odd_weights(callee.module)
     inputs = tracing_inputs if tracing_inputs is not None else calibration_inputs
     feed = partial(model_calls, callee, inputs, data_transform_fn, forward_fn)
     choices = Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name)
@@ -215,7 +216,7 @@ def _copied(data: torch.Tensor) -> torch.Tensor:
 
 
 def _not_compiled(module_or_func: Any) -> Any:
-    if isinstance(module_or_func, ClikaModule):
+    if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
         msg = "this module is compiled already; compile the original model, or export this one with clika_export"
         raise ModelError(msg)
     return module_or_func

@@ -275,10 +275,11 @@ class _Forward:
 
     def __init__(self, module: ClikaModule, signature: inspect.Signature) -> None:
         self.__signature__ = signature
-        self._module = module
+        self.__self__ = module
+        self.__name__ = "forward"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._module._call(args, kwargs)
+        return self.__self__._call(args, kwargs)
 
 
 def compile_graph(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:

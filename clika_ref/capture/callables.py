@@ -85,7 +85,9 @@ def callee_of(module_or_func: Any) -> Callee:
         return Callee(owner, module_or_func, f"{type(owner).__name__}_{module_or_func.__name__}")
     if callable(module_or_func) and not isinstance(module_or_func, type):
         name = getattr(module_or_func, "__name__", type(module_or_func).__name__)
-        return Callee(_Function(module_or_func), _with_signature(module_or_func), "function" if name == "<lambda>" else name)
+        return Callee(
+            _Function(module_or_func), _with_signature(module_or_func), "function" if name == "<lambda>" else name
+        )
     msg = (
         f"cannot compile {module_or_func!r}, a {type(module_or_func).__name__}: "
         "pass an nn.Module, a bound method such as model.infer, or a function"

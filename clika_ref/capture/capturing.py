@@ -96,5 +96,5 @@ def capture(
 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:
     call = traced.rebuild(leaves)
-    with traced.callee.as_module() as module:
+    with traced.traceable.as_module() as module:
         return trace(tracer, module, call.copy(), traced.dynamic_shapes())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
@@ -45,15 +46,36 @@ def model_calls(
     Raises:
         ModelError: there are none, or one does not fit the model.
     """
-    if inputs is None or isinstance(inputs, torch.Tensor | Mapping | str):
+    elements = None if isinstance(inputs, torch.Tensor | Mapping | str) else _iterator(inputs)
+    if elements is None:
         given = "None" if inputs is None else f"a {type(inputs).__name__}"
         msg = f"inputs are {given}; give a list with one element per call, for example [x] or [(x, mask), (y, mask)]"
         raise ModelError(msg)
-    calls = [model_call(callee, element, transform, forward_fn) for element in inputs]
+    calls = [model_call(callee, element, transform, forward_fn) for element in elements]
     if not calls:
         msg = "no inputs: give at least one element; two that differ in a side make that side dynamic"
         raise ModelError(msg)
     return calls
+
+
+def _iterator(inputs: Any) -> Iterator[Any] | None:
+    try:
+        return iter(inputs)
+    except TypeError:
+        return None
+
+
+def refuse_odd_weights(module: torch.nn.Module) -> None:
+    """Refuse weights that no graph can carry.
+
+    Raises:
+        ModelError: one is sparse, quantized, or not there yet.
+    """
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            msg = f"weight {name!r} has no shape yet: call the model once, so that its lazy modules are made, then compile"
+            raise ModelError(msg)
+        refuse_odd_tensor(tensor, f"weight {name!r}")
 
 
 def model_call(

@@ -14,7 +14,6 @@ from torch.export.graph_signature import InputKind, InputSpec
 from clika_ref.capture.aliasing import Traced
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.importer import Fallback, Importer
-from clika_ref.capture.inputs import refuse_odd_tensor
 from clika_ref.capture.messages import unsupported_calls
 from clika_ref.capture.symbols import SymbolTable, TracedGuard
 from clika_ref.core.ir import Graph, Value, verify
@@ -91,7 +90,6 @@ class _Program:
         seen: dict[int, str] = {}
         named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
         for name, tensor in named:
-            refuse_odd_tensor(tensor, f"weight {name!r}")
             if id(tensor) in seen:
                 self.graph.aliases[name] = seen[id(tensor)]
             else:

@@ -66,14 +66,25 @@ def test_a_function_that_closes_over_a_module_shares_its_weights():
 
 @pytest.mark.parametrize("thing", [3, "model", None, Net])
 def test_what_is_no_model_is_refused(thing):
-    with pytest.raises(ModelError, match=r"cannot compile .*: pass an nn.Module, a bound method such as model.infer, or a"):
+    with pytest.raises(
+        ModelError, match=r"cannot compile .*: pass an nn.Module, a bound method such as model.infer, or a"
+    ):
         clika_compile(thing, tracing_inputs=[X])
 
 
 @pytest.mark.parametrize(
     "element",
     [X, (X,), (X, Y), {"x": X}, {"x": X, "scale": Y}, {"y": Y, "x": X}, (X, {"y": Y}), (X, Y, {"scale": Y})],
-    ids=["tensor", "tuple of 1", "tuple", "dict", "keyword-only", "dict in another order", "tuple ending in dict", "both"],
+    ids=[
+        "tensor",
+        "tuple of 1",
+        "tuple",
+        "dict",
+        "keyword-only",
+        "dict in another order",
+        "tuple ending in dict",
+        "both",
+    ],
 )
 def test_every_form_of_an_input_is_the_call_that_it_stands_for(agree, element):
     agree(Net(), [element])
@@ -138,7 +149,11 @@ def test_dataclasses_and_model_outputs_come_back_as_what_they_are():
     module = clika_compile(outputs, tracing_inputs=[X, torch.randn(2, 4)])
     batch, output = module(X)
     assert isinstance(batch, Batch)
-    assert (batch.note, type(output), list(output)) == ("result", BaseModelOutput, ["last_hidden_state", "hidden_states"])
+    assert (batch.note, type(output), list(output)) == (
+        "result",
+        BaseModelOutput,
+        ["last_hidden_state", "hidden_states"],
+    )
     assert torch.equal(batch.images, X * 2)
     assert torch.equal(batch.scales[0], X + 1)
     assert torch.equal(output.last_hidden_state, X * 3)
@@ -195,7 +210,9 @@ def test_none_and_flags_among_the_inputs_are_constants(agree):
 def test_an_argument_that_was_left_out_cannot_be_given_later(agree):
     module = agree(Net(), [X])
     torch.testing.assert_close(module(X, None), module(X))
-    with pytest.raises(ModelError, match="argument 'y' was left out when the model was compiled; trace with it to use it"):
+    with pytest.raises(
+        ModelError, match="argument 'y' was left out when the model was compiled; trace with it to use it"
+    ):
         module(X, Y)
 
 
@@ -227,7 +244,9 @@ def test_forward_fn_gets_model_args_and_kwargs_and_its_call_is_what_is_traced():
 
 
 def test_forward_fn_that_never_calls_the_model_is_refused():
-    with pytest.raises(ModelError, match=r"forward_fn .* returned without calling the model; .*forward_fn\(model, args, kwargs\)"):
+    with pytest.raises(
+        ModelError, match=r"forward_fn .* returned without calling the model; .*forward_fn\(model, args, kwargs\)"
+    ):
         clika_compile(Net(), tracing_inputs=[X], forward_fn=lambda model, args, kwargs: None)
 
 

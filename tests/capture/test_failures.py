@@ -1,0 +1,228 @@
+"""Models and inputs that cannot be captured: what the error says, where, and what to write instead."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.errors import ClikaError, ModelError
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        x = x + 1
+        if x.sum() > 0:
+            return x * 2
+        return x * 3
+
+
+def test_a_branch_on_data_names_the_line_and_what_to_write_instead():
+    with pytest.raises(ModelError) as caught:
+        clika_compile(Branching(), tracing_inputs=[torch.randn(3)])
+    text = str(caught.value)
+    assert "Branching cannot be captured as one graph" in text
+    assert "test_failures.py:14: if x.sum() > 0:" in text
+    assert "Compute both sides and choose with torch.where(condition, a, b)" in text
+    assert "branches on sizes, flags and constants are fine" in text
+    for tracer in ("torch.export", "dynamo", "torch.fx.symbolic_trace"):
+        assert f"  {tracer}: " in text, "each tracer's own reason is part of the message"
+
+
+def test_what_the_message_proposes_works(agree):
+    def chosen(x):
+        x = x + 1
+        return torch.where(x.sum() > 0, x * 2, x * 3)
+
+    agree(chosen, [torch.ones(3)], [-torch.ones(3) * 9])
+
+
+def test_branches_on_flags_and_constants_are_fine(agree):
+    class Flagged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.twice = True
+
+        def forward(self, x, negate):
+            for _ in range(3):
+                x = x * 2 if self.twice else x
+            return -x if negate else x
+
+    agree(Flagged(), [(torch.randn(2), True)])
+
+
+@torch.library.custom_op("clika_ref_tests::unheard_of", mutates_args=())
+def unheard_of(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("clika_ref_tests::unknown", mutates_args=())
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    return x + 2
+
+
+unheard_of.register_fake(torch.empty_like)
+unknown.register_fake(torch.empty_like)
+
+
+class Strange(nn.Module):
+    def forward(self, x):
+        return unheard_of(x) + 1
+
+
+class Stranger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.ReLU(), Strange())
+
+    def forward(self, x):
+        return unknown(self.inner(x)) + unheard_of(x)
+
+
+def test_missing_operators_are_reported_all_at_once_with_module_and_line():
+    with pytest.raises(ClikaError) as caught:
+        clika_compile(Stranger(), tracing_inputs=[torch.randn(3)])
+    text = str(caught.value)
+    assert "Stranger makes 3 calls that no operator serves" in text
+    assert "clika_ref_tests.unheard_of.default in inner.1 at test_failures.py:69: no operator is declared" in text
+    assert "clika_ref_tests.unknown.default in <root> at test_failures.py:78" in text
+    assert "clika_ref_tests.unheard_of.default in <root> at test_failures.py:78" in text
+    assert "Declare the operators in a plugin (CONTRIBUTING.md shows one), or rewrite those lines" in text
+
+
+def test_control_flow_operators_are_refused_by_name():
+    def conditional(x):
+        return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))
+
+    with pytest.raises(
+        ModelError, match=r"control flow \(cond\) is not supported yet; use torch.where on both results"
+    ):
+        clika_compile(conditional, tracing_inputs=[torch.randn(3)])
+
+
+def test_no_inputs_is_an_error_that_shows_the_form():
+    net = nn.Linear(3, 3)
+    with pytest.raises(ModelError, match=r"inputs are None; give a list with one element per call, for example \[x\]"):
+        clika_compile(net)
+    with pytest.raises(
+        ModelError, match="no inputs: give at least one element; two that differ in a side make that side"
+    ):
+        clika_compile(net, tracing_inputs=[])
+    with pytest.raises(ModelError, match="inputs are a Tensor; give a list with one element per call"):
+        clika_compile(net, tracing_inputs=torch.randn(2, 3))
+    with pytest.raises(ModelError, match="inputs are a dict; give a list"):
+        clika_compile(net, tracing_inputs={"input": torch.randn(2, 3)})
+    with pytest.raises(ModelError, match="inputs are a int; give a list"):
+        clika_compile(net, tracing_inputs=3)
+
+
+def first(x, y=None):
+    return x[0] if isinstance(x, list) else x
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [torch.ones(2), (torch.ones(2), torch.ones(2))],
+        [([torch.ones(2)],), ([torch.ones(2), torch.ones(2)],)],
+        [{"x": torch.ones(2)}, {"x": torch.ones(2), "y": torch.ones(2)}],
+    ],
+)
+def test_inputs_whose_structures_differ_are_refused(inputs):
+    with pytest.raises(
+        ModelError, match=r"(?s)input 2 has another structure than input 1: .* one graph serves one structure"
+    ):
+        clika_compile(first, tracing_inputs=inputs)
+
+
+def test_inputs_of_different_dtype_or_rank_are_refused():
+    with pytest.raises(
+        ModelError, match=r"input 'x' is torch.float32\[2\] and torch.int64\[2\]; all inputs need one dtype"
+    ):
+        clika_compile(first, tracing_inputs=[torch.ones(2), torch.ones(2).long()])
+    with pytest.raises(
+        ModelError, match=r"input 'x' is torch.float32\[2\] and torch.float32\[2, 2\]; .*one number of sides"
+    ):
+        clika_compile(first, tracing_inputs=[torch.ones(2), torch.ones(2, 2)])
+
+
+def test_inputs_that_differ_in_a_string_are_refused():
+    with pytest.raises(
+        ModelError, match=r"'y' differs between the inputs \('a' \(str\), 'b' \(str\)\).*make it a tensor, or"
+    ):
+        clika_compile(first, tracing_inputs=[(torch.ones(2), "a"), (torch.ones(2), "b")])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((torch.ones(2, 3), torch.ones(2)), r"\(Tensor, Tensor\) do not fit forward.*: too many positional arguments"),
+        ({"inputs": torch.ones(2, 3), "other": 1}, "do not fit forward|itself fails"),
+        ((torch.ones(2, 3), {"other": 1}), r"do not fit forward.*"),
+        ((), r"inputs \(\) do not fit forward.*missing a required argument: 'input'"),
+    ],
+)
+def test_inputs_that_do_not_fit_forward_quote_its_signature(inputs, message):
+    with pytest.raises(ModelError, match=message):
+        clika_compile(nn.Linear(3, 3), tracing_inputs=[inputs])
+
+
+def test_an_input_on_which_the_model_itself_fails_is_named_with_its_error():
+    with pytest.raises(ModelError, match=r"Linear itself fails on tracing input 2: RuntimeError: mat1 and mat2 shapes"):
+        clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.ones(2, 3), torch.ones(2, 4)])
+
+
+def test_sparse_and_quantized_tensors_are_refused_with_the_remedy():
+    sparse = torch.eye(3).to_sparse()
+    with pytest.raises(
+        ModelError, match=r"an input is a sparse \(torch.sparse_coo\) tensor of shape \[3, 3\]; call .to_dense\(\)"
+    ):
+        clika_compile(nn.Linear(3, 3), tracing_inputs=[sparse])
+    net = nn.Linear(3, 3)
+    net.register_buffer("graph", sparse)
+    with pytest.raises(ModelError, match=r"weight 'graph' is a sparse .*; call .to_dense\(\) on it first"):
+        clika_compile(net, tracing_inputs=[torch.ones(2, 3)])
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize.*")
+def test_quantized_tensors_are_refused_with_the_remedy():
+    quantized = torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8)
+    with pytest.raises(
+        ModelError, match=r"an input is a quantized tensor of shape \[3, 3\]; call .dequantize\(\) on it first"
+    ):
+        clika_compile(nn.Linear(3, 3), tracing_inputs=[quantized])
+
+
+def test_lazy_modules_are_told_to_run_once():
+    with pytest.raises(
+        ClikaError, match="weight 'weight' has no shape yet: call the model once, so that its lazy modules are made"
+    ):
+        clika_compile(nn.LazyLinear(3), tracing_inputs=[torch.ones(2, 3)])
+
+
+def test_nan_in_weights_is_a_warning_that_names_them(capsys):
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    net[0].bias.data[1] = float("nan")
+    net[1].running_mean[0] = float("nan")
+    clika_compile(net, tracing_inputs=[torch.ones(2, 3)])
+    assert "NaN in the weights 0.bias, 1.running_mean" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_module_that_is_compiled_already_is_refused():
+    module = clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.ones(2, 3)])
+    with pytest.raises(
+        ModelError, match="compiled already; compile the original model, or export this one with clika_exp"
+    ):
+        clika_compile(module, tracing_inputs=[torch.ones(2, 3)])
+    with pytest.raises(ModelError, match="compiled already"):
+        clika_compile(module.forward, tracing_inputs=[torch.ones(2, 3)])
+
+
+def test_a_failed_compilation_leaves_the_model_as_it_was():
+    model = Branching().train()
+    state = torch.random.get_rng_state()
+    with pytest.raises(ModelError):
+        clika_compile(model, tracing_inputs=[torch.randn(3)], discard_input_model=False)
+    assert model.training
+    assert "forward" not in vars(model)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert state.shape == torch.random.get_rng_state().shape
