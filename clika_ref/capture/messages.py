@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from clika_ref.capture.dimensions import Comparison, InputSide
-from clika_ref.capture.origins import TORCH, short_line
+from clika_ref.capture.origins import is_users, short_line
 from clika_ref.core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _reason(error: Exception, said: str = "") -> str:
 
 
 def _user_line(text: str) -> str:
-    own = [f for f in _FRAME.findall(text) if not f[0].startswith(TORCH)]
+    own = [f for f in _FRAME.findall(text) if is_users(f[0])]
     return f"{short_line(own[-1][0], int(own[-1][1]))}: {own[-1][2]}" if own else ""
 
 
@@ -73,7 +73,7 @@ def _traceback_line(error: Exception) -> str:
     trace, found = error.__traceback__, ""
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
-        if trace.tb_frame.f_code.co_name == "forward" and not filename.startswith((TORCH, "<")):
+        if trace.tb_frame.f_code.co_name == "forward" and is_users(filename):
             found = short_line(filename, trace.tb_lineno)
         trace = trace.tb_next
     return found

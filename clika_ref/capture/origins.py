@@ -15,6 +15,9 @@ from clika_ref.core.types import Origin
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """Where PyTorch lies; with the separator, as torchvision lies beside it."""
 
+HOUSE = str(Path(__file__).parents[1]) + os.sep
+"""Where this package lies."""
+
 OPERATOR_INSIDES = frozenset(
     {"_ops.py", "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations.py", "_decomp", "_export"}
 )
@@ -28,6 +31,11 @@ _STRICT_INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 def is_operator_inside(filename: str) -> bool:
     """Whether a file implements operators, as opposed to modules, functionals or the user's code."""
     return filename.startswith(TORCH) and Path(filename).relative_to(TORCH).parts[0] in OPERATOR_INSIDES
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's own, or of a library that the user builds on, rather than PyTorch's or ours."""
+    return not filename.startswith((TORCH, HOUSE, "<"))
 
 
 def short_line(filename: str, line: int) -> str:
@@ -54,5 +62,5 @@ def _path(path: str) -> str:
 @lru_cache(maxsize=65536)
 def _lines(stack_trace: str) -> tuple[str, ...]:
     frames = [(name, int(line)) for name, line in _FRAME.findall(stack_trace)]
-    own = [f for f in frames if not f[0].startswith(TORCH)]
+    own = [f for f in frames if is_users(f[0])]
     return tuple(short_line(*f) for f in (own or frames[-1:]))

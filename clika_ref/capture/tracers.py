@@ -13,6 +13,7 @@ from typing import Any, TextIO, cast
 
 import torch
 from torch.fx.experimental import _config as symbol_config
+from torch.fx.proxy import _STACK_TRACE_ANCHORS
 from torch.nn.modules import transformer
 
 from clika_ref.capture.inputs import ModelCall
@@ -63,7 +64,12 @@ def trace(
     tracer: Tracer, module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes
 ) -> torch.export.ExportedProgram:
     """Trace a module with one tracer; errors are the tracer's own."""
-    with symbol_config.patch(backed_size_oblivious=tracer.oblivious), _plain_transformers(), _silenced():
+    with (
+        symbol_config.patch(backed_size_oblivious=tracer.oblivious),
+        _plain_transformers(),
+        _lines_inside(module),
+        _silenced(),
+    ):
         return tracer.run(module, call, shapes)
 
 
@@ -80,6 +86,21 @@ def _plain_transformers() -> Iterator[None]:
     finally:
         transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@contextlib.contextmanager
+def _lines_inside(module: torch.nn.Module) -> Iterator[None]:
+    """Let tracers note the lines of a function that stands in for forward: by themselves they know that name only."""
+    code = getattr(module.__dict__.get("forward"), "__code__", None)
+    anchor = (code.co_filename, code.co_name) if code is not None else None
+    if anchor is None or anchor in _STACK_TRACE_ANCHORS:
+        yield
+        return
+    _STACK_TRACE_ANCHORS.add(anchor)
+    try:
+        yield
+    finally:
+        _STACK_TRACE_ANCHORS.discard(anchor)
 
 
 @contextlib.contextmanager

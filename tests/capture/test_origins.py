@@ -1,0 +1,58 @@
+"""Every node knows its module and the user's own line, whatever was compiled."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import ModelError, clika_compile
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(self.head(x))
+
+    def infer(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(self.head(x))
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x)
+
+
+def line_of(called) -> str:
+    """The line of the call of ``sin``."""
+    lines, first = inspect.getsourcelines(called)
+    return f"test_origins.py:{first + next(i for i, line in enumerate(lines) if 'torch.sin' in line)}"
+
+
+@pytest.mark.parametrize(
+    ("make", "called"),
+    [(Model, Model.forward), (lambda: Model().infer, Model.infer), (lambda: function, function)],
+    ids=["module", "method", "function"],
+)
+def test_a_node_knows_the_line_that_called_it(make, called):
+    module = clika_compile(make(), tracing_inputs=[torch.zeros(1, 2)])
+    (sin,) = [node for node in module.graph.nodes if node.kind == "sin"]
+    assert sin.origin.line == line_of(called)
+    assert all(line.startswith("test_origins.py:") for line in sin.origin.lines)
+
+
+def test_a_node_knows_its_module():
+    module = clika_compile(Model(), tracing_inputs=[torch.zeros(1, 2)])
+    assert [(node.kind, node.origin.scope) for node in module.graph.nodes] == [("linear", "head"), ("sin", "")]
+
+
+def test_an_unsupported_call_of_a_function_is_shown_with_its_line():
+    def unsupported(x):
+        return torch.special.bessel_j0(x)
+
+    with pytest.raises(
+        ModelError, match=r"bessel_j0\S* in <root> at test_origins\.py:\d+: no operator is declared for it"
+    ):
+        clika_compile(unsupported, tracing_inputs=[torch.zeros(3)])
