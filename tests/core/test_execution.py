@@ -113,6 +113,13 @@ def test_sizes_that_a_node_makes_are_known_behind_it(graph):
     assert both(graph, torch.tensor([1.0, 0.0, 1.0, 1.0]))[0].shape == (4,)
 
 
+def test_a_size_may_be_read_from_a_result_that_nothing_else_reads(graph):
+    first, second = graph("halves", graph.takes(5))
+    graph.symbols["u"] = Symbol("u", 0, None, Side(second.name, 0))
+    graph.returns(graph("full", size=(named("u"),), value=2.0), first)
+    assert [t.shape for t in both(graph, torch.zeros(5))] == [(3,), (2,)]
+
+
 # State
 
 

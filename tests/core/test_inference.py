@@ -41,6 +41,22 @@ def test_nothing_is_computed(table):
     assert infer(table["neg"], [floats(2**20, 2**20)], {}) == (floats(2**20, 2**20),)
 
 
+def test_nothing_is_made_either(table):
+    wanted = {"size": (2**20, 2**20), "value": 0.0, "device": None}
+    assert infer(table["full"], [], wanted) == (floats(2**20, 2**20),)
+
+
+def test_a_type_that_needs_a_side_not_to_be_empty_is_refused():
+    @operator()
+    def first(x: Tensor) -> Tensor:
+        """Take the first element."""
+        torch._check(x.shape[0] > 0)
+        return x.sum()
+
+    with pytest.raises(PassError, match=r"first\(float32\[n\]\): no output type: holds only if "):
+        infer(first, [floats(N)], {})
+
+
 def test_one_call_leaves_no_assumption_to_the_next(table):
     with pytest.raises(PassError, match="no output type"):
         infer(table["add"], [floats(N), floats(M)], {})
