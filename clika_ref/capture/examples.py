@@ -17,6 +17,9 @@ from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
 from clika_ref.signature import as_call, flatten_call, nest
 
+RETURNABLE = (torch.Tensor, int, float, str, type(None))
+"""What a model may return, nested as it likes; torch.export takes nothing else."""
+
 
 @dataclass(frozen=True)
 class TracedCalls:
@@ -82,8 +85,8 @@ def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
     for number, other in enumerate(flat[1:], 2):
         if other[:2] != (arguments, specs):
             msg = (
-                f"input {number} has another structure than input 1: {dict(zip(other[0], other[1], strict=True))} instead of "
-                f"{dict(zip(arguments, specs, strict=True))}; one graph serves one structure"
+                f"input {number} has another structure than input 1: {dict(zip(other[0], other[1], strict=True))} instead "
+                f"of {dict(zip(arguments, specs, strict=True))}; one graph serves one structure"
             )
             raise ModelError(msg)
     comparison = compare(names, [leaves for *_, leaves in flat], dynamic=dynamic)
@@ -93,7 +96,19 @@ def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
 
 def _eager(callee: Callee, call: ModelCall, number: int) -> tuple[list[Any], pytree.TreeSpec]:
     try:
-        return run_eager(callee, call)
+        leaves, structure = run_eager(callee, call)
     except Exception as error:
         msg = f"{callee.name} itself fails on tracing input {number}: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
+    for path, leaf in pytree.tree_leaves_with_path(structure.unflatten(leaves)):
+        if not isinstance(leaf, RETURNABLE):
+            place = pytree.keystr(path)
+            msg = (
+                f"{callee.name} returns a {type(leaf).__name__} (result{place}), of which nobody knows which tensors it "
+                "holds; let it return tensors, in tuples, lists, dicts or dataclasses, or register the class with "
+                "torch.utils._pytree.register_pytree_node"
+            )
+            if type(leaf).__name__.endswith("Cache"):
+                msg += "; models of transformers return no cache after model.config.use_cache = False"
+            raise ModelError(msg)
+    return leaves, structure

@@ -226,3 +226,24 @@ def test_a_failed_compilation_leaves_the_model_as_it_was():
     assert "forward" not in vars(model)
     assert torch.backends.mha.get_fastpath_enabled()
     assert state.shape == torch.random.get_rng_state().shape
+
+
+class Cache:
+    """Holds tensors in a way that nobody knows."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+def test_an_object_among_the_results_is_refused_with_its_place_and_class():
+    message = (
+        r"remembering returns a Cache \(result\['states'\]\[1\]\), of which nobody knows which tensors it holds; let it "
+        r"return tensors, in tuples, lists, dicts or dataclasses, or register the class with .*register_pytree_node; "
+        r"models of transformers return no cache after model.config.use_cache = False"
+    )
+
+    def remembering(x):
+        return {"logits": x, "states": (x, Cache(x))}
+
+    with pytest.raises(ModelError, match=message):
+        clika_compile(remembering, tracing_inputs=[torch.randn(2)])
