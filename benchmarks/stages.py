@@ -57,7 +57,8 @@ def main(size: int) -> dict[str, float]:
 def _stages(registry: Registry, size: int, watch: Stopwatch) -> None:
     program, calls = traced_graph(size)
     lines: list[str] = []
-    traced = watch("import", lambda: import_program(program, calls, "model", registry, lambda _: None, lines.append))
+    options = {"name": "model", "fallback": lambda _: None, "detail": lines.append}
+    traced = watch("import", lambda: import_program(program, calls, registry, **options))
     graph: Graph = traced.graph
     watch("verify", lambda: verify(graph))
     _passes(graph, registry, Phase.CLEAN, watch)

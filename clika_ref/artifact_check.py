@@ -1,4 +1,4 @@
-"""An artifact in its runtime held against the module that it was made from; a mismatch names the first node at fault."""
+"""An artifact in its runtime held against the module that it was made from; a mismatch names the first node."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def _float_difference(expected: torch.Tensor, actual: torch.Tensor, roundings: f
     unit = torch.finfo(expected.dtype).eps * scale
     if worst <= roundings * unit:
         return None
-    return f"off by {worst:.3g} where the largest element is {scale:.3g} ({worst / unit if unit else float('inf'):.0f} roundings)"
+    count = worst / unit if unit else float("inf")
+    return f"off by {worst:.3g} where the largest element is {scale:.3g} ({count:.0f} roundings)"
 
 
 def differences(expected: Sequence[Any], actual: Sequence[Any], roundings: float = ROUNDINGS) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""The ``torch.compile`` backend ``clika``: Dynamo's graph becomes a module again, and takes the road of `clika_compile`."""
+"""The ``torch.compile`` backend ``clika``: Dynamo's graph becomes a module again and goes to `clika_compile`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMPILE_OPTIONS = (
 """Arguments of `clika_compile` that make sense where Dynamo decides what is traced and when."""
 
 
-def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:  # noqa: ARG001 - torch passes them by this name
     """Compile what Dynamo captured; PyTorch finds this function under the name ``clika``.
 
     ``torch.compile(model, backend="clika", options={...})`` takes the options of `clika_compile`, and ``settings``,
@@ -68,7 +68,10 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
     settings = options.get("settings")
     if settings is not None:
         if not isinstance(settings, BaseDeploymentSettings):
-            msg = f"settings={settings!r}: only deployment settings are available in this version, such as DeploymentSettings_ONNXRuntime_ONNX()"
+            msg = (
+                f"settings={settings!r}: only deployment settings are available in this version, "
+                "such as DeploymentSettings_ONNXRuntime_ONNX()"
+            )
             raise ModelError(msg)
         result["deployment_settings"] = settings
     if options.get("train_dataloader") is not None:

@@ -13,7 +13,7 @@ import torch
 from clika_ref.artifact_check import compare_artifact
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
-from clika_ref.core.passes import Phase, Pipeline
+from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.interface import name_interface, restrict_dynamic_sides
@@ -38,7 +38,9 @@ class ExportRequest:
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
 
 
-def export(request: ExportRequest, deployment: BaseDeploymentSettings, registry: Registry, log: CompilationLog) -> Artifact:
+def export(
+    request: ExportRequest, deployment: BaseDeploymentSettings, registry: Registry, log: CompilationLog
+) -> Artifact:
     """Write the artifact and compare it with the module.
 
     Raises:
@@ -51,7 +53,7 @@ def export(request: ExportRequest, deployment: BaseDeploymentSettings, registry:
     graph = request.graph
     with log.stage("Fusing") as stage:
         restrict_dynamic_sides(graph, request.dynamic_axes, request.examples)
-        reports = lower(graph, registry, target, request.options)
+        reports = lower(graph, registry, target)
         name_interface(graph, registry.operators, request.input_names, request.output_names)
         log.removed(reports)
         stage.done(f"{len(graph):,} nodes")
@@ -83,11 +85,9 @@ def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target
     return target
 
 
-def lower(graph: Graph, registry: Registry, target: Target, options: ClikaCompileOptions) -> list[Any]:
+def lower(graph: Graph, registry: Registry, target: Target) -> list[PassReport]:
     """Run the passes that fold parameters, and those of the target, on a clone that is going to be written."""
-    pipeline = Pipeline.of(
-        {**registry.passes, **{p.name: p for p in target.passes()}}, registry.operators, Phase.FUSE
-    )
+    pipeline = Pipeline.of({**registry.passes, **{p.name: p for p in target.passes()}}, registry.operators, Phase.FUSE)
     reports = pipeline.run(graph)
     graph.drop_unused_constants()
     return reports

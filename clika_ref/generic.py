@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call
 from clika_ref.core.traits import KEEP_FLOAT
+
 
 class GenericOperator(Operator):
     """An ATen overload as an operator: its tensors are the operands, all other arguments one attribute.
@@ -58,7 +59,7 @@ def fill(item: Any, operands: Sequence[Any]) -> Any:
     return [fill(i, operands) for i in item] if isinstance(item, tuple) else item
 
 
-@lru_cache(maxsize=None)
+@cache
 def generic_operator(overload: torch._ops.OpOverload) -> GenericOperator:
     """Return the one operator that stands for an overload, named like it: ``aten.erfinv.default``."""
     return GenericOperator(overload)

@@ -173,7 +173,9 @@ def graph_from_json(
             that has, or lacks a tensor.
     """
     if document["version"] > VERSION:
-        msg = f"the saved graph has format {document['version']}, this clika-ref reads up to {VERSION}; update clika-ref"
+        msg = (
+            f"the saved graph has format {document['version']}, this clika-ref reads up to {VERSION}; update clika-ref"
+        )
         raise ModelError(msg)
     operators = {name: find(name) for name in {n[0] for n in document["nodes"]}}
     missing = sorted(name for name, op in operators.items() if op is None)
@@ -225,7 +227,9 @@ def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Ope
 def signature_to_json(signature: Signature) -> dict[str, Any]:
     """Return a signature; defaults that have no form are left out, so such arguments must be given in calls."""
     return {
-        "parameters": [[p.name, int(p.kind), _encode_default(p.default)] for p in signature.parameters.parameters.values()],
+        "parameters": [
+            [p.name, int(p.kind), _encode_default(p.default)] for p in signature.parameters.parameters.values()
+        ],
         "arguments": list(signature.arguments),
         "specs": [_dump_spec(s) for s in signature.specs],
         "leaves": [_leaf(leaf) for leaf in signature.leaves],

@@ -123,7 +123,9 @@ class Signature:
     def output_names(self) -> tuple[str, ...]:
         """Return a name for each output of the graph: the keys under which the model returns it."""
         assert self.output_spec is not None
-        paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(len(self.outputs))), self.output_spec))
+        paths, _ = pytree.tree_flatten_with_path(
+            pytree.tree_unflatten(list(range(len(self.outputs))), self.output_spec)
+        )
         taken = {leaf.name for leaf in self.leaves}
         names: dict[int, str] = {}
         for path, position in paths:

@@ -118,7 +118,9 @@ def test_a_graph_break_is_an_error_with_its_line_and_reason():
         print("here")  # noqa: T201 - the cause of the break
         return y * 2
 
-    with pytest.raises(Exception, match=r"several graphs at .*test_dynamo_backend\.py:\d+: .*print.*One graph is needed"):
+    with pytest.raises(
+        Exception, match=r"several graphs at .*test_dynamo_backend\.py:\d+: .*print.*One graph is needed"
+    ):
         torch.compile(breaks, backend="clika")(torch.randn(3))
 
 

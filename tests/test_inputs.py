@@ -192,7 +192,7 @@ def test_the_catcher_is_gone_once_it_was_called():
     caught = clika_install_inputs_catcher(net)
     net(x())
     assert len(caught()) == 1
-    assert not net._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
+    assert not net._forward_pre_hooks
     net(x())
     assert len(caught()) == 1
     anew = clika_install_inputs_catcher(net)
@@ -289,7 +289,7 @@ def test_no_call_at_all_is_an_error_that_leaves_nothing_installed(pick):
     caught = clika_install_inputs_catcher(pick(net))
     with pytest.raises(ModelError, match=r"Net(\.decode)? was not called while .*; run the pipeline before this"):
         caught()
-    assert not net._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
+    assert not net._forward_pre_hooks
     assert "decode" not in vars(net)
 
 

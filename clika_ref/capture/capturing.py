@@ -78,7 +78,9 @@ def capture(
                 continue
             progress("importing the traced calls")
             try:
-                result = import_program(program, traced, name or callee.name, registry, fallback, detail)
+                result = import_program(
+                    program, traced, registry, name=name or callee.name, fallback=fallback, detail=detail
+                )
                 notes = Validation(traced, result, leaves).run()
             except MismatchError as error:
                 failures.append((tracer.name, error))

@@ -95,10 +95,10 @@ def _compare_tensors(result: Comparison, index: int, name: str, values: list[Any
 
 
 def tracing_choices(comparison: Comparison) -> list[list[Any]]:
-    """Return leaves to trace with, best first: all dynamic sides distinct and at least 2, else made so,
-    with the largest given in reserve.
+    """Return leaves to trace with, best first: all dynamic sides distinct and at least 2, else made so.
 
-    A side of 1 or two equal sides would let the tracer conclude what holds for that input only.
+    A side of 1 or two equal sides would let the tracer conclude what holds for that input only. The largest given is
+    kept in reserve.
     """
     groups = comparison.groups
     volume = [sum(math.log(max(v[i], 1)) for v in comparison.lengths.values()) for i in range(len(comparison.calls))]
@@ -121,7 +121,7 @@ def _distinct(columns: list[tuple[int, ...]]) -> list[int]:
     result: list[int] = []
     for column in columns:
         given = sorted({c for c in column if c >= 2}, reverse=True)
-        largest = max(max(column), 1)
+        largest = max(*column, 1)
         candidates = [*given, *(largest * factor for factor in range(2, len(columns) + 3))]
         size = next(c for c in candidates if c not in taken and c >= 2)
         taken.add(size)

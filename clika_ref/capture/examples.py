@@ -84,9 +84,10 @@ def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
     arguments, specs, names, _ = flat[0]
     for number, other in enumerate(flat[1:], 2):
         if other[:2] != (arguments, specs):
+            given, wanted = (dict(zip(*call, strict=True)) for call in (other[:2], (arguments, specs)))
             msg = (
-                f"input {number} has another structure than input 1: {dict(zip(other[0], other[1], strict=True))} instead "
-                f"of {dict(zip(arguments, specs, strict=True))}; one graph serves one structure"
+                f"input {number} has another structure than input 1: {given} instead of {wanted}; "
+                "one graph serves one structure"
             )
             raise ModelError(msg)
     comparison = compare(names, [leaves for *_, leaves in flat], dynamic=dynamic)
@@ -104,8 +105,8 @@ def _eager(callee: Callee, call: ModelCall, number: int) -> tuple[list[Any], pyt
         if not isinstance(leaf, RETURNABLE):
             place = pytree.keystr(path)
             msg = (
-                f"{callee.name} returns a {type(leaf).__name__} (result{place}), of which nobody knows which tensors it "
-                "holds; let it return tensors, in tuples, lists, dicts or dataclasses, or register the class with "
+                f"{callee.name} returns a {type(leaf).__name__} (result{place}), of which nobody knows which tensors "
+                "it holds; let it return tensors, in tuples, lists, dicts or dataclasses, or register the class with "
                 "torch.utils._pytree.register_pytree_node"
             )
             if type(leaf).__name__.endswith("Cache"):

@@ -140,7 +140,7 @@ class Importer:
 
     def _functional(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
         if target is aten.as_strided.default and not _is_plain(node.args[0]):
-            msg = "as_strided of a view that is not contiguous reads memory that the graph does not have; index it instead"
+            msg = "as_strided of a view that is not contiguous reads memory that the graph does not have; index instead"
             raise ModelError(msg)
         if target.overloadpacket is aten.squeeze:
             fake = node.args[0].meta["val"]
@@ -271,7 +271,8 @@ class Importer:
         inner = [call.call for call in self.unsupported[known:]]
         if inner:  # the user wrote the outer call
             del self.unsupported[known:]
-            msg = f"no operator is declared for it, torchlib has no lowering, and its decomposition needs {', '.join(inner)}"
+            needed = ", ".join(inner)
+            msg = f"no operator is declared for it, torchlib has no lowering, and its decomposition needs {needed}"
             raise ModelError(msg)
         return results
 

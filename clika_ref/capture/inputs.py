@@ -73,7 +73,7 @@ def refuse_odd_weights(module: torch.nn.Module) -> None:
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(tensor):
-            msg = f"weight {name!r} has no shape yet: call the model once, so that its lazy modules are made, then compile"
+            msg = f"weight {name!r} has no shape yet: call the model once, so that lazy modules are made, then compile"
             raise ModelError(msg)
         refuse_odd_tensor(tensor, f"weight {name!r}")
 

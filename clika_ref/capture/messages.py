@@ -91,8 +91,9 @@ def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]]) -
     mismatched = any(isinstance(error, MismatchError) for _, error in failures)
     if not mismatched and any(word in str(error) for _, error in failures for word in _DATA_DEPENDENT):
         return (
-            "\nA branch depends on the values of a tensor. Compute both sides and choose with torch.where(condition, a, b), "
-            "or multiply by the condition; branches on sizes, flags and constants are fine."
+            "\nA branch depends on the values of a tensor. "
+            "Compute both sides and choose with torch.where(condition, a, b), or multiply by the condition; "
+            "branches on sizes, flags and constants are fine."
         )
     return ""
 

@@ -37,8 +37,9 @@ class TracedGraph:
 def import_program(
     program: torch.export.ExportedProgram,
     traced: TracedCalls,
-    name: str,
     registry: Registry,
+    *,
+    name: str,
     fallback: Fallback,
     detail: Callable[[str], None],
 ) -> TracedGraph:
@@ -47,7 +48,7 @@ def import_program(
     Raises:
         ModelError: calls are unsupported; all of them are named at once.
     """
-    return _Program(program, traced, name, registry, fallback, detail).imported()
+    return _Program(program, traced, registry, name=name, fallback=fallback, detail=detail).imported()
 
 
 class _Program:
@@ -55,8 +56,9 @@ class _Program:
         self,
         program: torch.export.ExportedProgram,
         traced: TracedCalls,
-        name: str,
         registry: Registry,
+        *,
+        name: str,
         fallback: Fallback,
         detail: Callable[[str], None],
     ) -> None:
@@ -97,7 +99,7 @@ class _Program:
                 self.graph.add_constant(tensor, name)
 
     def _declare_placeholders(self) -> list[Leaf]:
-        """Declare inputs and constants; all symbols before the first type, as a side may be named after a later input."""
+        """Declare inputs and constants; all symbols before the first type: a side may be named after a later input."""
         leaves: list[Leaf] = []
         names = iter(self.traced.comparison.names)
         given = iter(self.traced.comparison.calls[0])

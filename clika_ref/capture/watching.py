@@ -42,7 +42,7 @@ def watched(what: str, progress: Callable[[str], None]) -> Iterator[Counter[str]
 
     def look() -> None:
         while not over.wait(INTERVAL_S):
-            frames = sys._current_frames()  # noqa: SLF001 - the one way to see what another thread does
+            frames = sys._current_frames()
             line = line_of(frames.get(thread))
             if line is not None:
                 lines[line] += 1

@@ -22,7 +22,7 @@ class ErrorClass:
 
 
 EXACT = ErrorClass("exact")
-"""Equal in every element, NaN included; only the sign of a zero may differ: copies, selections, comparisons, integers."""
+"""Equal in every element, NaN included; only the sign of a zero may differ: copies, selections, integers."""
 
 DOT = ErrorClass("dot")
 """A sum of products: bounded by ``K * u * sum |x| |w|``."""

@@ -119,7 +119,7 @@ class Graph:
 
     ``constants`` maps qualified names to parameters, buffers and other constants; ``state`` maps the names of those
     constants (or inputs) that a call overwrites to their new values; ``symbols`` are the dynamic sides and ``guards``
-    the relations between them outside which the graph does not hold; ``aliases`` gives tied weights their further names.
+    the relations between them outside which the graph does not hold; ``aliases`` gives tied weights further names.
     ``revision`` rises with every change.
     """
 

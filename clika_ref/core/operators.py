@@ -127,7 +127,7 @@ class Operator:
         return rule
 
     def write_back(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Declare a view: ``(build, base, new, **attributes)`` to what the base becomes when its view becomes ``new``."""
+        """Declare a view: ``(build, base, new, **attributes)`` to what the base becomes when it becomes ``new``."""
         self.write_back_rule = rule
         return rule
 

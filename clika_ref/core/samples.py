@@ -93,7 +93,7 @@ class Draw(Protocol):
 class Descriptions:
     """The ``s`` that ``samples`` functions receive: makes descriptions, decides nothing."""
 
-    def tensor(  # noqa: PLR0913 - each names one property of a tensor; all are keyword-only with defaults
+    def tensor(
         self,
         *,
         shape: Sequence[int] | None = None,

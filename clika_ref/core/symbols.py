@@ -6,7 +6,7 @@ import math
 import operator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, reduce
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -57,7 +57,7 @@ class Guard:
         return f"{self.relation} (from {self.line})" if self.line else str(self.relation)
 
 
-@lru_cache(maxsize=None)
+@cache
 def named(name: str) -> sympy.Symbol:
     """Return the one sympy symbol of that name: a length, hence an integer that is not negative."""
     return sympy.Symbol(name, integer=True, nonnegative=True)

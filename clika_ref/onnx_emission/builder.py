@@ -70,7 +70,8 @@ class OnnxBuilder:
         """
         for operand in operands:
             if not isinstance(operand, ir.Value | None):
-                msg = f"op.{op_type}: operand {operand!r} is a {type(operand).__name__}; use op.like(x, number) for numbers"
+                kind = type(operand).__name__
+                msg = f"op.{op_type}: operand {operand!r} is a {kind}; use op.like(x, number) for numbers"
                 raise PluginError(msg)
         while operands and operands[-1] is None:  # ORT crashes on an absent bias of LayerNormalization
             operands = operands[:-1]

@@ -138,7 +138,8 @@ class _Emission:
             raise PluginError(msg) from error
         results = result if isinstance(result, tuple) else (result,)
         if len(results) != len(node.outputs):
-            msg = f"the ONNX lowering of {node.op.name} returned {len(results)} values for {node!r}, not {len(node.outputs)}"
+            counts = f"{len(results)} values for {node!r}, not {len(node.outputs)}"
+            msg = f"the ONNX lowering of {node.op.name} returned {counts}"
             raise PluginError(msg)
         return results
 

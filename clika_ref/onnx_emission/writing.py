@@ -116,7 +116,7 @@ def _tag(field: int) -> bytes:
 
 def _varint(number: int) -> bytes:
     result = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - seven bits to a byte
+    while number > 0x7F:
         result.append(number & 0x7F | 0x80)
         number >>= 7
     result.append(number)

@@ -194,7 +194,7 @@ def test_quantized_tensors_are_refused_with_the_remedy():
 
 def test_lazy_modules_are_told_to_run_once():
     with pytest.raises(
-        ClikaError, match="weight 'weight' has no shape yet: call the model once, so that its lazy modules are made"
+        ClikaError, match="weight 'weight' has no shape yet: call the model once, so that lazy modules are made"
     ):
         clika_compile(nn.LazyLinear(3), tracing_inputs=[torch.ones(2, 3)])
 

@@ -59,7 +59,7 @@ FORMS: dict[Any, list[Form]] = {
     aten.argwhere.default: [form(POSITIVE)],
     aten.one_hot.default: [form(I, 3), form(I)],
     aten.index_put.default: [form(X, [I], X + 1, True), form(X, [None, I], X[0, 0])],
-    aten._index_put_impl.default: [form(X, [I], X[1], False, False)],  # noqa: SLF001
+    aten._index_put_impl.default: [form(X, [I], X[1], False, False)],
     aten.scatter.src: [form(X, 1, II, PAIR)],
     aten.scatter.value: [form(X, 0, II, 2)],
     aten.scatter.reduce: [form(X, 1, II, PAIR, reduce="add")],
@@ -132,7 +132,7 @@ FORMS: dict[Any, list[Form]] = {
     aten.searchsorted.Scalar: [form(V, 0.5)],
     aten.bucketize.Tensor: [form(X, V, out_int32=True)],
     aten.bucketize.Scalar: [form(0.3, V)],
-    aten._unique2.default: [form(I), form(II, True, True, True)],  # noqa: SLF001
+    aten._unique2.default: [form(I), form(II, True, True, True)],
     aten.unique_dim.default: [form(II, 0, True, True, True)],
     aten.arange.default: [form(5, **STORED), form(5.0)],
     aten.arange.start: [form(1, 5, **STORED)],

@@ -40,8 +40,8 @@ def gates(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
     return [x(*shape) for shape in shapes]
 
 
-CONVOLUTION = aten._convolution.default  # noqa: SLF001 - ATen's names, here and below
-BICUBIC, BILINEAR = aten._upsample_bicubic2d_aa.vec, aten._upsample_bilinear2d_aa.vec  # noqa: SLF001
+CONVOLUTION = aten._convolution.default
+BICUBIC, BILINEAR = aten._upsample_bicubic2d_aa.vec, aten._upsample_bilinear2d_aa.vec
 
 CALLS: list[tuple[Any, ...]] = [
     (CONVOLUTION, x(1, 2, 5, 5), x(2, 3, 2, 2), None, [2, 2], [0, 0], [1, 1], True, [1, 1], 1, *[False] * 4),

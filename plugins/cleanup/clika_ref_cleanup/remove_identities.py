@@ -73,7 +73,7 @@ class RemoveIdentities:
     """Remove copies, casts and shape changes to what is there already, and arithmetic with neutral numbers.
 
     Equal in every element: ``x + 0.0`` becomes ``x``, which differs where ``x`` is -0.0 in the sign of the zero only.
-    ``detach`` stays (it stops gradients); see ``remove-detach``. Constants are never read: a parameter that is 1 now may
+    ``detach`` stays (it stops gradients); see ``remove-detach``. Constants are not read: a parameter that is 1 now may
     be trained.
     """
 

@@ -117,5 +117,5 @@ def _to_ort(tensor: torch.Tensor) -> Any:
 def _from_ort(value: Any) -> torch.Tensor:
     """Take a result over; DLPack carries every dtype, bool as bytes."""
     if value.data_type() == "tensor(bfloat16)":
-        return torch.from_dlpack(value._ortvalue)
+        return torch.from_dlpack(value._ortvalue)  # noqa: SLF001 - the public wrapper has no DLPack
     return torch.from_numpy(value.numpy())
