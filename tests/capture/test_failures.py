@@ -237,8 +237,8 @@ class Cache:
 
 def test_an_object_among_the_results_is_refused_with_its_place_and_class():
     message = (
-        r"remembering returns a Cache \(result\['states'\]\[1\]\), of which nobody knows which tensors it holds; let it "
-        r"return tensors, in tuples, lists, dicts or dataclasses, or register the class with .*register_pytree_node; "
+        r"remembering returns a Cache \(result\['states'\]\[1\]\), of which nobody knows which tensors it holds; "
+        r"let it return tensors, in tuples, lists, dicts or dataclasses, or register the class with .*register_pytree_node; "
         r"models of transformers return no cache after model.config.use_cache = False"
     )
 
