@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import safetensors.torch
@@ -32,7 +33,7 @@ from clika_ref.weights import Weights, bind_weights, named_tensors, non_persiste
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
 
-UNSAVED = frozenset({"forward", "_clika_run", "_clika_registry"})
+UNSAVED = frozenset({"_clika_forward", "_clika_run", "_clika_registry"})
 """Attributes that copies make anew."""
 
 
@@ -63,10 +64,11 @@ class ClikaModule(nn.Module):
             register_weights(self, graph, persistent)
             self._install(graph, signature)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the graph; an instance that holds one replaces this method by one with the original's signature."""
-        self._require_graph()
-        return self._call(args, kwargs)
+    @property
+    def forward(self) -> Any:
+        """The method that computes the graph, under the original's signature, which tools inspect."""
+        # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
+        return MethodType(self.__dict__.get("_clika_forward", ClikaModule._require_graph), self)
 
     def clika_configure(
         self, deployment: BaseDeploymentSettings | None, options: ClikaCompileOptions, logs_dir: Any = None
@@ -86,7 +88,7 @@ class ClikaModule(nn.Module):
         self._clika_signature = signature
         self._clika_accepted: set[Any] = set()
         self.__dict__["_clika_run"] = compile_graph(graph)
-        self.__dict__["forward"] = _Forward(self, signature.parameters)
+        self.__dict__["_clika_forward"] = _forward_under(signature.parameters)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         signature = self._clika_signature
@@ -119,7 +121,7 @@ class ClikaModule(nn.Module):
         """Seconds spent in each stage of compilation and of the last export."""
         return self._clika_timings
 
-    def _require_graph(self) -> Graph:
+    def _require_graph(self, *_: Any, **__: Any) -> Graph:
         graph = self.__dict__.get("_clika_graph")
         if graph is None:
             msg = "this ClikaModule is empty; compile a model, or load a state_dict that a ClikaModule saved"
@@ -216,7 +218,7 @@ class ClikaModule(nn.Module):
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Leave the graph as it is: it is rebuilt before the weights are loaded, see `load_state_dict`."""
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: FBT001 - torch's signature
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: FBT001, FBT002 - torch's signature
         """Load weights; an empty module first rebuilds itself from the ``_extra_state`` of the dict.
 
         A state dict of the original model is accepted too: what compression added keeps its values.
@@ -270,16 +272,15 @@ def _finder(registry: Registry) -> Callable[[str], Operator | None]:
     return partial(find_operator, declared=registry.operators)
 
 
-class _Forward:
-    """The ``forward`` of one instance, under the original's signature, which tools inspect."""
+def _forward_under(signature: inspect.Signature) -> Callable[..., Any]:
+    """Return a ``forward`` that shows a signature as its own."""
 
-    def __init__(self, module: ClikaModule, signature: inspect.Signature) -> None:
-        self.__signature__ = signature
-        self.__self__ = module
-        self.__name__ = "forward"
+    def forward(clika_module: ClikaModule, /, *args: Any, **kwargs: Any) -> Any:
+        return clika_module._call(args, kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__self__._call(args, kwargs)
+    own = inspect.Parameter("clika_module", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return forward
 
 
 def compile_graph(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:

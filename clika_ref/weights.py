@@ -23,18 +23,19 @@ class Scope(nn.Module):
 class Weights:
     """How generated code sees the weights of a module: ``constant_<i>`` is the one that the graph lists at ``i``."""
 
-    __slots__ = ("_module", "_paths")
-
     def __init__(self, module: nn.Module, paths: Mapping[str, tuple[str, ...]]) -> None:
-        self._module = module
-        self._paths = paths
+        for name, (*scopes, leaf) in paths.items():
+            part: Any = module
+            for scope in scopes:
+                part = part._modules[scope]
+            setattr(self, name, _held(part, leaf))
 
-    def __getattr__(self, name: str) -> Any:
-        *scopes, leaf = self._paths[name]
-        module: Any = self._module
-        for scope in scopes:
-            module = module._modules[scope]
-        return module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
+
+def _held(part: nn.Module, leaf: str) -> Any:
+    for holder in (part._parameters, part._buffers):
+        if leaf in holder:
+            return holder[leaf]
+    return part.__dict__[leaf]  # in a replica that DataParallel made, weights are plain attributes
 
 
 def weight_paths(graph: Graph) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,340 @@
+"""``ClikaModule``: a drop-in for the original that trains, moves, copies, saves and loads."""
+
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import ClikaModule, clika_compile
+from clika_ref.core.errors import ModelError
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 2)
+        self.unused = nn.Parameter(torch.randn(3))
+        self.register_buffer("offset", torch.randn(2), persistent=False)
+
+    def forward(self, x, scale=None, *, bias: float = 0.5):
+        y = self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3))) + self.offset + bias
+        return y if scale is None else y * scale
+
+
+SHAPES = [(2, 3, 8, 8), (3, 3, 9, 8)]
+
+
+@pytest.fixture
+def original():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def module(original):
+    return clika_compile(original, tracing_inputs=[torch.randn(s) for s in SHAPES], discard_input_model=False)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(4, 3, 7, 8)
+
+
+def test_the_call_signature_is_the_originals(original, module):
+    assert inspect.signature(module.forward) == inspect.signature(original.forward)
+    assert isinstance(module, nn.Module)
+
+
+def test_the_state_dict_has_the_originals_keys_and_the_graph(original, module):
+    assert set(module.state_dict()) == {*original.state_dict(), "_extra_state"}
+    for name, value in original.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value)
+    assert [n for n, _ in module.named_parameters()] == [n for n, _ in original.named_parameters()]
+    assert dict(module.named_buffers()).keys() == dict(original.named_buffers()).keys()
+
+
+def test_it_loads_a_state_dict_of_the_original(module, x):
+    torch.manual_seed(1)
+    other = Net().eval()
+    other.offset.copy_(module.offset)  # not saved, so not loaded
+    missing = module.load_state_dict(other.state_dict())
+    assert not missing.missing_keys
+    assert not missing.unexpected_keys
+    torch.testing.assert_close(module(x), other(x))
+
+
+def test_the_original_loads_its_state_dict_but_for_the_graph(original, module):
+    state = {k: v for k, v in module.state_dict().items() if k != "_extra_state" and not k.startswith("clika.")}
+    original.load_state_dict(state)
+
+
+def test_an_empty_module_rebuilds_itself_from_a_state_dict(module, x):
+    empty = ClikaModule()
+    empty.load_state_dict(module.state_dict())
+    assert torch.equal(empty(x), module(x))
+    assert str(empty.graph) == str(module.graph)
+    assert inspect.signature(empty.forward).parameters.keys() == inspect.signature(module.forward).parameters.keys()
+    empty.head.weight.data.zero_()
+    assert module.head.weight.any(), "the new module must have weights of its own"
+
+
+def test_an_empty_module_says_what_to_do(x):
+    for use in (lambda m: m(x), lambda m: m.graph, lambda m: m.load_state_dict({}), lambda m: m.clika_export("a.onnx")):
+        with pytest.raises(ModelError, match="this ClikaModule is empty; compile a model, or load a state_dict that a"):
+            use(ClikaModule())
+    assert "empty" in repr(ClikaModule())
+
+
+def test_a_state_dict_passes_through_torch_save_and_a_safe_load(module, x):
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    again = ClikaModule()
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(again(x), module(x))
+
+
+def test_a_strict_load_names_missing_and_unexpected_keys(module):
+    state = module.state_dict()
+    del state["head.bias"]
+    with pytest.raises(RuntimeError, match='Missing key.*"head.bias"'):
+        module.load_state_dict(state)
+    with pytest.raises(RuntimeError, match='Unexpected key.*"other"'):
+        module.load_state_dict({**module.state_dict(), "other": torch.ones(1)})
+
+
+def test_gradients_are_those_of_the_original(original, module, x):
+    for net in (original, module):
+        net(x, bias=0.5).square().sum().backward()
+    for name, weight in original.named_parameters():
+        gradient = dict(module.named_parameters())[name].grad
+        if weight.grad is None:
+            assert gradient is None
+        else:
+            torch.testing.assert_close(gradient, weight.grad)
+
+
+def test_gradients_reach_the_input(original, module, x):
+    gradients = []
+    for net in (original, module):
+        inputs = x.clone().requires_grad_()
+        net(inputs).sum().backward()
+        gradients.append(inputs.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_training_follows_the_original_in_train_mode():
+    torch.manual_seed(0)
+    original = Net().train()
+    inputs = [torch.randn(s) for s in SHAPES]
+    module = clika_compile(original, tracing_inputs=inputs, skip_eval_set_mode=True, discard_input_model=False)
+    optimizers = [torch.optim.Adam(net.parameters(), 0.05) for net in (original, module)]
+    for _ in range(3):
+        x = torch.randn(5, 3, 8, 8)
+        for net, optimizer in zip((original, module), optimizers, strict=True):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+    for name, value in original.state_dict().items():
+        # Adam divides by the root of squared gradients: where those are near 0, roundings show.
+        torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_it_moves_to_another_float(original, module, x, dtype):
+    x = x.to(dtype)
+    torch.testing.assert_close(module.to(dtype)(x), original.to(dtype)(x))
+
+
+def test_it_moves_to_another_device(module, x):
+    moved = copy.deepcopy(module).to("meta")
+    assert moved(x.to("meta")).shape == (4, 2)
+    assert all(t.device.type == "meta" for t in [*moved.parameters(), *moved.buffers()])
+
+
+def test_constants_made_in_forward_move_as_well():
+    def shifted(x):
+        return x + torch.arange(x.shape[1], device=x.device) + torch.tensor([0.5], device=x.device)
+
+    module = clika_compile(shifted, tracing_inputs=[torch.randn(2, 3), torch.randn(2, 4)])
+    assert module.to("meta")(torch.randn(2, 5, device="meta")).device.type == "meta"
+
+
+def test_copies_are_independent_and_equal(module, x):
+    expected = module(x)
+    for made in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
+        assert torch.equal(made(x), expected)
+        with torch.no_grad():
+            made.head.bias.add_(1)
+        torch.testing.assert_close(made(x), expected + 1)
+        assert torch.equal(module(x), expected)
+        assert set(made.state_dict()) == set(module.state_dict())
+
+
+def test_copies_export(module, tmp_path):
+    for number, made in enumerate((copy.deepcopy(module), pickle.loads(pickle.dumps(module)))):  # noqa: S301 - our own
+        made.clika_export(tmp_path / f"{number}.onnx")
+    assert (tmp_path / "0.onnx").read_bytes() == (tmp_path / "1.onnx").read_bytes()
+
+
+def test_a_copy_keeps_tied_weights_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.head(self.embed(ids))
+
+    module = clika_compile(Tied(), tracing_inputs=[torch.randint(0, 10, (2, 3))])
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for made in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), loaded):  # noqa: S301 - our own bytes
+        assert made.head.weight is made.embed.weight
+
+
+def test_replicas_as_data_parallel_makes_them_compute_with_their_own_weights(module, x):
+    """``torch.nn.parallel.replicate`` copies ``__dict__`` and puts plain tensors where the parameters were."""
+    replica = module._replicate_for_data_parallel()
+    for name, part in [("", module), *module._modules.items()]:
+        twin = replica if part is module else part._replicate_for_data_parallel()
+        if name:
+            replica._modules[name] = twin
+        for leaf, weight in part._parameters.items():
+            setattr(twin, leaf, weight.detach() * 2)
+    doubled = copy.deepcopy(module)
+    with torch.no_grad():
+        for name in ("conv", "norm", "head"):
+            for weight in doubled.get_submodule(name).parameters():
+                weight.mul_(2)
+    torch.testing.assert_close(replica(x), doubled(x))
+    assert not torch.allclose(replica(x), module(x))
+
+
+def test_functional_calls_and_other_weights(module, x):
+    state = {n: p * 2 for n, p in module.named_parameters()}
+    result = torch.func.functional_call(module, state, (x,))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(2)
+    torch.testing.assert_close(result, module(x))
+
+
+def test_torch_export_takes_it(original, module, x):
+    program = torch.export.export(module, (x,))
+    torch.testing.assert_close(program.module()(x), original(x))
+
+
+def test_torch_compile_takes_it_with_other_sizes(original, module):
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="eager")
+    for rows in (2, 5, 7):
+        x = torch.randn(rows, 3, 8, 8)
+        torch.testing.assert_close(compiled(x), original(x))
+
+
+def test_it_is_a_part_of_another_module(original, module, x):
+    whole = nn.Sequential(module, nn.Linear(2, 2))
+    assert {"0.conv.weight", "0._extra_state", "1.weight"} <= set(whole.state_dict())
+    state = whole.state_dict()
+    twin = nn.Sequential(copy.deepcopy(module), nn.Linear(2, 2))
+    twin.load_state_dict(state)
+    assert torch.equal(twin(x), whole(x))
+    torch.testing.assert_close(whole(x), whole[1](original(x)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda m: m(torch.randn(2, 4, 8, 8)),
+            r"input 'x' is float32\[2, 4, 8, 8\], but .*: side 1 must be 3; compile with",
+        ),
+        (lambda m: m(torch.randn(2, 3, 8, 9)), "side 3 must be 8"),
+        (lambda m: m(torch.randn(3, 8, 8)), r"input 'x' is float32\[3, 8, 8\], but the graph takes float32\[batch, 3"),
+        (
+            lambda m: m(torch.ones(2, 3, 8, 8, dtype=torch.int64)),
+            r"input 'x' is int64\[2, 3, 8, 8\], but the graph takes",
+        ),
+        (lambda m: m([torch.randn(2, 3, 8, 8)]), "argument 'x' has the structure"),
+        (lambda m: m("image"), "argument 'x' is 'image', a str; the model takes a tensor there"),
+        (lambda m: m(), r"do not fit forward.*missing a required argument: 'x'"),
+        (lambda m: m(torch.randn(SHAPES[0]), wrong=1), r"do not fit forward.*unexpected keyword argument 'wrong'"),
+        (lambda m: m(torch.randn(SHAPES[0]), bias=1.5), "argument 'bias' was left out when the model was compiled"),
+        (
+            lambda m: m(torch.randn(SHAPES[0]), torch.ones(2)),
+            "argument 'scale' was left out when the model was compiled",
+        ),
+    ],
+)
+def test_calls_that_the_graph_was_not_made_for_are_refused(module, call, message):
+    with pytest.raises(ModelError, match=message):
+        call(module)
+
+
+def test_a_size_below_what_the_model_takes_is_an_error_and_no_number(module):
+    with pytest.raises(Exception, match="violates|Kernel size|smaller"):
+        module(torch.randn(2, 3, 2, 8))
+
+
+def test_dummy_inputs_are_a_call(module):
+    inputs = module.clika_generate_dummy_inputs()
+    assert inputs.keys() == {"x"}
+    assert inputs["x"].shape[1] == 3
+    assert module(**inputs).shape[1] == 2
+
+
+def test_dummy_inputs_repeat_constants_and_nesting():
+    def nested(items, flag, n):
+        return items["a"] * n if flag else items["a"]
+
+    inputs = [({"a": torch.randn(2, 3)}, True, 4), ({"a": torch.randn(3, 3)}, True, 5)]
+    module = clika_compile(nested, tracing_inputs=inputs)
+    made = module.clika_generate_dummy_inputs()
+    assert made["flag"] is True
+    assert made["items"]["a"].shape[1] == 3
+    assert made["n"] in (4, 5)
+    module(**made)
+
+
+def test_the_graph_prints_one_line_for_each_node_with_type_scope_and_line(module):
+    text = str(module.graph)
+    lines = text.splitlines()
+    assert lines[0] == "graph Net(%x: float32[batch, 3, x_2, 8])"
+    (conv,) = [line for line in lines if "= conv2d[" in line]
+    assert "%conv2d: float32[batch, 4, x_2 - 2, 6] = conv2d[stride=(1, 1)" in conv
+    assert conv.endswith("# conv at test_module.py:25")
+    assert lines[-1].startswith("  return %")
+
+
+def test_the_graph_is_bound_to_the_current_weights(module):
+    module.double()
+    assert module.graph.constants["head.weight"].data is module.head.weight
+    assert module.graph.constants["head.weight"].data.dtype == torch.float64
+
+
+def test_its_representation_says_how_much_is_inside(module):
+    assert f"Net: {len(module.graph)} nodes, {len(module.graph.constants)} constants" in repr(module)
+
+
+def test_later_initialization_says_that_it_is_not_available(module):
+    with pytest.raises(ModelError, match="quantization is not available in this version"):
+        module.clika_initialize_algorithms()
+
+
+def test_the_parts_of_a_module_hold_weights_and_refuse_to_compute(module, x):
+    with pytest.raises(NotImplementedError, match="only holds weights; call the ClikaModule itself"):
+        module.conv(x)
+
+
+def test_hooks_on_the_module_run(module, x):
+    seen = []
+    module.register_forward_hook(lambda m, args, result: seen.append(result.shape))
+    module(x)
+    assert seen == [(4, 2)]
