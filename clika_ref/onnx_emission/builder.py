@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from onnx_ir import tensor_adapters
 
 from clika_ref.core.errors import PluginError
 from clika_ref.core.symbols import is_symbolic
@@ -164,7 +165,7 @@ class OnnxBuilder:
         if key not in self._constants:
             name = f"constant_{len(self._constants)}"
             value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(to_onnx(dtype)))
-            value.const_value = ir.tensor_adapters.TorchTensor(tensor, name=name)
+            value.const_value = tensor_adapters.TorchTensor(tensor, name=name)
             self._constants[key] = self.initializers[name] = value
             self._types[value] = TensorType(dtype, tuple(tensor.shape))
         return self._constants[key]

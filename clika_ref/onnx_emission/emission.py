@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+from onnx_ir import tensor_adapters
 
 from clika_ref.core.errors import ClikaError, PluginError, TargetError
 from clika_ref.core.ir import Graph, Node, Value
@@ -22,6 +23,8 @@ IR_VERSION = 10
 
 SCOPE = "clika.scope"
 SOURCE = "clika.source"
+GUARDS = "clika.guards"
+"""Keys of the metadata: the module path and source line of a node, the guards of a model, one to a line."""
 
 
 def emit(graph: Graph) -> ir.Model:
@@ -76,7 +79,8 @@ class _Emission:
             name=self.graph.name,
             opset_imports={"": OPSET, **{d: 1 for d in sorted(self.op.domains) if d}},
         )
-        return ir.Model(onnx_graph, ir_version=IR_VERSION, producer_name="clika-ref")
+        guards = {GUARDS: "\n".join(map(str, self.graph.guards))} if self.graph.guards else {}
+        return ir.Model(onnx_graph, ir_version=IR_VERSION, producer_name="clika-ref", metadata_props=guards)
 
     def _used_initializers(self) -> list[ir.Value]:
         return [v for v in self.op.initializers.values() if v.uses() or v.is_graph_output()]
@@ -101,7 +105,7 @@ class _Emission:
     def _constant(self, value: Value) -> None:
         onnx = self._declare(value)
         assert value.data is not None
-        onnx.const_value = ir.tensor_adapters.TorchTensor(value.data.detach().contiguous().cpu(), name=value.name)
+        onnx.const_value = tensor_adapters.TorchTensor(value.data.detach().contiguous().cpu(), name=value.name)
         self.op.initializers[value.name] = onnx
 
     def _bind(self, value: Value) -> None:

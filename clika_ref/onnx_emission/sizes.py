@@ -124,7 +124,7 @@ class SizeEmitter:
     def _truncate(self, expr: sympy.Basic) -> ir.Value:
         return self.op.cast(self.one(expr.args[0]), torch.int64)
 
-    def _ceil_divide(self, expr: sympy.Basic) -> ir.Value:
+    def _ceil_divide(self, expr: Any) -> ir.Value:
         a, b = expr.args
         return self.one(torch_sympy.FloorDiv(a + b - 1, b))
 

@@ -54,7 +54,9 @@ def _lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arg
     positional, named = _as_schema(overload, given)
     with evaluator.default_as(recorder):
         results = function(*positional, **named)
-    found = list(results) if isinstance(results, Sequence) and not isinstance(results, ir.Value) else [results]
+    found: list[Any] = (
+        list(results) if isinstance(results, Sequence) and not isinstance(results, ir.Value) else [results]
+    )
     nodes, found = _inlined(recorder, stand_ins, found)
     for stand_in, value in zip(stand_ins, operands, strict=True):
         ir.convenience.replace_all_uses_with(stand_in, value)

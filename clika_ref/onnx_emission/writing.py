@@ -49,6 +49,7 @@ def write_model(model: ir.Model, path: Path, *, external_data: bool = False) -> 
     _check(proto, weights, path)
     data_path = path.with_name(f"{path.name}.data")
     apart = external_data or total > LIMIT_BYTES
+    headers: list[tuple[onnx.TensorProto, np.ndarray | None]]
     with AtomicFiles(path) as files:
         main = files.open(path)
         if apart:
@@ -70,7 +71,7 @@ def _raw(value: ir.Value) -> np.ndarray:
 def _header(value: ir.Value) -> onnx.TensorProto:
     tensor = value.const_value
     assert tensor is not None
-    return onnx.TensorProto(name=value.name, data_type=int(tensor.dtype), dims=[int(d) for d in tensor.shape])
+    return onnx.TensorProto(name=value.name, data_type=int(tensor.dtype), dims=list(tensor.shape.numpy()))
 
 
 def _external(
@@ -131,7 +132,7 @@ def _check(proto: onnx.ModelProto, weights: dict[str, ir.Value], path: Path) -> 
         tensor = value.const_value
         assert tensor is not None
         light.graph.input.append(
-            onnx.helper.make_tensor_value_info(name, int(tensor.dtype), [int(d) for d in tensor.shape])
+            onnx.helper.make_tensor_value_info(name, int(tensor.dtype), list(tensor.shape.numpy()))
         )
     try:
         onnx.checker.check_model(light)

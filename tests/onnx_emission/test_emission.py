@@ -11,9 +11,9 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
-from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.core.types import Origin, TensorType
-from clika_ref.onnx_emission.emission import SCOPE, SOURCE, emit
+from clika_ref.onnx_emission.emission import GUARDS, SCOPE, SOURCE, emit
 
 OPERATORS = load_registry().operators
 
@@ -41,6 +41,14 @@ def test_symbolic_sides_are_named_in_inputs_and_outputs():
     for value in (proto.graph.input[0], proto.graph.output[0]):
         first, second = value.type.tensor_type.shape.dim
         assert (first.dim_param, second.dim_value) == ("n", 4)
+
+
+def test_the_file_records_the_guards_outside_which_it_does_not_hold():
+    g = graph_of("relu")
+    assert not ir.to_proto(emit(g)).metadata_props
+    g.guards = [Guard(named("n") <= 8, "model.py:3"), Guard(named("n") > 1, "")]
+    (recorded,) = ir.to_proto(emit(g)).metadata_props
+    assert (recorded.key, recorded.value) == (GUARDS, "n <= 8 (from model.py:3)\nn > 1")
 
 
 def test_a_lowering_that_returns_its_operand_still_gives_an_output_of_its_own():

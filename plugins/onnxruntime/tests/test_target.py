@@ -1,0 +1,103 @@
+"""The target ``onnxruntime``: what it writes, loads, runs and refuses, and what it says where it cannot."""
+
+import pytest
+import torch
+from clika_ref_onnxruntime import target as target_module
+from clika_ref_onnxruntime.plugin import clika_ref_targets
+from clika_ref_onnxruntime.target import OnnxRuntime
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.types import TensorType
+
+OPERATORS = load_registry().operators
+
+
+def graph_of(kind="identity", dtype=torch.float32, **attrs):
+    """Return one operator on x[n, 3]."""
+    g = Graph("one")
+    x = g.add_input(TensorType(dtype, (named("n"), 3)), "x")
+    g.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
+    g.add_output(Builder(g, OPERATORS)(kind, x, **attrs))
+    return g
+
+
+def test_the_plugin_offers_a_target():
+    (offered,) = clika_ref_targets()
+    assert isinstance(offered, Target)
+    assert offered.name == "onnxruntime"
+    assert offered.missing() is None
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_an_artifact_runs_at_every_size(tmp_path, optimize):
+    target = OnnxRuntime(optimize=optimize)
+    artifact = target.compile(graph_of("softmax", dim=1), tmp_path / "m.onnx")
+    runner = target.load(artifact)
+    for n in (1, 4):
+        x = torch.randn(n, 3)
+        (found,) = runner([x])
+        torch.testing.assert_close(found, x.softmax(1), rtol=0, atol=4 * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
+)
+def test_every_dtype_goes_in_and_comes_out(tmp_path, dtype):
+    x = torch.tensor([[0, 1, 1]]).to(dtype)
+    (found,) = OnnxRuntime().load(OnnxRuntime().compile(graph_of(dtype=dtype), tmp_path / "m.onnx"))([x])
+    assert found.dtype == dtype
+    assert torch.equal(found, x)
+
+
+def test_a_tensor_that_is_not_contiguous_is_read_as_it_is_indexed(tmp_path):
+    runner = OnnxRuntime().load(OnnxRuntime().compile(graph_of(), tmp_path / "m.onnx"))
+    x = torch.arange(6.0).reshape(3, 2).T
+    assert torch.equal(runner([x])[0], x)
+
+
+def test_the_artifact_states_names_size_nodes_and_guards(tmp_path):
+    g = graph_of("relu")
+    g.guards = [Guard(named("n") <= 8, "model.py:3")]
+    artifact = OnnxRuntime().compile(g, tmp_path / "m.onnx")
+    assert (artifact.input_names, artifact.output_names) == (("x",), ("relu",))
+    assert artifact.facts["bytes"] == (tmp_path / "m.onnx").stat().st_size
+    assert artifact.facts["nodes"] == 1
+    assert artifact.facts["guards"] == ("n <= 8 (from model.py:3)",)
+
+
+def test_each_node_is_explained(tmp_path):
+    artifact = OnnxRuntime().compile(graph_of("relu"), tmp_path / "m.onnx")
+    assert OnnxRuntime().explain(artifact) == {"relu/Relu": "float"}
+
+
+def test_nodes_without_a_lowering_and_complex_values_are_refused():
+    g = graph_of("relu")
+    (node,) = g.nodes
+    assert OnnxRuntime().refusal(node) is None
+    node.outputs[0].type = TensorType(torch.complex64, (2,))
+    assert "complex, which ONNX operators do not take" in OnnxRuntime().refusal(node)
+
+
+def test_a_file_that_is_no_model_is_an_error_with_its_path(tmp_path):
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"no model")
+    with pytest.raises(TargetError, match=r"ONNX Runtime .* cannot load .*broken\.onnx"):
+        OnnxRuntime().load(Artifact(path, "onnxruntime", ("x",), ("y",)))
+
+
+def test_inputs_that_do_not_fit_are_the_runtimes_error_under_our_name(tmp_path):
+    runner = OnnxRuntime().load(OnnxRuntime().compile(graph_of(), tmp_path / "m.onnx"))
+    with pytest.raises(TargetError, match=r"ONNX Runtime failed on m\.onnx"):
+        runner([torch.zeros(2, 4)])
+
+
+def test_a_missing_runtime_is_named_with_its_remedy(tmp_path, monkeypatch):
+    artifact = OnnxRuntime().compile(graph_of(), tmp_path / "m.onnx")
+    monkeypatch.setattr(target_module, "find_spec", lambda _: None)
+    with pytest.raises(TargetError, match="onnxruntime is not installed; pip install onnxruntime"):
+        OnnxRuntime().load(artifact)
