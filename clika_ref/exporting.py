@@ -16,7 +16,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
-from clika_ref.interface import name_interface, restrict_dynamic_sides
+from clika_ref.interface import fitting, name_interface, restrict_dynamic_sides
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 
@@ -53,6 +53,7 @@ def export(
     graph = request.graph
     with log.stage("Fusing") as stage:
         restrict_dynamic_sides(graph, request.dynamic_axes, request.examples)
+        examples = fitting(graph, request.examples)
         reports = lower(graph, registry, target)
         name_interface(graph, registry.operators, request.input_names, request.output_names)
         log.removed(reports)
@@ -62,9 +63,9 @@ def export(
         artifact = target.compile(graph, path, external_data=request.options.external_data)
         stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
     log.detail(f"Saved final model: {path}")
-    if request.options.compare_after_export and request.examples:
+    if request.options.compare_after_export and examples:
         with log.stage("Comparing") as stage:
-            stage.done(compare_artifact(artifact, target, graph, request.examples, request.expected))
+            stage.done(compare_artifact(artifact, target, graph, examples, request.expected))
     return artifact
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from clika_ref.core.ir import Graph, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import Symbol, evaluate, named
 from clika_ref.core.types import TensorType
+from clika_ref.input_checks import check_inputs
 
 
 def name_interface(
@@ -104,6 +106,16 @@ def restrict_dynamic_sides(
     _substitute(graph, mapping)
 
 
+def fitting(graph: Graph, examples: Sequence[Sequence[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
+    """Return the examples that a graph takes: sides that were fixed leave out those of other lengths."""
+    found: list[Sequence[torch.Tensor]] = []
+    for inputs in examples:
+        with contextlib.suppress(ModelError):
+            check_inputs(graph, inputs)
+            found.append(inputs)
+    return found
+
+
 def _kept(value: Value, axes: Mapping[Any, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for axis, label in axes.items():
@@ -118,7 +130,7 @@ def _kept(value: Value, axes: Mapping[Any, Any]) -> dict[str, str]:
                 "compile with tracing inputs that differ in that side"
             )
             raise ModelError(msg)
-        found.update({s.name: str(label) for s in dim.free_symbols})
+        found.update({str(s): str(label) for s in dim.free_symbols})
     return found
 
 
