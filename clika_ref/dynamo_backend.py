@@ -139,6 +139,10 @@ def _weight_name(source: str) -> str:
 class _Rebuilt(nn.Module):
     """Dynamo's graph as a module: weights under their names, tensors as arguments, sizes read from tensors."""
 
+    program: fx.GraphModule
+    placeholders: Sequence[_Placeholder]
+    constants: dict[str, float]
+
     def __init__(self, program: fx.GraphModule, placeholders: Sequence[_Placeholder], values: Sequence[Any]) -> None:
         super().__init__()
         self.__dict__["program"] = program

@@ -9,6 +9,7 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import nn
@@ -23,11 +24,12 @@ from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Artifact
 from clika_ref.exporting import ExportRequest, export
 from clika_ref.generic import find_operator
-from clika_ref.graph_format import graph_from_json, graph_to_json, signature_from_json, signature_to_json
+from clika_ref.graph_format import graph_from_json, graph_to_json
 from clika_ref.input_checks import check_inputs
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import ConstantLeaf, NumberLeaf, Signature
+from clika_ref.signature_format import signature_from_json, signature_to_json
 from clika_ref.weights import Weights, bind_weights, named_tensors, non_persistent, register_weights, weight_paths
 
 PATTERN_LIMIT = 4096
@@ -44,6 +46,8 @@ class ClikaModule(nn.Module):
     It computes in train mode what was traced: dropout is off and batch norm uses its running statistics, unless
     ``skip_eval_set_mode=True`` kept the model in training mode while it was traced.
     """
+
+    _clika_run: Callable[..., Sequence[torch.Tensor]]
 
     def __init__(
         self,
@@ -65,7 +69,7 @@ class ClikaModule(nn.Module):
             self._install(graph, signature)
 
     @property
-    def forward(self) -> Any:
+    def forward(self) -> Any:  # type: ignore[override] - a callable all the same
         """The method that computes the graph, under the original's signature, which tools inspect."""
         # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
         return MethodType(self.__dict__.get("_clika_forward", ClikaModule._require_graph), self)
@@ -231,11 +235,12 @@ class ClikaModule(nn.Module):
         return super().load_state_dict({**own, **state_dict}, strict, assign)
 
     def _rebuild(self, state_dict: Mapping[str, Any]) -> None:
-        blob = bytes(state_dict["_extra_state"].numpy())
-        length = int.from_bytes(blob[:8], "little")
-        document = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["clika"])
-        extra = safetensors.torch.load(blob)
-        tensors = {name: state_dict.get(name, extra.get(name)) for name in document["graph"]["constants"]}
+        document, extra = _read_extra_state(state_dict["_extra_state"])
+        tensors = {n: t for n in document["graph"]["constants"] if (t := state_dict.get(n, extra.get(n))) is not None}
+        lacking = [name for name in document["graph"]["constants"] if name not in tensors]
+        if lacking:
+            msg = f"the state dict lacks {', '.join(map(repr, lacking))}, which its graph needs; load a whole one"
+            raise ModelError(msg)
         registry = self._clika_registry or load_registry()
         graph = graph_from_json(document["graph"], _finder(registry), {n: t.clone() for n, t in tensors.items()})
         register_weights(self, graph, frozenset(document["persistent"]))
@@ -266,6 +271,18 @@ class ClikaModule(nn.Module):
         """Show how much there is inside."""
         graph = self.__dict__.get("_clika_graph")
         return "empty" if graph is None else f"{graph.name}: {len(graph)} nodes, {len(graph.constants)} constants"
+
+
+def _read_extra_state(state: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the document and the tensors of an ``_extra_state``, whose bytes are a safetensors file."""
+    blob = state.cpu().numpy().tobytes()
+    try:
+        length = int.from_bytes(blob[:8], "little")
+        document = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["clika"])
+        return document, safetensors.torch.load(blob)
+    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        msg = f"the _extra_state of {len(blob)} bytes, which holds the graph, is damaged: {error}"
+        raise ModelError(msg) from error
 
 
 def _finder(registry: Registry) -> Callable[[str], Operator | None]:

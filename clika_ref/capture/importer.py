@@ -143,7 +143,7 @@ class Importer:
             msg = "as_strided of a view that is not contiguous reads memory that the graph does not have; index instead"
             raise ModelError(msg)
         if target.overloadpacket is aten.squeeze:
-            fake = node.args[0].meta["val"]
+            fake = node.all_input_nodes[0].meta["val"]
             self.table.need_other_than_1(fake, squeezed_sides(fake.dim(), *args[1:]), self.origin.line)
         op = self.registry.operator_for(target) or self.fallback(target)
         if op is None:
@@ -158,17 +158,18 @@ class Importer:
         return self._add(node, op, tuple(call.operands), attrs)
 
     def _add(self, node: fx.Node, op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-        fakes = node.meta["val"]
-        many = isinstance(fakes, tuple | list)
+        found = node.meta["val"]
+        many = isinstance(found, tuple | list)
+        fakes: Sequence[torch.Tensor] = found if many else (found,)
         if many and not op.returns_tuple:
             fakes = fakes[:1]
-        types = [self._type(f) for f in (fakes if many else (fakes,))]
+        types = [self._type(f) for f in fakes]
         made = self.graph.insert(Node(op, operands, attrs, self.origin), types, names=[node.name] * len(types))
         sources = [
             (n.meta.get("val"), self._env[n]) for n in node.all_input_nodes if isinstance(self._env.get(n), Traced)
         ]
         entries: list[Traced] = []
-        for value, fake in zip(made.outputs, fakes if many else (fakes,), strict=True):
+        for value, fake in zip(made.outputs, fakes, strict=True):
             self.table.bind_result(value, fake)
             value.type = self._type(fake)
             entries.append(self.aliases.result(value, fake, sources, (op, operands[1:], attrs, value.index)))

@@ -65,12 +65,17 @@ def trace(
 ) -> torch.export.ExportedProgram:
     """Trace a module with one tracer; errors are the tracer's own."""
     with (
-        symbol_config.patch(backed_size_oblivious=tracer.oblivious),
+        _sizes_of_0_and_1(tracer),
         _plain_transformers(),
         _lines_inside(module),
         _silenced(),
     ):
         return tracer.run(module, call, shapes)
+
+
+def _sizes_of_0_and_1(tracer: Tracer) -> contextlib.AbstractContextManager[None]:
+    config: Any = symbol_config  # which PyTorch makes a module of its own kind when it is imported
+    return config.patch(backed_size_oblivious=tracer.oblivious)
 
 
 @contextlib.contextmanager

@@ -176,7 +176,7 @@ class Validation:
 
 
 def _holds(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
-    missing = {s.name for s in g.guard.relation.free_symbols} - sizes.keys()
+    missing = {str(s) for s in g.guard.relation.free_symbols} - sizes.keys()
     return bool(missing) or bool(evaluate(g.guard.relation, sizes))
 
 

@@ -1,5 +1,8 @@
 """Run a graph: the interpreter, which defines what a graph means, and the fast form, a ``torch.fx`` graph."""
 
+# pyright: reportPrivateUsage=false, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# It reads the links of the IR; sympy states no types.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

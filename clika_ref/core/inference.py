@@ -1,9 +1,12 @@
 """Output types from the eager reference run on fake tensors, and the builder that adds typed nodes."""
 
+# pyright: reportPrivateUsage=false, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Sympy and torch's symbolic shapes state no types.
+
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import sympy
 import torch
@@ -56,7 +59,10 @@ def _infer(
 
 
 def _infer_static(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
-    tensors = [torch.empty(t.shape, dtype=t.dtype, device="meta") if isinstance(t, TensorType) else t for t in operands]
+    tensors: list[Any] = [
+        torch.empty(cast("Any", t.shape), dtype=t.dtype, device="meta") if isinstance(t, TensorType) else t
+        for t in operands
+    ]
     if op.takes_device:
         attrs["device"] = torch.device("meta")
     return tuple(TensorType(t.dtype, tuple(t.shape)) for t in _flat(op(*tensors, **attrs)))

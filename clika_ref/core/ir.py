@@ -1,5 +1,8 @@
 """The IR: ``Graph``, ``Node``, ``Value`` and ``Use``, the four mutators, and the invariants that they keep."""
 
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false
+# Graph, node and value share links that nobody else may touch; an operand may be a tuple of anything.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple

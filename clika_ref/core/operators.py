@@ -1,5 +1,8 @@
 """``Operator``, and the decorator that declares one: reference, schema, trait, error class, lowering, samples."""
 
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# torch._ops is where PyTorch keeps the type of an overload, and its schema is private.
+
 from __future__ import annotations
 
 import functools

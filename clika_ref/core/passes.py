@@ -1,5 +1,8 @@
 """``Pass``, its ``Phase``, the ``Pipeline`` that runs passes to a fixed point, and the numeric check between them."""
 
+# pyright: reportUnknownMemberType=false
+# torch.random states no types.
+
 from __future__ import annotations
 
 import enum

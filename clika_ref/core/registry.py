@@ -1,11 +1,14 @@
 """What the installed plugins provide, gathered into one frozen value that is passed on as an argument."""
 
+# pyright: reportPrivateUsage=false
+# torch._ops is where PyTorch keeps the type of an overload.
+
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
@@ -144,7 +147,7 @@ def _load(manager: pluggy.PluginManager, entry: EntryPoint) -> Plugin:
     for caller in manager.get_hookcallers(module) or ():
         for implementation in caller.get_hookimpls():
             if implementation.plugin is module:
-                parts[caller.name.removeprefix("clika_ref_")] = tuple(implementation.function())
+                parts[caller.name.removeprefix("clika_ref_")] = tuple(cast("Any", implementation.function()))
     _check_kinds(parts)
     dist = entry.dist
     return Plugin(entry.name, dist.name if dist else "?", dist.version if dist else "?", **parts)

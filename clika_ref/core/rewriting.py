@@ -1,5 +1,8 @@
 """Rewrite rules: what a rule is, why it did not fire, and the loop that applies rules until none applies."""
 
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# A rule is shown the links of the IR through this file only; what it returns may be anything.
+
 from __future__ import annotations
 
 from collections import deque

@@ -146,8 +146,10 @@ def random_draw(random: Random) -> Draw:
                 return random.uniform(low, high)
             case TensorDescription():
                 return _draw_tensor(random, description)
-        msg = f"draw() takes a description made by `s`, not {description!r} (a {type(description).__name__})"
-        raise TypeError(msg)
+            case _:
+                kind = type(description).__name__
+                msg = f"draw() takes a description made by `s`, not {description!r} (a {kind})"
+                raise TypeError(msg)
 
     return draw
 

@@ -1,5 +1,8 @@
 """Symbols of dynamic sides, guards over them, and the evaluation of the expressions that they occur in."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateImportUsage=false
+# Sympy states no types, and torch does not export its own expressions.
+
 from __future__ import annotations
 
 import math
@@ -50,7 +53,7 @@ class Symbol:
 class Guard:
     """A relation that sizes must satisfy for the graph to mean what the model means, and the line that asked."""
 
-    relation: sympy.logic.boolalg.Boolean
+    relation: sympy.Basic
     line: str
 
     def __str__(self) -> str:
@@ -182,7 +185,7 @@ def number(atom: sympy.Basic) -> Any:
         return Fraction(int(atom.p), int(atom.q))
     if atom in (sympy.oo, torch_sympy.int_oo):
         return float("inf")
-    return float(atom)
+    return float(atom)  # type: ignore[arg-type]
 
 
 def meaning(expr: sympy.Basic) -> Callable[..., Any]:

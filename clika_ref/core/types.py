@@ -1,5 +1,8 @@
 """What is known of a value before it is computed: its type, and where it comes from."""
 
+# pyright: reportMissingTypeStubs=false
+# Sympy states no types.
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace

@@ -126,7 +126,8 @@ class SizeEmitter:
 
     def _ceil_divide(self, expr: Any) -> ir.Value:
         a, b = expr.args
-        return self.one(torch_sympy.FloorDiv(a + b - 1, b))
+        whole: Any = torch_sympy.FloorDiv(a + b - 1, b)
+        return self.one(whole)
 
 
 RULES: dict[type, Callable[[SizeEmitter, Any], Any]] = {
