@@ -1,23 +1,19 @@
-"""A graph and its signature as JSON and back: nothing that is read is executed, tensors live elsewhere by name."""
+"""A graph as JSON and back: nothing that is read is executed, tensors live elsewhere by name."""
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import FUNCTIONS, Guard, Side, Symbol, named
 from clika_ref.core.types import Origin, TensorType
-from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf
 
 VERSION = 1
 """Raised whenever files written before cannot be read by the code as it is."""
@@ -30,8 +26,6 @@ EXPRESSIONS: dict[str, type] = {kind.__name__: kind for kind in FUNCTIONS if kin
 _NAMES = {kind: name for name, kind in EXPRESSIONS.items()}
 
 DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
-
-LEAVES: dict[str, type] = {"tensor": TensorLeaf, "number": NumberLeaf, "constant": ConstantLeaf}
 
 
 # Values of attributes
@@ -219,61 +213,3 @@ def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Ope
     node = Node(op, operands, {k: decode(v) for k, v in attrs.items()}, origin)
     graph.insert(node, [_read_type(kind) for _, kind in outputs], names=[label for label, _ in outputs])
     values.update((value.name, value) for value in node.outputs)
-
-
-# Signatures
-
-
-def signature_to_json(signature: Signature) -> dict[str, Any]:
-    """Return a signature; defaults that have no form are left out, so such arguments must be given in calls."""
-    return {
-        "parameters": [
-            [p.name, int(p.kind), _encode_default(p.default)] for p in signature.parameters.parameters.values()
-        ],
-        "arguments": list(signature.arguments),
-        "specs": [_dump_spec(s) for s in signature.specs],
-        "leaves": [_leaf(leaf) for leaf in signature.leaves],
-        "output_spec": _dump_spec(signature.output_spec) if signature.output_spec is not None else None,
-        "outputs": [[o.index, encode(o.value)] for o in signature.outputs],
-    }
-
-
-def signature_from_json(document: Mapping[str, Any]) -> Signature:
-    """Return what `signature_to_json` was given."""
-    kinds = {int(k): k for k in inspect._ParameterKind}
-    parameters = [
-        inspect.Parameter(name, kinds[kind], default=decode(default[0]) if default else inspect.Parameter.empty)
-        for name, kind, default in document["parameters"]
-    ]
-    return Signature(
-        inspect.Signature(parameters),
-        tuple(document["arguments"]),
-        tuple(map(_load_spec, document["specs"])),
-        tuple(LEAVES[kind](name, *map(decode, rest)) for kind, name, *rest in document["leaves"]),
-        _load_spec(document["output_spec"]) if document["output_spec"] is not None else None,
-        tuple(OutputLeaf(index, decode(value)) for index, value in document["outputs"]),
-    )
-
-
-def _encode_default(default: Any) -> list[Any]:
-    try:
-        return [] if default is inspect.Parameter.empty else [encode(default)]
-    except ModelError:
-        return []
-
-
-def _leaf(leaf: Leaf) -> list[Any]:
-    kind = next(name for name, cls in LEAVES.items() if isinstance(leaf, cls))
-    return [kind, leaf.name, *([encode(leaf.value)] if isinstance(leaf, ConstantLeaf) else [])]
-
-
-def _dump_spec(spec: pytree.TreeSpec) -> str:
-    with warnings.catch_warnings():  # torch warns of its own deprecated class while it walks a spec
-        warnings.simplefilter("ignore", FutureWarning)
-        return pytree.treespec_dumps(spec)
-
-
-def _load_spec(text: str) -> pytree.TreeSpec:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return pytree.treespec_loads(text)

@@ -1,0 +1,133 @@
+"""The signature of a graph as JSON and back: parameters, leaves, and the nested structures around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.core.errors import ModelError
+from clika_ref.graph_format import decode, encode
+from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf
+
+LEAVES: dict[str, type] = {"tensor": TensorLeaf, "number": NumberLeaf, "constant": ConstantLeaf}
+
+CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, list, dict, OrderedDict, defaultdict, deque)}
+
+FACTORIES: dict[str, Any] = {"None": None, **{kind.__name__: kind for kind in (list, dict, set, int, float, tuple)}}
+"""What a saved defaultdict may make of a missing key."""
+
+
+def signature_to_json(signature: Signature) -> dict[str, Any]:
+    """Return a signature; defaults that have no form are left out, so such arguments must be given in calls."""
+    return {
+        "parameters": [
+            [p.name, int(p.kind), _encode_default(p.default)] for p in signature.parameters.parameters.values()
+        ],
+        "arguments": list(signature.arguments),
+        "specs": [structure_to_json(s) for s in signature.specs],
+        "leaves": [_leaf(leaf) for leaf in signature.leaves],
+        "output_spec": structure_to_json(signature.output_spec) if signature.output_spec is not None else None,
+        "outputs": [[o.index, encode(o.value)] for o in signature.outputs],
+    }
+
+
+def signature_from_json(document: Mapping[str, Any]) -> Signature:
+    """Return what `signature_to_json` was given."""
+    kinds = {int(k): k for k in inspect._ParameterKind}
+    parameters = [
+        inspect.Parameter(name, kinds[kind], default=decode(default[0]) if default else inspect.Parameter.empty)
+        for name, kind, default in document["parameters"]
+    ]
+    return Signature(
+        inspect.Signature(parameters),
+        tuple(document["arguments"]),
+        tuple(map(structure_from_json, document["specs"])),
+        tuple(LEAVES[kind](name, *map(decode, rest)) for kind, name, *rest in document["leaves"]),
+        structure_from_json(document["output_spec"]) if document["output_spec"] is not None else None,
+        tuple(OutputLeaf(index, decode(value)) for index, value in document["outputs"]),
+    )
+
+
+def _encode_default(default: Any) -> list[Any]:
+    try:
+        return [] if default is inspect.Parameter.empty else [encode(default)]
+    except ModelError:
+        return []
+
+
+def _leaf(leaf: Leaf) -> list[Any]:
+    kind = next(name for name, cls in LEAVES.items() if isinstance(leaf, cls))
+    return [kind, leaf.name, *([encode(leaf.value)] if isinstance(leaf, ConstantLeaf) else [])]
+
+
+# Structures: of containers, and of the user's own classes by name
+
+
+def structure_to_json(spec: pytree.TreeSpec) -> Any:
+    """Return a nested structure; "*" is a leaf.
+
+    Raises:
+        ModelError: it holds something that has no form.
+    """
+    if spec.is_leaf():
+        return "*"
+    children = [structure_to_json(child) for child in spec.children()]
+    kind, context = spec.type, spec.context
+    if kind is defaultdict:
+        factory, keys = context
+        context = [getattr(factory, "__name__", str(factory)), keys]
+    if kind in CONTAINERS.values():
+        return [kind.__name__, encode(context), children]
+    named = kind is pytree.namedtuple or _is_named_tuple(kind)
+    cls = context if named and isinstance(context, type) else kind
+    return [f"{cls.__module__}:{cls.__qualname__}", None if named else encode(context), children]
+
+
+def structure_from_json(item: Any) -> pytree.TreeSpec:
+    """Return what `structure_to_json` was given. A class is looked up among those that are imported, never imported.
+
+    Raises:
+        ModelError: the class is not there.
+    """
+    if item == "*":
+        return pytree.treespec_leaf()
+    name, saved, children = item
+    specs, context = [structure_from_json(child) for child in children], decode(saved)
+    if name == "defaultdict":
+        context = [FACTORIES[context[0]], context[1]]
+    if name in CONTAINERS:
+        return pytree.TreeSpec(CONTAINERS[name], context, specs)
+    cls = _imported_class(name)
+    if _is_named_tuple(cls) and cls not in pytree.SUPPORTED_NODES:
+        return pytree.TreeSpec(pytree.namedtuple, cls, specs)
+    return pytree.TreeSpec(cls, cls if _is_named_tuple(cls) else context, specs)
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and kind is not tuple
+
+
+def _imported_class(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for step in path.split("."):
+        found = vars(found).get(step) if hasattr(found, "__dict__") else None
+    known = isinstance(found, type) and (
+        found in pytree.SUPPORTED_NODES or _is_named_tuple(found) or dataclasses.is_dataclass(found)
+    )
+    if not known:
+        msg = (
+            f"the saved model takes or returns a {name.replace(':', '.')}, which this process does not know: "
+            f"import the module that defines it first (here {module})"
+        )
+        raise ModelError(msg)
+    if found not in pytree.SUPPORTED_NODES and not _is_named_tuple(found):
+        torch.export.register_dataclass(found, serialized_type_name=name.replace(":", "."))
+    return found
