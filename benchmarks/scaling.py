@@ -26,7 +26,8 @@ def run(sizes: Sequence[int] | None = None) -> None:
     worst, slowest = 0.0, "none"
     for stage in found[sizes[0]]:
         seconds = [found[size][stage] for size in sizes]
-        growth = [b / a * 10 / (m / n) for (n, m), a, b in zip(pairs, seconds, seconds[1:], strict=True)]
+        steps = zip(pairs, itertools.pairwise(seconds), strict=True)
+        growth = [later / earlier * 10 * small / large for (small, large), (earlier, later) in steps]
         rows.append((stage, *(f"{s:.3f} s" for s in seconds), *(f"{g:.1f}x" for g in growth)))
         for figure, later in zip(growth, seconds[1:], strict=True):
             if later > NOISE_S and figure > worst:

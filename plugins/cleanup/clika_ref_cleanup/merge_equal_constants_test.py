@@ -31,6 +31,12 @@ def test_constants_that_differ_in_dtype_shape_or_bits_stay(sketch):
     assert reading(sketch, zeros, *others) == [f"c{i}" for i in range(len(others) + 1)]
 
 
+def test_a_single_element_tells_large_constants_apart(sketch):
+    zeros = torch.zeros(100_000)
+    others = [zeros.index_fill(0, torch.tensor(i), 1.0) for i in (3, 50_001, 99_998)]
+    assert reading(sketch, zeros, *others, zeros.clone()) == ["c0", "c1", "c2", "c3", "c0"]
+
+
 def test_state_stays_apart(sketch):
     sketch.graph.set_state("c1", sketch.input(2, name="new"))
     assert reading(sketch, torch.ones(2), torch.ones(2), torch.ones(2)) == ["c0", "c1", "c0"]
