@@ -132,7 +132,7 @@ adaptive_avg_pool1d.samples(_samples(1))
     quant=OWN_SCALE,
     error=DOT,
 )
-def adaptive_avg_pool2d(x: Tensor, *, output_size: tuple[int, ...]) -> Tensor:
+def adaptive_avg_pool2d(x: Tensor, *, output_size: tuple[int, int]) -> Tensor:
     """The mean of each of ``output_size`` windows of ``x[n, c, h, w]``."""
     return F.adaptive_avg_pool2d(x, output_size)
 
@@ -148,7 +148,7 @@ adaptive_avg_pool2d.samples(_samples(2))
     quant=OWN_SCALE,
     error=DOT,
 )
-def adaptive_avg_pool3d(x: Tensor, *, output_size: tuple[int, ...]) -> Tensor:
+def adaptive_avg_pool3d(x: Tensor, *, output_size: tuple[int, int, int]) -> Tensor:
     """The mean of each of ``output_size`` windows of ``x[n, c, d, h, w]``."""
     return F.adaptive_avg_pool3d(x, output_size)
 
@@ -210,7 +210,7 @@ adaptive_max_pool1d.samples(_samples(1, unique=True))
 
 
 @operator(aten.adaptive_max_pool2d.default, quant=SAME_SCALE, error=EXACT)
-def adaptive_max_pool2d(x: Tensor, *, output_size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def adaptive_max_pool2d(x: Tensor, *, output_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The largest element of each of ``output_size`` windows of ``x[n, c, h, w]``, and its position in the plane."""
     return F.adaptive_max_pool2d_with_indices(x, output_size)
 
@@ -221,7 +221,7 @@ adaptive_max_pool2d.samples(_samples(2, unique=True))
 
 
 @operator(aten.adaptive_max_pool3d.default, quant=SAME_SCALE, error=EXACT)
-def adaptive_max_pool3d(x: Tensor, *, output_size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def adaptive_max_pool3d(x: Tensor, *, output_size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """The largest element of each of ``output_size`` windows of ``x[n, c, d, h, w]``, and its place in the volume."""
     return F.adaptive_max_pool3d_with_indices(x, output_size)
 

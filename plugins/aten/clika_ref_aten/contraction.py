@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def einsum(*tensors: Tensor, equation: str) -> Tensor:
 def _(*tensors, equation):
     whole = _explicit(equation, [t.rank for t in tensors])
     left, _, right = whole.partition("->")
-    sides: dict[str, object] = {}
+    sides: dict[str, Any] = {}
     for term, tensor in zip(left.split(","), tensors, strict=True):
         for letter, side in zip(term, tensor.shape, strict=True):
             sides[letter] = side if sides.get(letter, 1) == 1 else sides[letter]

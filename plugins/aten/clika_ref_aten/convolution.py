@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,7 +25,7 @@ def _same(kernel, dilation):
     return [t // 2 for t in totals], [t - t // 2 for t in totals]
 
 
-def _padded(x, weight, padding, dilation):
+def _padded(x, weight, padding, dilation) -> Any:
     """Return ``x`` and a padding in numbers; torch's own ``same`` warns where it pads unevenly, as is usual here."""
     if padding != "same":
         return x, padding

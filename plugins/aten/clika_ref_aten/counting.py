@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from numbers import Number
 
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.operators import operator

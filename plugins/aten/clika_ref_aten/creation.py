@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from numbers import Number
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.types import Number
 from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv
 
 from clika_ref.core.accuracy import EXACT, ulp
@@ -147,7 +148,7 @@ def _(*, start, end, step, dtype, device):
     return TensorType(dtype, (_count(start, end, step),))
 
 
-def _count(start, end, step):
+def _count(start, end, step) -> Any:
     """Return ``ceil((end - start) / step)`` as a size expression."""
     if any(isinstance(n, float) for n in (start, end, step)):
         return CeilToInt(FloatTrueDiv(end - start, step))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Number
-
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator

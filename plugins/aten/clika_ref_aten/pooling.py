@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ def _windows(sides, kernel_size, stride, padding, dilation=1):
     return kernel, spread(stride or kernel, sides), spread(padding, sides), spread(dilation, sides)
 
 
-def _count(n, k, s, p, d, *, ceil_mode):
+def _count(n, k, s, p, d, *, ceil_mode) -> Any:
     """Return the number of windows along a side; the last one must start inside it or in the padding before it."""
     covered = n + 2 * p - d * (k - 1) - 1
     if not ceil_mode:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from clika_ref.core.operators import operator
 aten = torch.ops.aten
 
 
-def _gates(op, x, weight, bias, count):
+def _gates(op, x, weight, bias, count) -> Any:
     """Return ``x @ weight.T + bias`` cut into its gates."""
     product = op.Gemm(x, weight, bias, transB=1)
     return op.Split(product, axis=1, num_outputs=count, outputs=count) if count > 1 else (product,)

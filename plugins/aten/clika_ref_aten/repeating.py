@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator

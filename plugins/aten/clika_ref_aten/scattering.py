@@ -7,10 +7,10 @@ when several threads meet in one element (measured: 25 % of 2 million additions,
 from __future__ import annotations
 
 import math
-from numbers import Number
 
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from clika_ref.core.accuracy import COMPOSE, DOT, EXACT
 from clika_ref.core.operators import operator

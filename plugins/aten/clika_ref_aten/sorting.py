@@ -7,10 +7,10 @@ the targets to declare, as the order of NaN would cost each call a second pass o
 from __future__ import annotations
 
 import math
-from numbers import Number
 
 import torch
 from torch import Tensor
+from torch.types import Number
 from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import EXACT

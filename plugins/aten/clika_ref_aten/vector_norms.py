@@ -100,7 +100,7 @@ def _of_matrices(x, order, dim, **attrs):
 @operator(aten._weight_norm.default, error=COMPOSE)  # noqa: SLF001 - ATen's name
 def weight_norm(v: Tensor, g: Tensor, *, dim: int = 0) -> Tensor:
     """``g * v / norm(v)``, the norm being taken over all sides but ``dim``; over all where ``dim`` is -1."""
-    return torch._weight_norm(v, g, dim)  # noqa: SLF001 - PyTorch exports it under this name only
+    return torch._weight_norm(v, g, dim)  # type: ignore[attr-defined] # noqa: SLF001 - its one name
 
 
 @weight_norm.types
