@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 
 from clika_ref.capture.dimensions import InputSide, resized
@@ -104,7 +105,9 @@ class Validation:
                 f"{g.guard}. {_listed(holding).capitalize()} would share a graph, {_listed(broken)} another; "
                 "compile once for each group"
             )
-            raise (MismatchError if g.testable else PathError)(msg)
+            # An equality may come of int(size), which fixes a size for one tracer and not for another.
+            branches = not g.testable and not isinstance(g.guard.relation, sympy.Equality)
+            raise (PathError if branches else MismatchError)(msg)
 
     def _named_sizes(self, g: TracedGuard, sizes: Mapping[str, int]) -> str:
         used = [s for s in self.result.graph.symbols.values() if s.expr in g.guard.relation.free_symbols]

@@ -229,3 +229,11 @@ def test_three_inputs_may_vary_other_sides_each(agree):
     traced = images((1, 3, 16, 16), (2, 3, 16, 16), (1, 3, 20, 16))
     module = agree(ConvNet(), traced, images((3, 3, 18, 16), (1, 3, 33, 16)))
     assert list(module.graph.symbols) == ["batch", "x_2"]
+
+
+def test_an_int_of_a_size_fixes_it_for_one_tracer_and_another_follows(agree):
+    def resized(x):
+        size = int(x.shape[2] // 2 * 3)
+        return torch.nn.functional.interpolate(x, (size, size))
+
+    agree(resized, [torch.randn(1, 2, 8, 8), torch.randn(2, 2, 12, 12)], [torch.randn(3, 2, 10, 10)])
