@@ -214,6 +214,7 @@ class ClikaModule(nn.Module):
             "graph": graph_to_json(graph),
             "signature": signature_to_json(self._clika_signature),
             "persistent": sorted(named_tensors(self).keys() - non_persistent(self).keys()),
+            "parameters": {n: p.requires_grad for n, p in self.named_parameters(remove_duplicate=False)},
         }
         tensors = {n: t.detach().cpu().contiguous() for n, t in non_persistent(self).items()}
         blob = safetensors.torch.save(tensors, {"clika": json.dumps(document, separators=(",", ":"))})
@@ -242,7 +243,9 @@ class ClikaModule(nn.Module):
             msg = f"the state dict lacks {', '.join(map(repr, lacking))}, which its graph needs; load a whole one"
             raise ModelError(msg)
         registry = self._clika_registry or load_registry()
-        graph = graph_from_json(document["graph"], _finder(registry), {n: t.clone() for n, t in tensors.items()})
+        trained: Mapping[str, bool] = document["parameters"]
+        weights = {n: nn.Parameter(t.clone(), trained[n]) if n in trained else t.clone() for n, t in tensors.items()}
+        graph = graph_from_json(document["graph"], _finder(registry), weights)
         register_weights(self, graph, frozenset(document["persistent"]))
         self._install(graph, signature_from_json(document["signature"]))
 

@@ -83,6 +83,20 @@ def test_an_empty_module_rebuilds_itself_from_a_state_dict(module, x):
     assert module.head.weight.any(), "the new module must have weights of its own"
 
 
+def test_a_rebuilt_module_trains_what_the_saved_one_trained():
+    original = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    original[2].weight = nn.Parameter(original[2].weight.detach(), requires_grad=False)
+    saved = clika_compile(original, tracing_inputs=[torch.ones(2, 2)])
+    again = ClikaModule()
+    again.load_state_dict(saved.state_dict())
+    trained = {name: p.requires_grad for name, p in saved.named_parameters()}
+    assert {name: p.requires_grad for name, p in again.named_parameters()} == trained
+    assert sorted(trained.values()) == [False, *[True] * 5]
+    assert [name for name, _ in again.named_buffers()] == [name for name, _ in saved.named_buffers()]
+    again(torch.ones(2, 2)).sum().backward()
+    assert again.get_parameter("0.weight").grad is not None
+
+
 def test_an_empty_module_says_what_to_do(x):
     for use in (lambda m: m(x), lambda m: m.graph, lambda m: m.load_state_dict({}), lambda m: m.clika_export("a.onnx")):
         with pytest.raises(ModelError, match="this ClikaModule is empty; compile a model, or load a state_dict that a"):
@@ -279,7 +293,7 @@ def test_calls_that_the_graph_was_not_made_for_are_refused(module, call, message
 
 
 def test_a_size_below_what_the_model_takes_is_an_error_and_no_number(module):
-    with pytest.raises(Exception, match="violates|Kernel size|smaller"):
+    with pytest.raises(Exception, match=r"violates|Kernel size|smaller"):
         module(torch.randn(2, 3, 2, 8))
 
 
