@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,7 +85,7 @@ def structure_to_json(spec: pytree.TreeSpec) -> Any:
         context = [getattr(factory, "__name__", str(factory)), keys]
     if kind in CONTAINERS.values():
         return [kind.__name__, encode(context), children]
-    named = kind is pytree.namedtuple or _is_named_tuple(kind)
+    named = kind is namedtuple or _is_named_tuple(kind)  # noqa: PYI024 - what PyTorch calls all of them
     cls = context if named and isinstance(context, type) else kind
     return [f"{cls.__module__}:{cls.__qualname__}", None if named else encode(context), children]
 
@@ -106,7 +106,7 @@ def structure_from_json(item: Any) -> pytree.TreeSpec:
         return pytree.TreeSpec(CONTAINERS[name], context, specs)
     cls = _imported_class(name)
     if _is_named_tuple(cls) and cls not in pytree.SUPPORTED_NODES:
-        return pytree.TreeSpec(pytree.namedtuple, cls, specs)
+        return pytree.TreeSpec(namedtuple, cls, specs)  # noqa: PYI024 - as above
     return pytree.TreeSpec(cls, cls if _is_named_tuple(cls) else context, specs)
 
 

@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+import re
 
 import pytest
 import torch
@@ -116,9 +117,9 @@ def test_a_state_dict_passes_through_torch_save_and_a_safe_load(module, x):
 def test_a_strict_load_names_missing_and_unexpected_keys(module):
     state = module.state_dict()
     del state["head.bias"]
-    with pytest.raises(RuntimeError, match='Missing key.*"head.bias"'):
+    with pytest.raises(RuntimeError, match=r'Missing key.*"head.bias"'):
         module.load_state_dict(state)
-    with pytest.raises(RuntimeError, match='Unexpected key.*"other"'):
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"other"'):
         module.load_state_dict({**module.state_dict(), "other": torch.ones(1)})
 
 
@@ -323,7 +324,7 @@ def test_the_graph_prints_one_line_for_each_node_with_type_scope_and_line(module
     assert lines[0] == "graph Net(%x: float32[batch, 3, x_2, 8])"
     (conv,) = [line for line in lines if "= conv2d[" in line]
     assert "%conv2d: float32[batch, 4, x_2 - 2, 6] = conv2d[stride=(1, 1)" in conv
-    assert conv.endswith("# conv at test_module.py:25")
+    assert re.search(r"# conv at test_module.py:\d+$", conv)
     assert lines[-1].startswith("  return %")
 
 

@@ -137,7 +137,7 @@ def test_sides_that_always_agree_share_a_symbol_where_the_model_needs_it(agree):
     inputs = [(torch.randn(2, 4), torch.randn(2, 4)), (torch.randn(3, 4), torch.randn(3, 4))]
     module = agree(Added(), inputs, [(torch.randn(1, 4), torch.randn(1, 4)), (torch.randn(6, 4), torch.randn(6, 4))])
     assert [v.type.shape[0].name for v in module.graph.inputs] == ["batch", "batch"]
-    with pytest.raises(ModelError, match="'b' is float32.* side 0 must be batch = 3; the model needs these"):
+    with pytest.raises(ModelError, match=r"'b' is float32.* side 0 must be batch = 3; the model needs these"):
         module(torch.randn(3, 4), torch.randn(1, 4))
 
 

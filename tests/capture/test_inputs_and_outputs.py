@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from clika_ref import ClikaModule, clika_compile
 from clika_ref.core.errors import ModelError
 
-Pair = namedtuple("Pair", ["left", "right"])
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
 
 
 @dataclasses.dataclass
@@ -203,7 +207,7 @@ def test_an_ordered_dict_stays_one():
 
 def test_none_and_flags_among_the_inputs_are_constants(agree):
     module = agree(Net(), [(X, None, {"scale": Y})])
-    with pytest.raises(ModelError, match="argument 'y' has the structure|argument 'y' is tensor"):
+    with pytest.raises(ModelError, match=r"argument 'y' has the structure|argument 'y' is tensor"):
         module(X, Y, scale=Y)
 
 
