@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from clika_ref.capture.dimensions import Comparison, InputSide
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
     from clika_ref.capture.callables import Callee
     from clika_ref.capture.importer import Unsupported
+
+REASON_LIMIT = 400
+"""Characters of a tracer's own reason; conditions on what detection heads find run to thousands."""
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
 _DATA_DEPENDENT = ("data-dependent", "control flow", "Dynamic control flow", "Data-dependent")
@@ -58,7 +62,7 @@ def _reason(error: Exception, said: str = "") -> str:
     text = str(error).strip()
     if text == said:
         return "the reason above"
-    first = text.splitlines()[0] if text else ""
+    first = shorten(text.splitlines()[0], REASON_LIMIT, placeholder=" ...") if text else ""
     line = _user_line(text) or _traceback_line(error)
     return f"{type(error).__name__}: {first}{f' (at {line})' if line else ''}"
 
@@ -91,9 +95,10 @@ def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]]) -
     mismatched = any(isinstance(error, MismatchError) for _, error in failures)
     if not mismatched and any(word in str(error) for _, error in failures for word in _DATA_DEPENDENT):
         return (
-            "\nA branch depends on the values of a tensor. "
+            "\nA branch or a size depends on the values of a tensor. "
             "Compute both sides and choose with torch.where(condition, a, b), or multiply by the condition; "
-            "branches on sizes, flags and constants are fine."
+            "branches on sizes, flags and constants are fine. "
+            "Compute sizes from sizes (x.shape[1] // 2), not from tensors."
         )
     return ""
 
