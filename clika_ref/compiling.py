@@ -13,6 +13,7 @@ import torch
 
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
+from clika_ref.capture.collector import spared
 from clika_ref.capture.inputs import ForwardFn, ModelCall, model_calls, refuse_odd_weights
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
@@ -165,7 +166,7 @@ def _capture(
     callee: Callee, calls: list[ModelCall], registry: Registry, choices: Choices, log: CompilationLog
 ) -> Captured:
     log.detail(f"Starting to parse the model: '{callee.name}'")
-    with log.stage("Capturing") as stage:
+    with log.stage("Capturing") as stage, spared():
         captured = capture(
             callee,
             calls,

@@ -48,7 +48,7 @@ def fold_batch_norm(node: Node, build: Builder):
     if not weight.type.dtype.is_floating_point or middle.type.dtype != node.output.type.dtype:
         return Skip("changes the dtype", 5)
     scaled, shift = _folded(layer, [v and v.data for v in facts], node.attrs["eps"])
-    if not (scaled.isfinite().all() and shift.isfinite().all()):
+    if not (_is_finite(scaled) and _is_finite(shift)):
         return Skip("the folded weight overflows", 6)
     base = weight.name.removesuffix("weight").rstrip(".") or node.name
     folded = build.constant(scaled, weight.name), build.constant(shift, bias.name if bias else f"{base}.bias")
@@ -65,9 +65,9 @@ def _is_fixed(value: Any, graph: Graph) -> bool:
 
 
 def _folded(layer: Node, tensors: list[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    dtype = tensors[0].dtype
-    exact: list[Any] = [None if t is None else t.detach().double() for t in tensors]
-    weight, bias, gamma, beta, mean, var = exact
+    weight = tensors[0].detach()
+    exact: list[Any] = [None if t is None else t.detach().double() for t in tensors[1:]]
+    bias, gamma, beta, mean, var = exact
     scale = torch.rsqrt(var + eps) if gamma is None else gamma * torch.rsqrt(var + eps)
     shift = (-mean if bias is None else bias - mean) * scale
     if beta is not None:
@@ -75,9 +75,20 @@ def _folded(layer: Node, tensors: list[Any], eps: float) -> tuple[torch.Tensor, 
     if layer.kind.startswith("conv_transpose"):  # weight[c, k / groups, ...]: channel g * (k / groups) + j is [g, :, j]
         groups = layer.attrs["groups"]
         grouped = weight.unflatten(0, (groups, -1))
-        factors = scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))
-        return (grouped * factors).flatten(0, 1).to(dtype), shift.to(dtype)
-    return (weight * scale.reshape(-1, *[1] * (weight.dim() - 1))).to(dtype), shift.to(dtype)
+        scaled = _scaled(grouped, scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))).flatten(0, 1)
+    else:
+        scaled = _scaled(weight, scale.reshape(-1, *[1] * (weight.dim() - 1)))
+    return scaled, shift.to(weight.dtype)
+
+
+def _scaled(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return the product, computed in the wider type of the factors and rounded once, without a wide copy."""
+    return torch.mul(weight, factors, out=torch.empty_like(weight, memory_format=torch.contiguous_format))
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite: both show in the extremes, which need no mask of every element."""
+    return not tensor.numel() or all(bool(extreme.isfinite()) for extreme in torch.aminmax(tensor))
 
 
 @dataclass(frozen=True)
