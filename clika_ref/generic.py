@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -65,11 +65,16 @@ def generic_operator(overload: torch._ops.OpOverload) -> GenericOperator:
     return GenericOperator(overload)
 
 
-def find_operator(name: str, declared: Mapping[str, Operator]) -> Operator | None:
-    """Return the operator of that name, declared or generic."""
+def find_operator(
+    name: str, declared: Mapping[str, Operator], generic: Callable[[torch._ops.OpOverload], Operator | None]
+) -> Operator | None:
+    """Return the operator of that name: declared, or what ``generic`` makes of the overload of that name.
+
+    The name may come from a file, so ``generic`` must refuse what a model does not call: ATen can open files too.
+    """
     if name in declared:
         return declared[name]
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload, None) if overload else None
-    return generic_operator(found) if isinstance(found, torch._ops.OpOverload) else None
+    return generic(found) if isinstance(found, torch._ops.OpOverload) else None

@@ -26,6 +26,7 @@ from clika_ref.exporting import ExportRequest, export
 from clika_ref.generic import find_operator
 from clika_ref.graph_format import graph_from_json, graph_to_json
 from clika_ref.input_checks import check_inputs
+from clika_ref.onnx_emission.torchlib import torchlib_operator
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import ConstantLeaf, NumberLeaf, Signature
@@ -289,7 +290,7 @@ def _read_extra_state(state: torch.Tensor) -> tuple[dict[str, Any], dict[str, to
 
 
 def _finder(registry: Registry) -> Callable[[str], Operator | None]:
-    return partial(find_operator, declared=registry.operators)
+    return partial(find_operator, declared=registry.operators, generic=torchlib_operator)
 
 
 def _forward_under(signature: inspect.Signature) -> Callable[..., Any]:

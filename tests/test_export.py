@@ -17,6 +17,7 @@ from clika_ref import clika_compile
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.operators import Operator
 from clika_ref.generic import find_operator
+from clika_ref.onnx_emission.torchlib import torchlib_operator
 
 
 class Net(nn.Module):
@@ -320,7 +321,7 @@ def test_outputs_that_are_inputs_constants_or_repeated_are_in_the_file(tmp_path)
 
 def test_an_operator_can_be_found_again_by_name(module):
     for node in module.graph.nodes:
-        assert find_operator(node.op.name, {node.op.name: node.op}) is node.op
+        assert find_operator(node.op.name, {node.op.name: node.op}, torchlib_operator) is node.op
 
 
 def test_a_path_may_be_relative_and_a_string(module, tmp_path, monkeypatch):

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.generic import GenericOperator
+from clika_ref.generic import GenericOperator, find_operator
+from clika_ref.onnx_emission.torchlib import torchlib_operator
 
 
 class ByTorchlib(nn.Module):
@@ -37,11 +38,18 @@ def test_torchlib_serves_what_no_plugin_declares(static, tmp_path):
     module.clika_export(tmp_path / "m.onnx")  # compares with the module in ONNX Runtime
 
 
-def test_a_module_with_generic_operators_is_copied_and_pickled():
+def test_a_module_with_generic_operators_is_copied_pickled_and_exported(tmp_path):
     x = torch.randn(3, 4)
     module = clika_compile(ByTorchlib(), tracing_inputs=[x])
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
         assert all(map(torch.equal, other(x), module(x)))
+        other.clika_export(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("name", ["aten.from_file.default", "aten.no_such.default", "os.system.default", "relu"])
+def test_a_saved_graph_names_only_calls_that_torchlib_lowers(name):
+    assert find_operator("aten.special_erfcx.default", {}, torchlib_operator) is not None
+    assert find_operator(name, {}, torchlib_operator) is None
 
 
 def test_pytorch_decomposes_what_torchlib_lacks(tmp_path):
