@@ -41,9 +41,13 @@ def _dynamo(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> 
 def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
     tracer = torch.fx.Tracer()
     replaced = module.__dict__.get("forward")
-    if replaced is not None:  # a bound method stands in for forward, but a tracer looks methods up on the class
-        tracer.traced_func_name = replaced.__name__
-    return _export(torch.fx.GraphModule(module, tracer.trace(module)), call, shapes)
+    root: Any = module
+    if replaced is not None:  # a method or function stands in for forward, but a tracer looks methods up on the class
+        if hasattr(type(module), replaced.__name__):
+            tracer.traced_func_name = replaced.__name__
+        else:
+            root = replaced
+    return _export(torch.fx.GraphModule(module, tracer.trace(root)), call, shapes)
 
 
 TRACERS: tuple[Tracer, ...] = (
