@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from clika_ref.capture.callables import callee_of
-from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.tracers import TRACERS, applicable, trace
+from clika_ref import clika_compile
+from clika_ref.capture import capturing
+from clika_ref.capture.tracers import TRACERS, applicable
 
 
 class Model(nn.Module):
@@ -30,12 +30,10 @@ MODEL = Model()
 
 @pytest.mark.parametrize("tracer", applicable(dynamic=False), ids=lambda t: t.name)
 @pytest.mark.parametrize("traced", [MODEL, MODEL.infer, double], ids=["module", "method", "function"])
-def test_every_tracer_takes_modules_methods_and_functions(tracer, traced):
-    callee = callee_of(traced)
+def test_every_tracer_takes_modules_methods_and_functions(tracer, traced, monkeypatch):
+    monkeypatch.setattr(capturing, "applicable", lambda dynamic: (tracer,))
     x = torch.randn(3, 2)
-    with callee.as_module() as module:
-        program = trace(tracer, module, ModelCall((x,), {}), None)
-    assert torch.equal(program.module()(x), traced(x))
+    assert torch.equal(clika_compile(traced, tracing_inputs=[x], discard_input_model=False)(x), traced(x))
 
 
 def test_static_sides_need_no_second_treatment_of_zero_and_one():
