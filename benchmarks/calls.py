@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.measuring import in_turn, seconds_of
+from benchmarks.measuring import in_turn, processor_seconds
 from benchmarks.models import MODELS
 from clika_ref import clika_compile
 
@@ -52,8 +52,8 @@ def main(name: str, rounds: str) -> dict[str, list[float]]:
     ours = clika_compile(copy.deepcopy(eager), tracing_inputs=[x, x[: max(1, len(x) // 2)]] if len(x) > 1 else [x])
     with torch.no_grad():
         candidates = {
-            "ours": lambda: seconds_of(lambda: ours(x)),
-            "eager": lambda: seconds_of(lambda: eager(x)),
+            "ours": lambda: processor_seconds(lambda: ours(x)),
+            "eager": lambda: processor_seconds(lambda: eager(x)),
         }
         in_turn(candidates, WARM_UP)
         return in_turn(candidates, int(rounds))

@@ -17,60 +17,51 @@ NAMES = (
 TIME_LIMIT, FLOOR_LIMIT, MEMORY_LIMIT = 1 / 3, 1.5, 1.0
 """At most a third of torch.onnx.export's time, 1.5 times that of torch.export alone, and no more memory."""
 
-COLUMNS = (
-    "model",
-    "ours",
-    "torch.onnx",
-    "floor",
-    "ours/onnx",
-    "ours/floor",
-    "peak",
-    "its peak",
-    "peak ratio",
-    "stages",
-)
+FIGURES = {
+    "time against torch.onnx.export": TIME_LIMIT,
+    "processor time against torch.onnx.export": TIME_LIMIT,
+    "time against torch.export and writing": FLOOR_LIMIT,
+    "processor time against torch.export and writing": FLOOR_LIMIT,
+    "peak memory against torch.onnx.export": MEMORY_LIMIT,
+}
+"""On a busy machine the processor's time is the one to trust; waiting for the disk is not in it."""
+
+COLUMNS = ("model", "ours", "torch.onnx", "floor", "/onnx", "cpu /onnx", "/floor", "cpu /floor")
+COLUMNS += ("peak", "its peak", "peak ratio", "our stages")
 
 
 def run(names: Sequence[str] | None = None, rounds: int = 3) -> None:
     """Measure and print one row for each model, then the means."""
     rows: list[tuple[Any, ...]] = []
-    ratios: list[tuple[float, float, float]] = []
+    ratios: list[tuple[float, ...]] = []
     for name in names or NAMES:
         row, figures = _row(name, rounds)
         rows.append(row)
         ratios.append(figures)
-        print(f"{row[0]}: {figures[0]:.2f} of torch.onnx.export, {figures[1]:.2f} of the floor", flush=True)
+        print(" | ".join(map(str, row)), flush=True)
     print_table(COLUMNS, rows, title="Module to file, dynamic batch; one process, in turn; peaks in fresh processes")
-    means = [geometric_mean(column) for column in zip(*ratios, strict=True)]
-    print(f"Time against torch.onnx.export, geometric mean: {verdict(means[0], TIME_LIMIT)}")
-    print(f"Time against torch.export and writing, geometric mean: {verdict(means[1], FLOOR_LIMIT)}")
-    print(f"Peak memory against torch.onnx.export, geometric mean: {verdict(means[2], MEMORY_LIMIT)}")
-    for label, column, limit in (
-        ("torch.onnx.export", 0, TIME_LIMIT),
-        ("the floor", 1, FLOOR_LIMIT),
-        ("memory", 2, 1.0),
-    ):
-        over = [f"{n} {r[column]:.2f}" for n, r in zip(names or NAMES, ratios, strict=True) if r[column] > limit]
-        print(f"Single models over the limit against {label}: {', '.join(over) or 'none'}")
+    for (label, limit), column in zip(FIGURES.items(), zip(*ratios, strict=True), strict=True):
+        over = [f"{name} {figure:.2f}" for name, figure in zip(names or NAMES, column, strict=True) if figure > limit]
+        print(
+            f"Geometric mean of {label}: {verdict(geometric_mean(column), limit)}; over it: {', '.join(over) or 'none'}"
+        )
 
 
-def _row(name: str, rounds: int) -> tuple[tuple[Any, ...], tuple[float, float, float]]:
+def _row(name: str, rounds: int) -> tuple[tuple[Any, ...], tuple[float, ...]]:
     found = in_fresh_process("benchmarks.roads", "time", name, str(rounds))
     peaks = {road: in_fresh_process("benchmarks.roads", "memory", name, road)["peak"] for road in ("ours", "theirs")}
-    figures = (
-        ratio(found["ours"], found["theirs"]),
-        ratio(found["ours"], found["floor"]),
-        peaks["ours"] / max(peaks["theirs"], 1),
-    )
-    medians = {road: statistics.median(found[road]) for road in ("ours", "theirs", "floor")}
+    against = {
+        other: [ratio(found[kind]["ours"], found[kind][other]) for kind in ("clock", "processor")]
+        for other in ("theirs", "floor")
+    }
+    memory = peaks["ours"] / max(peaks["theirs"], 1)
     stages = {s: statistics.median(t[s] for t in found["stages"]) for s in found["stages"][0]}
     row = (
         name,
-        *(f"{medians[road]:.2f} s" for road in ("ours", "theirs", "floor")),
-        f"{figures[0]:.2f}",
-        f"{figures[1]:.2f}",
+        *(f"{statistics.median(found['clock'][road]):.2f} s" for road in ("ours", "theirs", "floor")),
+        *(f"{figure:.2f}" for figure in (*against["theirs"], *against["floor"])),
         *(f"{peaks[road] / 1e6:,.0f} MB" for road in ("ours", "theirs")),
-        f"{figures[2]:.2f}",
+        f"{memory:.2f}",
         ", ".join(f"{s} {t:.2f}" for s, t in stages.items()),
     )
-    return row, figures
+    return row, (*against["theirs"], *against["floor"], memory)
