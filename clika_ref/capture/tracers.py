@@ -43,7 +43,7 @@ def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicSha
     replaced = module.__dict__.get("forward")
     root: Any = module
     if replaced is not None:  # a method or function stands in for forward, but a tracer looks methods up on the class
-        if hasattr(type(module), replaced.__name__):
+        if getattr(replaced, "__self__", None) is module:
             tracer.traced_func_name = replaced.__name__
         else:
             root = replaced
