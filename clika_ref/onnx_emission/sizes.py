@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import sympy
 import torch
@@ -12,18 +12,41 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import is_symbolic, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import onnx_ir as ir
 
     from clika_ref.core.symbols import Symbol
-    from clika_ref.onnx_emission.builder import OnnxBuilder
+
+
+class Tape(Protocol):
+    """What size expressions need of the builder: nodes, constants, casts, and the dtype of a value."""
+
+    def __getattr__(self, op_type: str, /) -> Callable[..., Any]:
+        """Return what adds a node of that type."""
+        ...
+
+    def ints(self, numbers: Sequence[Any], /) -> ir.Value:
+        """Return int64[n]."""
+        ...
+
+    def constant(self, data: Any, dtype: torch.dtype, /) -> ir.Value:
+        """Return a constant."""
+        ...
+
+    def cast(self, x: ir.Value, dtype: torch.dtype, /) -> ir.Value:
+        """Return a value as another dtype."""
+        ...
+
+    def dtype(self, value: ir.Value, /) -> torch.dtype:
+        """Return the dtype of a value."""
+        ...
 
 
 class SizeEmitter:
     """Computes size expressions as tensors of shape [1]: int64, or float64 where a true division makes a fraction."""
 
-    def __init__(self, op: OnnxBuilder) -> None:
+    def __init__(self, op: Tape) -> None:
         self.op = op
         self._sources: dict[sympy.Basic, tuple[ir.Value, int | None]] = {}
         self._vectors: dict[Any, ir.Value] = {}
