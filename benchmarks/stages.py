@@ -8,7 +8,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -16,13 +15,13 @@ from typing import Any, cast
 import torch
 
 from benchmarks.traces import traced_graph
-from clika_ref.capture.program import import_program
+from clika_ref.capture.examples import TracedCalls
+from clika_ref.capture.program import TracedGraph, import_program
 from clika_ref.core.execution import interpret, to_fx
 from clika_ref.core.ir import Graph, verify
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
-from clika_ref.generic import find_operator
 from clika_ref.graph_format import graph_from_json, graph_to_json
 from clika_ref.module import compile_graph
 from clika_ref.onnx_emission.emission import emit
@@ -58,9 +57,7 @@ def main(size: int) -> dict[str, float]:
 
 def _stages(registry: Registry, size: int, watch: Stopwatch) -> None:
     program, calls = traced_graph(size)
-    lines: list[str] = []
-    options = {"name": "model", "fallback": lambda _: None, "detail": lines.append}
-    traced = watch("import", lambda: import_program(program, calls, registry, **options))
+    traced = watch("import", lambda: _imported(program, calls, registry))
     graph: Graph = traced.graph
     watch("verify", lambda: verify(graph))
     _passes(graph, registry, Phase.CLEAN, watch)
@@ -71,6 +68,11 @@ def _stages(registry: Registry, size: int, watch: Stopwatch) -> None:
     model = watch("emit", lambda: emit(lowered))
     with TemporaryDirectory() as folder:
         watch("write", lambda: write_model(model, Path(folder) / "model.onnx"))
+
+
+def _imported(program: Any, calls: TracedCalls, registry: Registry) -> TracedGraph:
+    log: list[str] = []
+    return import_program(program, calls, registry, name="model", fallback=lambda _: None, detail=log.append)
 
 
 def _passes(graph: Graph, registry: Registry, phase: Phase, watch: Stopwatch) -> None:
@@ -102,8 +104,7 @@ def _forms(graph: Graph, registry: Registry, watch: Stopwatch) -> None:
     watch("to FX and compiled", lambda: compile_graph(graph))
     document = watch("to JSON", lambda: json.loads(json.dumps(graph_to_json(graph))))
     tensors = {name: value.data for name, value in graph.constants.items() if value.data is not None}
-    finder: Callable[[str], Operator | None] = partial(find_operator, declared=registry.operators)
-    watch("from JSON", lambda: graph_from_json(document, finder, tensors))
+    watch("from JSON", lambda: graph_from_json(document, registry.operators.get, tensors))
     with torch.no_grad():
         watch("interpret", lambda: interpret(graph, [torch.ones(3, 4, 4, 4)]))
 
