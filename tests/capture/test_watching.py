@@ -4,12 +4,14 @@ import inspect
 import re
 import sys
 import threading
+import weakref
 from collections import Counter
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from clika_ref.capture import watching
 from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ModelCall, model_call
 from clika_ref.capture.tracers import TRACERS, Tracer, trace
@@ -77,3 +79,23 @@ def test_a_tracer_is_silent_while_other_threads_still_write(capsys):
 
     trace(Tracer("loud", run, oblivious=TRACERS[0].oblivious), torch.nn.Identity(), ModelCall((), {}), None)
     assert tuple(capsys.readouterr()) == ("", "progress")
+
+
+def test_a_look_keeps_nothing_of_the_model_alive(monkeypatch):
+    monkeypatch.setattr(watching, "INTERVAL_S", 0.001)
+    seen = threading.Event()
+
+    def looked(_: str) -> None:
+        watching.INTERVAL_S = 60  # no second look, which would let go of the first
+        seen.set()
+
+    class Held:
+        pass
+
+    def work() -> weakref.ref:
+        held = Held()
+        assert seen.wait(30)
+        return weakref.ref(held)
+
+    with watching.watched("working", looked):
+        assert work()() is None
