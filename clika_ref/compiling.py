@@ -19,7 +19,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.dry_run import report_dry_run
-from clika_ref.exporting import target_for
+from clika_ref.exporting.export import target_for
 from clika_ref.module import ClikaModule
 from clika_ref.onnx_emission.torchlib import torchlib_operator
 from clika_ref.reporting.log import CompilationLog

@@ -22,15 +22,15 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Artifact
-from clika_ref.exporting import ExportRequest, export
+from clika_ref.exporting.export import ExportRequest, export
 from clika_ref.generic import find_operator
-from clika_ref.graph_format import graph_from_json, graph_to_json
 from clika_ref.input_checks import check_inputs
 from clika_ref.onnx_emission.torchlib import torchlib_operator
 from clika_ref.reporting.log import CompilationLog
+from clika_ref.saving.graph_format import graph_from_json, graph_to_json
+from clika_ref.saving.signature_format import signature_from_json, signature_to_json
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import ConstantLeaf, NumberLeaf, Signature
-from clika_ref.signature_format import signature_from_json, signature_to_json
 from clika_ref.weights import Weights, bind_weights, named_tensors, non_persistent, register_weights, weight_paths
 
 PATTERN_LIMIT = 4096

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from clika_ref.arguments import example_input, load_model
+from clika_ref.command_line.arguments import example_input, load_model
 from clika_ref.core.errors import ModelError
 
 numbers = itertools.count()

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import clika_ref
-from clika_ref import cli, inspection
+from clika_ref.command_line import cli, inspection
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import Plugin
@@ -243,5 +243,7 @@ def test_an_unknown_target_is_told_which_are_installed(run, tmp_path, monkeypatc
 
 
 def test_help_does_not_wait_for_torch():
-    code = "import sys\nfrom clika_ref import cli\nassert 'torch' not in sys.modules, 'torch was imported'\n"
+    code = (
+        "import sys\nfrom clika_ref.command_line import cli\nassert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clika_ref import cli
+from clika_ref.command_line import cli
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -128,7 +128,7 @@ def test_the_bounds_of_the_numerics_page_are_those_of_the_code():
     assert all((ROOT / place).exists() for place in places)
     assert "1,024 roundings" in text
     assert "ROUNDINGS = 1024" in (ROOT / "clika_ref/comparison.py").read_text(encoding="utf-8")
-    check = (ROOT / "clika_ref/artifact_check.py").read_text(encoding="utf-8")
+    check = (ROOT / "clika_ref/exporting/artifact_check.py").read_text(encoding="utf-8")
     assert "AGREEMENT = 8192.0" in check
     assert "JUDGE = 20.0" in check
     assert "20 * float(" in (ROOT / "plugins/aten/tests/one_operator.py").read_text(encoding="utf-8")

@@ -20,8 +20,8 @@ from clika_ref import ClikaModule, clika_compile
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import FUNCTIONS, evaluate, named
-from clika_ref.graph_format import decode, encode, graph_from_json, graph_to_json
-from clika_ref.signature_format import signature_from_json, signature_to_json
+from clika_ref.saving.graph_format import decode, encode, graph_from_json, graph_to_json
+from clika_ref.saving.signature_format import signature_from_json, signature_to_json
 
 ITEMS = [
     None,

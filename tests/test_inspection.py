@@ -5,12 +5,12 @@ import inspect
 import pytest
 import torch
 
-from clika_ref import inspection
+from clika_ref.command_line import inspection
+from clika_ref.command_line.inspection import counts_of, facts_of, find_operator, installed_plugins, location
 from clika_ref.core.errors import ModelError, PluginError
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import Plugin, build_registry
 from clika_ref.core.traits import compute
-from clika_ref.inspection import counts_of, facts_of, find_operator, installed_plugins, location
 
 
 @operator(torch.ops.aten.linear.default, quant=compute(bias=2))

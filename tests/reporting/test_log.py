@@ -324,12 +324,13 @@ def test_the_live_thread_ends_with_the_last_stage():
 
 def test_a_real_interrupt_during_a_stage_ends_the_program_with_the_log_closed(tmp_path):
     code = (
-        "import os, signal, sys\n"
+        "import os, signal, sys, time\n"
         "from clika_ref.reporting.log import CompilationLog\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell in the background ignores it
         "with CompilationLog.open(sys.argv[1]) as log, log.stage('capture'):\n"
         "    log.detail('before')\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    while True: pass\n"
+        "    time.sleep(60)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
     assert "KeyboardInterrupt" in done.stderr

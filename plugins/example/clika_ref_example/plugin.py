@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,8 +25,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.rewriting import Skip, apply_rules, rule
 from clika_ref.core.targets import Artifact, QuantizationScheme, Target
 from clika_ref.core.traits import OWN_SCALE
-from clika_ref.generic import find_operator
-from clika_ref.graph_format import graph_from_json, graph_to_json
+from clika_ref.saving.graph_format import graph_from_json, graph_to_json
 from clika_ref.storage import write_atomically
 
 CLIKA_REF_API = 1
@@ -132,8 +130,7 @@ class Interpreter:
         with safetensors.safe_open(artifact.path, "pt") as file:
             document = json.loads(file.metadata()["graph"])
             weights = {name: file.get_tensor(name) for name in document["constants"]}
-        find = partial(find_operator, declared=load_registry().operators)
-        graph = graph_from_json(document, find, weights)
+        graph = graph_from_json(document, load_registry().operators.get, weights)
         return lambda inputs: interpret(graph, inputs)[0]
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from clika_ref_example.plugin import DropRelu, Interpreter, squared_relu, square
 from torch import nn
 
 import clika_ref
-from clika_ref.arguments import deployment_settings
+from clika_ref.command_line.arguments import deployment_settings
 from clika_ref.core.errors import TargetError
 from clika_ref.core.inference import Builder, infer
 from clika_ref.core.ir import Graph

@@ -59,7 +59,7 @@ def compile_command(
     with _plain_errors(debug=debug):
         if output is None and not dry_run:
             raise typer.BadParameter("give -o FILE to write to, or --dry-run", param_hint="-o")
-        torch, arguments = _late("torch"), _late("clika_ref.arguments")
+        torch, arguments = _late("torch"), _late("clika_ref.command_line.arguments")
         torch.manual_seed(seed)
         made = arguments.load_model(model)
         tracing_inputs = [arguments.example_input(text) for text in inputs]
@@ -87,7 +87,7 @@ def plugins(
 ) -> None:
     """List the installed plugins, what each adds, and why some cannot be used."""
     with _plain_errors(debug=debug):
-        inspection = _late("clika_ref.inspection")
+        inspection = _late("clika_ref.command_line.inspection")
         installed = inspection.installed_plugins()
         if as_json:
             typer.echo(json.dumps(installed.as_json(), indent=2))
@@ -119,7 +119,7 @@ def explain(
 ) -> None:
     """Show what is known of an operator: schema, meaning, ATen calls, quantization, rounding, lowering, samples."""
     with _plain_errors(debug=debug):
-        inspection = _late("clika_ref.inspection")
+        inspection = _late("clika_ref.command_line.inspection")
         # Of the plugins that work: one that fails to load must not hide what another declares.
         registry = inspection.build_registry(inspection.installed_plugins().plugins)
         found = inspection.find_operator(registry, operator)

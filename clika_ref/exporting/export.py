@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from clika_ref.artifact_check import compare_artifact
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
-from clika_ref.interface import fitting, name_interface, restrict_dynamic_sides
+from clika_ref.exporting.artifact_check import compare_artifact
+from clika_ref.exporting.interface import fitting, name_interface, restrict_dynamic_sides
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 

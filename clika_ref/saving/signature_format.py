@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.core.errors import ModelError
-from clika_ref.graph_format import decode, encode
+from clika_ref.saving.graph_format import decode, encode
 from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf
 
 LEAVES: dict[str, type] = {"tensor": TensorLeaf, "number": NumberLeaf, "constant": ConstantLeaf}

@@ -1,0 +1,1 @@
+"""The commands of ``clika-ref``: their arguments, and what they show of plugins and operators."""

@@ -1,0 +1,1 @@
+"""From the graph of a ClikaModule to a verified artifact: its interface, its writing, and the comparison after."""

@@ -1,0 +1,1 @@
+"""What is written and read back: graphs and signatures as JSON, of which nothing is executed."""
