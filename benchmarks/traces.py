@@ -49,7 +49,7 @@ class TraceWriter:
 
     def weight(self, name: str, *shape: int) -> fx.Node:
         """Declare a parameter."""
-        data = torch.nn.Parameter(torch.full(shape, 1.0 / (len(name) + self.block % 97)))
+        data = torch.nn.Parameter(torch.full(shape, 1.0 / (len(name) + self.block % 7)))
         self.module.register_parameter(name, data)
         return self._placeholder(name, self.mode.from_tensor(data), InputKind.PARAMETER, name)
 
