@@ -251,13 +251,15 @@ def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
 
 @contextlib.contextmanager
 def _evaluation_mode(callee: Callee, choices: Choices) -> Iterator[None]:
-    """Set the model to eval mode, unless told not to; restore each module where the original must not change."""
+    """Set the model to eval mode, unless told not to; restore it where the original stays in use, as after a failure."""
     modes = [(m, m.training) for m in callee.module.modules()]
+    stays = True
     if not choices.skip_eval_set_mode:
         callee.module.eval()
     try:
         yield
+        stays = not choices.discard_input_model or choices.is_dry_run
     finally:
-        if not choices.discard_input_model or choices.is_dry_run:
+        if stays:
             for module, training in modes:
                 module.training = training

@@ -281,3 +281,10 @@ def test_tracing_inputs_win_over_calibration_inputs():
     module = clika_compile(Net(), tracing_inputs=images(), calibration_inputs=calibration)
     with pytest.raises(ModelError, match="side 2 must be 8"):
         module(calibration[0])
+
+
+def test_a_failure_leaves_the_model_in_the_mode_it_was_in():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    with pytest.raises(ModelError):
+        clika_compile(model, tracing_inputs=[torch.zeros(1, 3)])
+    assert all(module.training for module in model.modules())
