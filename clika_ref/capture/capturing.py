@@ -10,6 +10,7 @@ import torch
 
 from clika_ref.capture.callables import Callee
 from clika_ref.capture.dimensions import tracing_choices
+from clika_ref.capture.eager import unchanged
 from clika_ref.capture.examples import TracedCalls, take_apart
 from clika_ref.capture.importer import Fallback
 from clika_ref.capture.inputs import ModelCall
@@ -88,7 +89,6 @@ def capture(
                     raise explain_failures(callee, traced.comparison, failures) from error
                 continue
             detail(f"Traced by {tracer.name}")
-            result.graph.guards = [g.guard for g in result.guards]
             drop_derived(result.graph)
             slow = costly_line(lines)
             notes += [f"Tracing took long, most of it at {slow}"] if slow else []
@@ -98,5 +98,5 @@ def capture(
 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:
     call = traced.rebuild(leaves)
-    with traced.traceable.as_module() as module:
+    with unchanged(traced.callee.module), traced.traceable.as_module() as module:  # a tracer may run the model
         return trace(tracer, module, call.copy(), traced.dynamic_shapes())

@@ -16,8 +16,10 @@ from clika_ref.capture.messages import MismatchError, PathError
 from clika_ref.capture.program import TracedGraph
 from clika_ref.capture.symbols import TracedGuard
 from clika_ref.comparison import differences
+from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.symbols import evaluate
+from clika_ref.input_checks import check_inputs
 
 PROBES = 8
 """Extra eager runs at most, to find out whether a guard matters."""
@@ -55,8 +57,19 @@ class Validation:
         for g in excused:
             self._drop(g)
         self._probe()
+        self._require_fit()
         self._note_examples()
         return self.notes
+
+    def _require_fit(self) -> None:
+        """Check the tracing inputs as the compiled module will check its inputs."""
+        self.result.graph.guards = [g.guard for g in self.result.guards]
+        for number, call in enumerate(self.traced.comparison.calls, 1):
+            try:
+                check_inputs(self.result.graph, self.result.signature.graph_inputs(call))
+            except ModelError as error:
+                msg = f"the traced graph does not take input {number}: {error}"
+                raise MismatchError(msg) from error
 
     def _note_examples(self) -> None:
         sizes = self._sizes(self.leaves)

@@ -237,3 +237,13 @@ def test_an_int_of_a_size_fixes_it_for_one_tracer_and_another_follows(agree):
         return torch.nn.functional.interpolate(x, (size, size))
 
     agree(resized, [torch.randn(1, 2, 8, 8), torch.randn(2, 2, 12, 12)], [torch.randn(3, 2, 10, 10)])
+
+
+def test_a_graph_that_would_refuse_a_tracing_input_is_refused_itself():
+    class Sum(nn.Module):
+        def forward(self, *terms):
+            return terms[0] + terms[1]
+
+    inputs = [(torch.rand(4, 3), torch.rand(4, 3)), (torch.rand(5, 3), torch.rand(1, 3))]
+    with pytest.raises(ModelError, match=r"does not take input 2: input 'terms\.1' is float32\[1, 3\]"):
+        clika_compile(Sum(), tracing_inputs=inputs)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from clika_ref import clika_compile
 
@@ -270,3 +271,51 @@ def test_unrelated_memory_is_not_taken_for_a_view(agree):
         return z, y
 
     agree(apart, [torch.randn(4)])
+
+
+class Counting(nn.Module):
+    """A buffer that is written and returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x + self.count, self.count
+
+
+class Rebinding(nn.Module):
+    """A buffer that is bound anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        self.count = self.count + 1
+        return x + self.count
+
+
+class Averaging(nn.Module):
+    """A moving average that is used and returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(x.mean(0) * 0.1)
+        return x - self.mean, self.mean
+
+
+@pytest.mark.parametrize("kind", [Counting, Rebinding, Averaging])
+def test_a_buffer_that_is_written_and_used_goes_on_as_in_eager(kind):
+    model, eager = kind(), kind()
+    module = clika_compile(model, tracing_inputs=[torch.rand(2, 3), torch.rand(4, 3)], discard_input_model=False)
+    for (name, buffer), (_, untouched) in zip(model.named_buffers(), kind().named_buffers(), strict=True):
+        assert torch.equal(buffer, untouched), f"compiling changed {name} of the original"
+    for batch in (2, 4, 5):
+        x = torch.rand(batch, 3)
+        for found, wanted in zip(pytree.tree_leaves(module(x)), pytree.tree_leaves(eager(x)), strict=True):
+            assert torch.equal(found, wanted)
