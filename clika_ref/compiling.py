@@ -251,7 +251,7 @@ def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
 
 @contextlib.contextmanager
 def _evaluation_mode(callee: Callee, choices: Choices) -> Iterator[None]:
-    """Set the model to eval mode, unless told not to; restore it where the original stays in use, as after a failure."""
+    """Set the model to eval mode, unless told not to; restore it where the original stays, as after a failure."""
     modes = [(m, m.training) for m in callee.module.modules()]
     stays = True
     if not choices.skip_eval_set_mode:

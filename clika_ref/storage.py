@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,6 @@ class _Pending:
     path: Path
     temporary: Path
     handle: BinaryIO
-    backup: Path | None = None
 
 
 class AtomicFiles:
@@ -99,33 +99,66 @@ class AtomicFiles:
             file.handle.flush()
             os.fsync(file.handle.fileno())
             file.handle.close()
-            if file.path.exists():
-                shutil.copymode(file.path, file.temporary)
-        order = sorted(self._pending, key=lambda file: file.path == self.main)  # stable, with main at the end
-        try:
-            for file in order[:-1]:
-                file.backup = _set_aside(file.path)
-                file.temporary.replace(file.path)
-            for file in order[-1:]:  # its renaming is the moment at which everything counts
-                file.temporary.replace(file.path)
-        except BaseException:  # an interrupt as well: the old companions belong to the old main
-            for file in order[:-1]:
-                if file.backup is not None:
-                    file.backup.replace(file.path)
-                elif not file.temporary.exists():
-                    file.path.unlink(missing_ok=True)
-            raise
-        for folder in {file.path.parent for file in order}:
-            _sync_folder(folder)
+        _put_in_place([(file.temporary, file.path) for file in self._pending], self.main)
 
     def _clear(self) -> None:
         for file in self._pending:
             with contextlib.suppress(OSError):  # closing writes what is buffered, which fails again on a full disk
                 file.handle.close()
             file.temporary.unlink(missing_ok=True)
-            if file.backup is not None:
-                file.backup.unlink(missing_ok=True)
         self._pending.clear()
+
+
+@contextlib.contextmanager
+def staged(path: Path | str) -> Iterator[Path]:
+    """Yield a path of the same name in a folder of its own; what is there when the block ends goes to ``path``'s folder.
+
+    So a file can be looked at, and refused, before it takes the place of an old one.
+
+    Raises:
+        ModelError: no file can be written there.
+    """
+    main = _real(path)
+    try:
+        _refuse_place(main)
+        folder = Path(tempfile.mkdtemp(prefix=".clika-", dir=main.parent))
+    except OSError as error:
+        raise _explained(error, main) from error
+    try:
+        yield folder / main.name
+        _put_in_place([(file, main.parent / file.name) for file in sorted(folder.iterdir())], main)
+    except ModelError as error:
+        error.add_note(f"on the way to {main}")
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_in_place(moves: list[tuple[Path, Path]], main: Path) -> None:
+    """Rename files, ``main`` last; on any failure the old ones are back."""
+    order = sorted(moves, key=lambda move: move[1] == main)  # stable, with main at the end
+    backups: dict[Path, Path | None] = {}
+    try:
+        for temporary, place in order:
+            if place.exists():
+                shutil.copymode(place, temporary)
+            if place != main:
+                backups[place] = _set_aside(place)
+            temporary.replace(place)  # of main: the moment at which everything counts
+    except BaseException:  # an interrupt as well: the old companions belong to the old main
+        for temporary, place in order[:-1]:
+            backup = backups.pop(place, None)
+            if backup is not None:
+                backup.replace(place)
+            elif not temporary.exists():
+                place.unlink(missing_ok=True)
+        raise
+    finally:
+        for backup in backups.values():
+            if backup is not None:
+                backup.unlink(missing_ok=True)
+    for folder in {place.parent for _, place in order}:
+        _sync_folder(folder)
 
 
 def _real(path: Path | str) -> Path:

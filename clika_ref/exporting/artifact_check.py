@@ -55,7 +55,7 @@ def compare_artifact(
             shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
             msg = (
                 f"{target.name} computes something else than the module on tracing input {number}: {shown}. "
-                f"{culprit}. The artifact stays at {artifact.path} for inspection"
+                f"{culprit}. No file was put in place; compile with compare_after_export=False to look at one"
             )
             raise TargetError(msg)
     return f"equal to the module within float rounding on {len(examples)} inputs in {target.name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from clika_ref.exporting.artifact_check import compare_artifact
 from clika_ref.exporting.interface import fitting, name_interface, restrict_dynamic_sides
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
+from clika_ref.storage import staged
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ExportRequest:
 def export(
     request: ExportRequest, deployment: BaseDeploymentSettings, registry: Registry, log: CompilationLog
 ) -> Artifact:
-    """Write the artifact and compare it with the module.
+    """Write the artifact and compare it with the module; only then does it take its place.
 
     Raises:
         ModelError: a name or an axis does not fit, or the file cannot be written.
@@ -59,14 +60,15 @@ def export(
         log.removed(reports)
         stage.done(f"{len(graph):,} nodes")
     refuse(graph, target)
-    with log.stage("Writing") as stage:
-        artifact = target.compile(graph, path, external_data=request.options.external_data)
-        stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
+    with staged(path) as place:
+        with log.stage("Writing") as stage:
+            artifact = target.compile(graph, place, external_data=request.options.external_data)
+            stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
+        if request.options.compare_after_export and examples:
+            with log.stage("Comparing") as stage:
+                stage.done(compare_artifact(artifact, target, graph, examples, request.expected))
     log.detail(f"Saved final model: {path}")
-    if request.options.compare_after_export and examples:
-        with log.stage("Comparing") as stage:
-            stage.done(compare_artifact(artifact, target, graph, examples, request.expected))
-    return artifact
+    return replace(artifact, path=path)
 
 
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
