@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from clika_ref.argument_checks import check_arguments, refuse_scripted
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
 from clika_ref.capture.collector import spared
@@ -27,6 +28,8 @@ from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 
 ModelArgType = torch.nn.Module | Callable[..., Any]
 AnyCallable = Callable[..., Any]
+
+UNREAD = "The calibration_inputs are not read, as tracing_inputs are given: this version does not quantize"
 
 
 def clika_compile(
@@ -47,7 +50,7 @@ def clika_compile(
     skip_eval_set_mode: bool = False,
     graph_name: str | None = None,
     fullgraph: bool = True,
-    dynamic: bool = True,
+    dynamic: bool | None = True,
     disable: bool = False,
     **extra_options: Any,
 ) -> torch.nn.Module | ClikaModule:
@@ -74,7 +77,8 @@ def clika_compile(
         skip_eval_set_mode: do not call ``model.eval()`` before tracing.
         graph_name: name of the graph; by default the class of the model.
         fullgraph: one graph for the whole model; False is not available in this version.
-        dynamic: False makes every side static; inputs that differ are an error then.
+        dynamic: False makes every side static; inputs that differ are an error then. None, as ``torch.compile`` has it,
+            is True.
         disable: return the original model untouched.
         extra_options: fields of `ClikaCompileOptions` by name.
 
@@ -88,19 +92,19 @@ def clika_compile(
         TargetError: no plugin provides the target.
 
     """
-    if disable:
+    if disable is True:  # whatever else is given; what only counts as true is refused below
         return module_or_func  # type: ignore[return-value]
+    check_arguments(locals())  # which are the arguments, and nothing else yet
     options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
-    _refuse_quantization(quantization_settings, layer_quantization_settings, deployment_settings, calibration_inputs)
-    _refuse_partial_graphs(fullgraph=fullgraph)
-    callee = callee_of(_not_compiled(module_or_func))
-    refuse_odd_weights(callee.module)
+    callee = _callee(module_or_func)
     inputs = tracing_inputs if tracing_inputs is not None else calibration_inputs
     feed = partial(model_calls, callee, inputs, data_transform_fn, forward_fn)
     choices = Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name)
     registry = _registry_for(deployment_settings)
     with CompilationLog.open(logs_dir) as log:
         log.header(_echoed(choices, options, deployment_settings))
+        if inputs is not calibration_inputs and calibration_inputs is not None:
+            log.detail(UNREAD)
         module = _compile(callee, feed, registry, choices, log, options=options, deployment=deployment_settings)
     if module is None:
         return module_or_func  # type: ignore[return-value]
@@ -115,7 +119,7 @@ class Choices:
     discard_input_model: bool
     is_model_pretrained: bool
     skip_eval_set_mode: bool
-    dynamic: bool
+    dynamic: bool | None
     is_dry_run: bool
     graph_name: str | None
 
@@ -172,7 +176,7 @@ def _capture(
             calls,
             registry,
             fallback=torchlib_operator,
-            dynamic=choices.dynamic,
+            dynamic=choices.dynamic is not False,
             name=choices.graph_name,
             detail=log.detail,
             progress=stage.update,
@@ -216,30 +220,15 @@ def _copied(data: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(copy, data.requires_grad) if isinstance(data, torch.nn.Parameter) else copy
 
 
-def _not_compiled(module_or_func: Any) -> Any:
+def _callee(module_or_func: Any) -> Callee:
+    """Return what to compile; refuse what is compiled already, and weights that no graph can carry."""
     if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
         msg = "this module is compiled already; compile the original model, or export this one with clika_export"
         raise ModelError(msg)
-    return module_or_func
-
-
-def _refuse_quantization(
-    quantization: Any, layers: Any, deployment: BaseDeploymentSettings | None, calibration: Iterable[Any] | None
-) -> None:
-    if quantization is not None and (deployment is None or calibration is None):
-        missing = "deployment_settings" if deployment is None else "calibration_inputs"
-        msg = f"quantization_settings needs {missing} as well"
-        raise ValueError(msg)
-    for name, value in (("quantization_settings", quantization), ("layer_quantization_settings", layers)):
-        if value is not None:
-            msg = f"{name} is given, but this version does not quantize yet; leave it out for a float model"
-            raise ModelError(msg)
-
-
-def _refuse_partial_graphs(*, fullgraph: bool) -> None:
-    if not fullgraph:
-        msg = "fullgraph=False (partial graphs) is not available in this version; compile its parts one by one"
-        raise ModelError(msg)
+    refuse_scripted(module_or_func)
+    callee = callee_of(module_or_func)
+    refuse_odd_weights(callee.module)
+    return callee
 
 
 def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:

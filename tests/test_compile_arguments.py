@@ -288,3 +288,109 @@ def test_a_failure_leaves_the_model_in_the_mode_it_was_in():
     with pytest.raises(ModelError):
         clika_compile(model, tracing_inputs=[torch.zeros(1, 3)])
     assert all(module.training for module in model.modules())
+
+
+SWITCHES = [
+    "discard_input_model",
+    "is_model_pretrained",
+    "is_dry_run",
+    "skip_eval_set_mode",
+    "fullgraph",
+    "dynamic",
+    "disable",
+    "check_passes",
+]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("value", ["no", 1])
+def test_a_switch_takes_a_bool_and_nothing_that_counts_as_one(name, value):
+    with pytest.raises(ModelError, match=rf"{name}'? is {value!r}, a {type(value).__name__}; it takes "):
+        clika_compile(Net(), tracing_inputs=images(), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "deployment_settings",
+            "onnxruntime",
+            r"is 'onnxruntime', a str; .* such as DeploymentSettings_ONNXRuntime_ONN",
+        ),
+        (
+            "clika_compile_options",
+            {"check_passes": True},
+            r"is {'check_passes': True}, a dict; it takes a ClikaCompileO",
+        ),
+        ("clika_compile_options", "", r"is '', a str; it takes a ClikaCompileOptions"),
+        ("graph_name", 5, "is 5, a int; it takes a str, or None"),
+        ("logs_dir", 5, "is 5, a int; it takes the path of a folder, or None"),
+        ("data_transform_fn", 5, r"is 5, a int; it takes a function that is called as data_transform_fn\(element\)"),
+        ("data_transform_fn", lambda: 1, r"takes \(\), but is called as data_transform_fn\(element\): too many"),
+        ("forward_fn", 5, r"is 5, a int; it takes a function that is called as forward_fn\(model, args, kwargs\)"),
+        (
+            "forward_fn",
+            lambda m, xs: m(*xs),
+            r"takes \(m, xs\), but is called as forward_fn\(model, args, kwargs\): too many positional arguments",
+        ),
+        ("calibration_inputs", 5, "are a int; give a list with one element per call"),
+        ("calibration_inputs", torch.ones(2), "are a Tensor; give a list with one element per call"),
+    ],
+)
+def test_an_argument_of_another_kind_is_told_what_it_takes(name, value, message):
+    with pytest.raises(ModelError, match=f"^{name} {message}"):
+        clika_compile(Net(), tracing_inputs=images(), **{name: value})
+
+
+def test_a_function_whose_parameters_python_cannot_tell_is_called():
+    with pytest.raises(ValueError, match="no signature found"):
+        inspect.signature(torch.relu)
+    module = clika_compile(Net(), tracing_inputs=images(), data_transform_fn=torch.relu)
+    assert isinstance(module, ClikaModule)
+
+
+def test_dynamic_none_is_what_torch_compile_calls_automatic():
+    module = clika_compile(Net(), tracing_inputs=images(), dynamic=None)
+    assert len(module.graph.symbols) == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_what_torchscript_made_is_refused_by_name():
+    traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    function = torch.jit.trace(lambda x: x + 1, torch.ones(2))
+    for scripted, shown in (
+        (traced, "'Linear' is a TopLevelTracedModule"),
+        (traced.forward, "'forward' is a ScriptMethod"),
+        (function, "is a ScriptFunction"),
+    ):
+        with pytest.raises(ModelError, match=f"{shown}, made by torch.jit.trace or .*; pass the original nn.Module"):
+            clika_compile(scripted, tracing_inputs=[torch.ones(1, 2)])
+
+
+@pytest.mark.parametrize("name", ["data_transform_fn", "forward_fn"])
+def test_a_function_that_raises_keeps_its_error_and_names_its_element(name):
+    seen = []
+
+    def fail(*_):
+        seen.append(1)
+        if len(seen) == 2:
+            raise KeyError("image")
+        return images()[0]
+
+    def feed(model, args, kwargs):
+        fail()
+        model(*args)
+
+    with pytest.raises(KeyError, match="image") as caught:
+        clika_compile(Net(), tracing_inputs=images(), **{name: feed if name == "forward_fn" else fail})
+    assert caught.value.__notes__ == [f"in {name}, called for element 2 of the inputs"]
+
+
+def test_calibration_inputs_beside_tracing_inputs_are_logged_as_not_read(tmp_path):
+    def never():
+        pytest.fail("the calibration inputs were read")
+        yield
+
+    clika_compile(Net(), tracing_inputs=images(), calibration_inputs=never(), logs_dir=tmp_path)
+    (log,) = tmp_path.iterdir()
+    assert "calibration_inputs are not read, as tracing_inputs are given: this version does not" in log.read_text()

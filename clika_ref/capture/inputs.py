@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,23 +47,36 @@ def model_calls(
     Raises:
         ModelError: there are none, or one does not fit the model.
     """
-    elements = None if isinstance(inputs, torch.Tensor | Mapping | str) else _iterator(inputs)
-    if elements is None:
-        given = "None" if inputs is None else f"a {type(inputs).__name__}"
-        msg = f"inputs are {given}; give a list with one element per call, for example [x] or [(x, mask), (y, mask)]"
-        raise ModelError(msg)
-    calls = [model_call(callee, element, transform, forward_fn) for element in elements]
+    refuse_no_list(inputs)
+    assert inputs is not None
+    calls = [model_call(callee, element, transform, forward_fn, number) for number, element in enumerate(inputs, 1)]
     if not calls:
         msg = "no inputs: give at least one element; two that differ in a side make that side dynamic"
         raise ModelError(msg)
     return calls
 
 
-def _iterator(inputs: Any) -> Iterator[Any] | None:
+def refuse_no_list(inputs: Any, name: str = "inputs") -> None:
+    """Refuse what holds no elements, without beginning to read: to begin starts the workers of a DataLoader.
+
+    Raises:
+        ModelError: it cannot be iterated, or is one input itself.
+    """
+    iterable = hasattr(type(inputs), "__iter__") or hasattr(type(inputs), "__getitem__")
+    if not iterable or isinstance(inputs, torch.Tensor | Mapping | str):
+        given = "None" if inputs is None else f"a {type(inputs).__name__}"
+        msg = f"{name} are {given}; give a list with one element per call, for example [x] or [(x, mask), (y, mask)]"
+        raise ModelError(msg)
+
+
+@contextlib.contextmanager
+def _noted(argument: str, number: int) -> Iterator[None]:
+    """Say beside an error of a function of the user which function it was, and at which element."""
     try:
-        return iter(inputs)
-    except TypeError:
-        return None
+        yield
+    except Exception as error:
+        error.add_note(f"in {argument}, called for element {number} of the inputs")
+        raise
 
 
 def refuse_odd_weights(module: torch.nn.Module) -> None:
@@ -83,13 +97,21 @@ def model_call(
     element: Any,
     transform: Callable[[Any], Any] | None = None,
     forward_fn: ForwardFn | None = None,
+    number: int = 1,
 ) -> ModelCall:
-    """Return the call that one element stands for: transformed, packed, moved, and passed through ``forward_fn``."""
-    packed = pack(callee.parameters, transform(element) if transform else element)
+    """Return the call that element ``number`` stands for: transformed, packed, moved, and fed by ``forward_fn``."""
+    if transform is not None:
+        with _noted("data_transform_fn", number):
+            element = transform(element)
+    packed = pack(callee.parameters, element)
     device = next((t.device for t in [*callee.module.parameters(), *callee.module.buffers()]), None)
     if device is not None:
         packed = ModelCall(clika_move_to_device(packed.args, device), clika_move_to_device(packed.kwargs, device))
-    call = record_call(callee, packed, forward_fn) if forward_fn else packed
+    if forward_fn is not None:
+        with _noted("forward_fn", number):
+            call = record_call(callee, packed, forward_fn)
+    else:
+        call = packed
     _refuse_odd_tensors(call)
     return call
 
@@ -123,10 +145,13 @@ class _CallSeenError(BaseException):
 
 
 class _Recorder:
-    """Stands in for the model inside ``forward_fn``: the first call is recorded and ends it."""
+    """Stands in for the model inside ``forward_fn``: the first call is recorded and ends it.
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+    A call of the traced function by its name is a call of the model: of ``forward``, or of the method that is compiled.
+    """
+
+    def __init__(self, callee: Callee) -> None:
+        self._callee = callee
         self.call: ModelCall | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +159,9 @@ class _Recorder:
         raise _CallSeenError
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        value = getattr(self._callee.module, name)
+        traced = name == "forward" or (inspect.ismethod(value) and value == self._callee.function)
+        return self if traced else value
 
 
 def record_call(callee: Callee, packed: ModelCall, forward_fn: ForwardFn) -> ModelCall:
@@ -143,7 +170,7 @@ def record_call(callee: Callee, packed: ModelCall, forward_fn: ForwardFn) -> Mod
     Raises:
         ModelError: it returns without calling the model.
     """
-    recorder = _Recorder(callee.module)
+    recorder = _Recorder(callee)
     try:
         forward_fn(recorder, packed.args, packed.kwargs)
     except _CallSeenError:

@@ -254,6 +254,21 @@ def test_forward_fn_that_never_calls_the_model_is_refused():
         clika_compile(Net(), tracing_inputs=[X], forward_fn=lambda model, args, kwargs: None)
 
 
+@pytest.mark.parametrize("method", ["forward", "infer"])
+def test_forward_fn_may_call_what_is_compiled_by_its_name(method):
+    class Two(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+        def infer(self, x):
+            return x * 2
+
+    model = Two()
+    feed = lambda m, args, kwargs: getattr(m, method)(*args)  # noqa: E731
+    module = clika_compile(getattr(model, method), tracing_inputs=[X], forward_fn=feed)
+    assert torch.equal(module(X), getattr(model, method)(X))
+
+
 def test_forward_fn_sees_the_attributes_of_the_model():
     def feed(model, args, kwargs):
         return model(args[0].to(model.linear.weight.dtype))

@@ -1,0 +1,116 @@
+"""Whether the arguments of ``clika_compile`` are ones that it takes, before anything is done with them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+
+from clika_ref.capture.inputs import refuse_no_list
+from clika_ref.core.errors import ModelError
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
+
+SWITCHES = (
+    "discard_input_model",
+    "is_model_pretrained",
+    "is_dry_run",
+    "skip_eval_set_mode",
+    "fullgraph",
+    "dynamic",
+    "disable",
+)
+"""Arguments that take a bool, and nothing that merely is true or false: ``"no"`` is true."""
+
+KINDS: Mapping[str, tuple[Any, str]] = {
+    "deployment_settings": (
+        BaseDeploymentSettings,
+        "deployment settings, such as DeploymentSettings_ONNXRuntime_ONNX(), or None",
+    ),
+    "clika_compile_options": (
+        ClikaCompileOptions,
+        "a ClikaCompileOptions, such as ClikaCompileOptions(check_passes=True), or None",
+    ),
+    "logs_dir": ((str, PathLike), "the path of a folder, or None"),
+    "graph_name": (str, "a str, or None for the class of the model"),
+}
+"""What else is of one kind, and how to say so; None is always the default."""
+
+CALLS: Mapping[str, tuple[str, ...]] = {"data_transform_fn": ("element",), "forward_fn": ("model", "args", "kwargs")}
+"""Functions, and what they are called with."""
+
+SCRIPTED = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Check the arguments of ``clika_compile``, which are given by their names.
+
+    Raises:
+        ModelError: one is of another kind, or asks for what this version does not have.
+        ValueError: quantization settings without deployment settings or calibration inputs.
+    """
+    for name in SWITCHES:
+        automatic = name == "dynamic" and arguments[name] is None  # the default of torch.compile
+        if not isinstance(arguments[name], bool) and not automatic:
+            raise _other(name, arguments[name], "True or False")
+    for name, (kind, wanted) in KINDS.items():
+        value = arguments[name]
+        if value is not None and not isinstance(value, kind):
+            raise _other(name, value, wanted)
+    for name, parameters in CALLS.items():
+        if arguments[name] is not None:
+            _check_call(name, arguments[name], parameters)
+    if arguments["calibration_inputs"] is not None:
+        refuse_no_list(arguments["calibration_inputs"], "calibration_inputs")
+    _refuse_quantization(arguments)
+    if not arguments["fullgraph"]:
+        msg = "fullgraph=False (partial graphs) is not available in this version; compile its parts one by one"
+        raise ModelError(msg)
+
+
+def refuse_scripted(module_or_func: Any) -> None:
+    """Refuse what TorchScript made, in which there is no Python left to trace.
+
+    Raises:
+        ModelError: it is a script module, function or method.
+    """
+    if isinstance(module_or_func, SCRIPTED):
+        name = getattr(module_or_func, "original_name", getattr(module_or_func, "name", ""))
+        msg = (
+            f"{name!r} is a {type(module_or_func).__name__}, made by torch.jit.trace or torch.jit.script; "
+            "pass the original nn.Module or function that was given to torch.jit"
+        )
+        raise ModelError(msg)
+
+
+def _check_call(name: str, function: Any, parameters: tuple[str, ...]) -> None:
+    form = f"{name}({', '.join(parameters)})"
+    if not callable(function):
+        raise _other(name, function, f"a function that is called as {form}, or None")
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # Python cannot tell it, as of some builtins
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError as error:
+        msg = f"{name} takes {signature}, but is called as {form}: {error}"
+        raise ModelError(msg) from error
+
+
+def _refuse_quantization(arguments: Mapping[str, Any]) -> None:
+    if arguments["quantization_settings"] is not None:
+        for name in ("deployment_settings", "calibration_inputs"):
+            if arguments[name] is None:
+                msg = f"quantization_settings needs {name} as well"
+                raise ValueError(msg)
+    for name in ("quantization_settings", "layer_quantization_settings"):
+        if arguments[name] is not None:
+            msg = f"{name} is given, but this version does not quantize yet; leave it out for a float model"
+            raise ModelError(msg)
+
+
+def _other(name: str, value: Any, wanted: str) -> ModelError:
+    return ModelError(f"{name} is {value!r}, a {type(value).__name__}; it takes {wanted}")
