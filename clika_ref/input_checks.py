@@ -57,8 +57,8 @@ def _check_guard(graph: Graph, guard: Guard, sizes: dict[str, int]) -> None:
     used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
     shown = ", ".join(f"{s.name} = {sizes[s.name]} ({s.side})" for s in used)
     msg = (
-        f"this input takes another path through the model: {shown} violates {guard}. "
-        "Compile a second module with tracing inputs of that size"
+        f"the graph does not cover this input: {shown} violates {guard}. "
+        "If the model takes it, compile a second module with tracing inputs of that size"
     )
     raise ModelError(msg)
 

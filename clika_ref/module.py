@@ -23,11 +23,12 @@ from clika_ref.core.registry import Registry, load_registry
 from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Artifact
 from clika_ref.exporting.export import ExportRequest, export
+from clika_ref.exporting.interface import require_names
 from clika_ref.generic import find_operator
 from clika_ref.input_checks import check_inputs
 from clika_ref.onnx_emission.torchlib import torchlib_operator
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.saving.graph_format import graph_from_json, graph_to_json
+from clika_ref.saving.graph_format import graph_from_json, graph_to_json, same_graph
 from clika_ref.saving.signature_format import signature_from_json, signature_to_json
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import ConstantLeaf, NumberLeaf, Signature
@@ -92,6 +93,8 @@ class ClikaModule(nn.Module):
         self._clika_graph = graph
         self._clika_signature = signature
         self._clika_accepted: set[Any] = set()
+        elements = {s.side.name for s in graph.symbols.values() if s.side.dim is None}
+        self._clika_numbers = [v.name in elements for v in graph.inputs]
         self.__dict__["_clika_run"] = compile_graph(graph)
         self.__dict__["_clika_forward"] = _forward_under(signature.parameters)
 
@@ -107,7 +110,8 @@ class ClikaModule(nn.Module):
         """Refuse inputs that the graph was not made for: it would return wrong numbers in silence."""
         if torch.compiler.is_compiling():
             return  # sizes are symbols then; the tracer's own guards take over
-        key = tuple((t.shape, t.dtype) if t.dim() else (int(t), t.dtype) for t in inputs)
+        numbers = self._clika_numbers
+        key = tuple((int(t) if n else t.shape, t.dtype) for t, n in zip(inputs, numbers, strict=True))
         if key in self._clika_accepted:
             return
         check_inputs(self._clika_graph, inputs)
@@ -163,14 +167,18 @@ class ClikaModule(nn.Module):
             TargetError: the target cannot run the model, or disagrees with this module.
 
         """
-        graph = self.graph
+        self._require_exportable()
+        defaults = self._clika_signature.output_names()
+        inputs = [v.name for v in self._clika_graph.inputs]
+        require_names("input_names", input_names or (), inputs)
+        require_names("output_names", output_names or (), defaults, taken=input_names or inputs)
         request = ExportRequest(
-            graph.clone(),
+            self.graph.clone(),
             file,
             self._examples(example_inputs),
             self._graph_outputs,
             tuple(input_names or ()),
-            tuple(output_names or self._clika_signature.output_names()),
+            tuple(output_names or defaults),
             dynamic_axes,
             self._clika_options,
         )
@@ -179,6 +187,19 @@ class ClikaModule(nn.Module):
             artifact = export(request, deployment, self._clika_registry or load_registry(), log)
             self._clika_timings.update(log.timings)
         return artifact
+
+    def _require_exportable(self) -> None:
+        graph = self.graph
+        if not graph.outputs:
+            msg = f"{graph.name} returns no tensor, so there is nothing to export"
+            raise ModelError(msg)
+        moved = [v for v in graph.constants.values() if v.data is not None and v.data.dtype != v.type.dtype]
+        if moved:
+            msg = (
+                f"the weights were cast after the module was compiled ({moved[0]!r} is {moved[0].data.dtype} now), and "
+                "its graph states the old types; cast the original model and compile that"
+            )
+            raise ModelError(msg)
 
     def _examples(self, given: Any) -> list[list[torch.Tensor]]:
         if given is None:
@@ -233,8 +254,16 @@ class ClikaModule(nn.Module):
             if "_extra_state" not in state_dict:
                 self._require_graph()
             self._rebuild(state_dict)
+        elif "_extra_state" in state_dict:
+            self._require_same_graph(state_dict["_extra_state"])
         own = {k: v for k, v in self.state_dict().items() if k == "_extra_state" or k.startswith("clika.")}
         return super().load_state_dict({**own, **state_dict}, strict, assign)
+
+    def _require_same_graph(self, state: torch.Tensor) -> None:
+        document, _ = _read_extra_state(state)
+        if not same_graph(document["graph"], graph_to_json(self._clika_graph)):
+            msg = "the state dict holds another graph than this module; load it into an empty ClikaModule()"
+            raise ModelError(msg)
 
     def _rebuild(self, state_dict: Mapping[str, Any]) -> None:
         document, extra = _read_extra_state(state_dict["_extra_state"])

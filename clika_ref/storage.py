@@ -111,7 +111,7 @@ class AtomicFiles:
 
 @contextlib.contextmanager
 def staged(path: Path | str) -> Iterator[Path]:
-    """Yield a path of the same name in a folder of its own; what is there when the block ends goes to ``path``'s folder.
+    """Yield a path of the same name in a folder of its own; when the block ends, its files move to ``path``'s folder.
 
     So a file can be looked at, and refused, before it takes the place of an old one.
 

@@ -329,3 +329,56 @@ def test_a_path_may_be_relative_and_a_string(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module.clika_export("here.onnx")
     assert Path("here.onnx").exists()
+
+
+def relu():
+    return clika_compile(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), tracing_inputs=[torch.rand(2, 3), torch.rand(4, 3)])
+
+
+def test_dynamic_axes_speak_of_the_names_in_the_file_outputs_included(tmp_path):
+    axes = {"img": {0: "n"}, "out": {0: "n"}}
+    relu().clika_export(tmp_path / "a.onnx", input_names=["img"], output_names=["out"], dynamic_axes=axes)
+    relu().clika_export(tmp_path / "b.onnx", dynamic_axes={"input": [0], "output": [0]})
+    (side, _) = onnx.load(tmp_path / "a.onnx").graph.output[0].type.tensor_type.shape.dim
+    assert side.dim_param == "n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output_names": ["o", "p"]}, r"must be 1 different names; by default they are \['output'\]"),
+        ({"output_names": ["input"]}, r"output_names \['input'\] are names of inputs already"),
+        ({"dynamic_axes": ["input"]}, r"dynamic_axes is \['input'\]; give \{input: \[axis"),
+        ({"dynamic_axes": {"x": [0]}}, r"names 'x'; the inputs are \['input'\], the outputs \['output'\]"),
+    ],
+)
+def test_names_and_axes_that_do_not_fit_are_refused(tmp_path, options, message):
+    with pytest.raises(ModelError, match=message):
+        relu().clika_export(tmp_path / "m.onnx", **options)
+
+
+def test_two_sides_that_may_differ_get_no_common_name(tmp_path):
+    module = clika_compile(nn.Conv2d(3, 4, 3), tracing_inputs=[torch.rand(1, 3, 8, 8), torch.rand(2, 3, 9, 9)])
+    with pytest.raises(ModelError, match=r"calls different sides \['n'\]"):
+        module.clika_export(tmp_path / "m.onnx", dynamic_axes={"input": {0: "n", 2: "n"}})
+
+
+def test_an_artifact_that_is_rejected_leaves_the_old_one(module, tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"old")
+    (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
+    node.op = broken(node.op)
+    with pytest.raises(TargetError):
+        module.clika_export(path)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_weights_that_were_cast_later_are_not_written_under_old_types(tmp_path):
+    with pytest.raises(ModelError, match=r"cast after the module was compiled \(.*is torch\.float16 now\)"):
+        relu().half().clika_export(tmp_path / "m.onnx")
+
+
+def test_a_model_without_tensors_has_nothing_to_export(tmp_path):
+    with pytest.raises(ModelError, match="returns no tensor, so there is nothing to export"):
+        clika_compile(lambda x: 5, tracing_inputs=[torch.rand(2)]).clika_export(tmp_path / "m.onnx")

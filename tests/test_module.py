@@ -353,3 +353,28 @@ def test_hooks_on_the_module_run(module, x):
     module.register_forward_hook(lambda m, args, result: seen.append(result.shape))
     module(x)
     assert seen == [(4, 2)]
+
+
+def test_a_scalar_tensor_may_hold_any_number():
+    module = clika_compile(lambda x, t: x * t, tracing_inputs=[(torch.ones(2), torch.tensor(0.5))])
+    for number in (2.0, float("inf"), float("nan")):
+        expected = torch.ones(2) * number
+        torch.testing.assert_close(module(torch.ones(2), torch.tensor(number)), expected, equal_nan=True)
+
+
+def test_a_state_dict_of_another_graph_is_refused():
+    inputs = [torch.rand(2, 3), torch.rand(4, 3)]
+    one, same, other = (
+        clika_compile(nn.Sequential(nn.Linear(3, 3), last), tracing_inputs=inputs)
+        for last in (nn.ReLU(), nn.ReLU(), nn.Sigmoid())
+    )
+    one.load_state_dict(same.state_dict())
+    with pytest.raises(ModelError, match="another graph than this module; load it into an empty"):
+        one.load_state_dict(other.state_dict())
+
+
+def test_weights_of_another_shape_do_not_fit_a_saved_graph():
+    state = clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.rand(2, 3)]).state_dict()
+    state["weight"] = torch.zeros(2, 5)
+    with pytest.raises(ModelError, match=r"weight: float32\[2, 5\] does not fit the saved graph, .* float32\[3, 3\]"):
+        ClikaModule().load_state_dict(state)

@@ -53,7 +53,7 @@ def export(
     path = require_path(request.file)
     graph = request.graph
     with log.stage("Fusing") as stage:
-        restrict_dynamic_sides(graph, request.dynamic_axes, request.examples)
+        restrict_dynamic_sides(graph, request.dynamic_axes, request.examples, request.input_names, request.output_names)
         examples = fitting(graph, request.examples)
         reports = lower(graph, registry, target)
         name_interface(graph, registry.operators, request.input_names, request.output_names)

@@ -30,17 +30,8 @@ def name_interface(
         input_names: one for each input, or none to keep them.
         output_names: one for each output, or none to keep them.
 
-    Raises:
-        ModelError: the number of names is wrong, or a name occurs twice.
-
     """
-    _require_names("input_names", input_names, [v.name for v in graph.inputs])
-    _require_names("output_names", output_names, [v.name for v in graph.outputs])
     inputs = input_names or [v.name for v in graph.inputs]
-    both = set(inputs) & set(output_names)
-    if both:
-        msg = f"output_names {sorted(both)} are names of inputs already"
-        raise ModelError(msg)
     build = Builder(graph, operators)
     seen: set[Value] = set()
     for position, value in enumerate(graph.outputs):
@@ -57,10 +48,19 @@ def name_interface(
         _rename(graph, value, name)
 
 
-def _require_names(what: str, names: Sequence[str], defaults: Sequence[str]) -> None:
+def require_names(what: str, names: Sequence[str], defaults: Sequence[str], taken: Sequence[str] = ()) -> None:
+    """Check names that the user gave for inputs or outputs.
+
+    Raises:
+        ModelError: their number is wrong, or a name occurs twice, or is taken.
+    """
     count = len(defaults)
     if names and (len(names) != count or len(set(names)) != count):
         msg = f"{what}={list(names)} must be {count} different names; by default they are {list(defaults)}"
+        raise ModelError(msg)
+    both = set(names) & set(taken)
+    if both:
+        msg = f"{what} {sorted(both)} are names of inputs already"
         raise ModelError(msg)
 
 
@@ -73,24 +73,36 @@ def _rename(graph: Graph, value: Value, name: str) -> None:
 
 
 def restrict_dynamic_sides(
-    graph: Graph, dynamic_axes: Mapping[str, Any] | None, examples: Sequence[Sequence[torch.Tensor]]
+    graph: Graph,
+    dynamic_axes: Mapping[str, Any] | None,
+    examples: Sequence[Sequence[torch.Tensor]],
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
 ) -> None:
     """Fix the sides that ``dynamic_axes`` does not list to their length in the first example; name the others.
 
+    The keys are the names that the artifact will have, as in torch.onnx.export, or those of the graph. Those of outputs are accepted and decide
+    nothing: the sides of outputs follow from those of inputs.
+
     Raises:
-        ModelError: an input or an axis is unknown, or the axis is static in the graph.
+        ModelError: an input or an axis is unknown, the axis is static in the graph, or two sides get one name.
     """
     if dynamic_axes is None:
         return
+    if not isinstance(dynamic_axes, Mapping):
+        msg = f"dynamic_axes is {dynamic_axes!r}; give {{input: [axis, ...]}} or {{input: {{axis: name}}}}"
+        raise ModelError(msg)
     inputs = {v.name: v for v in graph.inputs}
+    known = {**inputs, **(dict(zip(input_names, graph.inputs, strict=True)) if input_names else {})}
     kept: dict[str, str] = {}
     for name, axes in dynamic_axes.items():
-        if name not in inputs and name not in {v.name for v in graph.outputs}:
-            msg = f"dynamic_axes names {name!r}; the inputs are {sorted(inputs)}"
+        if name not in known and name not in output_names:
+            msg = f"dynamic_axes names {name!r}; the inputs are {list(known)}, the outputs {list(output_names)}"
             raise ModelError(msg)
-        if name in inputs:
+        if name in known:
             named_axes = axes if isinstance(axes, Mapping) else dict.fromkeys(axes, "")
-            kept.update(_kept(inputs[name], named_axes))
+            kept.update(_kept(known[name], named_axes))
+    _require_different([label or symbol for symbol, label in kept.items()])
     sizes = read_sizes(graph, examples[0]) if examples else {s.name: s.example for s in graph.symbols.values()}
     mapping: dict[sympy.Symbol, Any] = {}
     for key, symbol in list(graph.symbols.items()):
@@ -104,6 +116,15 @@ def restrict_dynamic_sides(
             del graph.symbols[key]
             graph.symbols[kept[key]] = Symbol(kept[key], symbol.low, symbol.high, symbol.side, symbol.example)
     _substitute(graph, mapping)
+
+
+def _require_different(labels: list[str]) -> None:
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        msg = (
+            f"dynamic_axes calls different sides {twice}: they may differ at run time, so each needs a name of its own"
+        )
+        raise ModelError(msg)
 
 
 def fitting(graph: Graph, examples: Sequence[Sequence[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:

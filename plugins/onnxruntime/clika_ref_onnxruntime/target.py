@@ -14,6 +14,7 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact, QuantizationScheme
+from clika_ref.core.traits import SAME_SCALE
 from clika_ref.onnx_emission.emission import emit
 from clika_ref.onnx_emission.writing import write_model
 
@@ -36,8 +37,12 @@ class OnnxRuntime:
         """Refuse what cannot be written as ONNX."""
         if node.op.lowering is None:
             return f"{node.op.name} has no ONNX lowering; declare one with @{node.op.name}.onnx"
-        complex_values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value) and v.type.dtype.is_complex]
-        return f"%{complex_values[0].name} is complex, which ONNX operators do not take" if complex_values else None
+        dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
+        if any(dtype.is_complex for dtype in dtypes):
+            return "it computes with complex numbers, which ONNX operators do not take; split real and imaginary parts"
+        if torch.bfloat16 in dtypes and node.op.trait is not SAME_SCALE and node.op.name not in ("to", "detach"):
+            return "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32"
+        return None
 
     def passes(self) -> Sequence[Pass]:
         """Add nothing: the standard passes leave what ONNX Runtime fuses."""

@@ -80,7 +80,14 @@ def test_nodes_without_a_lowering_and_complex_values_are_refused():
     (node,) = g.nodes
     assert OnnxRuntime().refusal(node) is None
     node.outputs[0].type = TensorType(torch.complex64, (2,))
-    assert "complex, which ONNX operators do not take" in OnnxRuntime().refusal(node)
+    assert "complex numbers, which ONNX operators do not take" in OnnxRuntime().refusal(node)
+
+
+def test_arithmetic_in_bfloat16_is_refused_and_moving_it_is_not():
+    (node,) = graph_of("relu", torch.bfloat16).nodes
+    assert "computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile" in OnnxRuntime().refusal(node)
+    (node,) = graph_of("permute", torch.bfloat16, dims=(1, 0)).nodes
+    assert OnnxRuntime().refusal(node) is None
 
 
 def test_a_file_that_is_no_model_is_an_error_with_its_path(tmp_path):
