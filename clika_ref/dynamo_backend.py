@@ -12,6 +12,8 @@ from torch import fx, nn
 from torch._dynamo.source import TensorPropertySource
 from torch._guards import tracing
 
+from clika_ref.capture.inputs import refuse_no_list
+from clika_ref.capture.messages import DATA_DEPENDENT, DATA_DEPENDENT_ADVICE
 from clika_ref.compiling import clika_compile
 from clika_ref.core.errors import ModelError
 from clika_ref.module import ClikaModule
@@ -20,6 +22,9 @@ from clika_ref.weights import register_weight
 
 RECORD_OPTIONS = ("settings", "example_inputs", "train_dataloader", "apply_on_data_fn")
 """Options of the record's releases of 2024, under which newer ones have other names."""
+
+EXAMPLES = ("example_inputs", "tracing_inputs")
+"""Further calls to trace for, beside the one for which Dynamo traces: the record's name, and `clika_compile`'s."""
 
 COMPILE_OPTIONS = (
     "deployment_settings",
@@ -37,6 +42,16 @@ COMPILE_OPTIONS = (
     "external_data",
 )
 """Arguments of `clika_compile` that make sense where Dynamo decides what is traced and when."""
+
+DECIDED_BY_DYNAMO = {
+    "dynamic": "Dynamo decides which sides are dynamic; pass it to torch.compile itself",
+    "fullgraph": "Dynamo decides where graphs end; pass it to torch.compile itself",
+    "disable": "Dynamo decides whether to compile at all; pass it to torch.compile itself",
+    "skip_eval_set_mode": "Dynamo traces the mode that the model is in; call model.eval() or model.train() before it",
+    "forward_fn": "Dynamo traces the call that you make of the model; call it that way, or use clika_compile",
+    "is_dry_run": "Dynamo needs a compiled function to call; use clika_compile(model, ..., is_dry_run=True)",
+}
+"""Its other arguments: why they are no options here, and where the same is said."""
 
 
 def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:  # noqa: ARG001 - torch passes them by this name
@@ -59,7 +74,11 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ModelError: an option is unknown, or belongs to what is not available yet.
     """
-    known = (*COMPILE_OPTIONS, *RECORD_OPTIONS)
+    known = (*COMPILE_OPTIONS, "tracing_inputs", *RECORD_OPTIONS)
+    for name in options:
+        if name in DECIDED_BY_DYNAMO:
+            msg = f"the backend 'clika' does not take the option {name!r}: {DECIDED_BY_DYNAMO[name]}"
+            raise ModelError(msg)
     unknown = [name for name in options if name not in known]
     if unknown:
         msg = f"the backend 'clika' has no options {unknown}; it takes {', '.join(known)}"
@@ -75,13 +94,18 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ModelError(msg)
         result["deployment_settings"] = settings
     if options.get("train_dataloader") is not None:
-        msg = "train_dataloader is for calibration, which is not available in this version; leave it out"
-        raise ModelError(msg)
+        result["calibration_inputs"] = options["train_dataloader"]
     if options.get("apply_on_data_fn") is not None:
         result["data_transform_fn"] = options["apply_on_data_fn"]
-    if options.get("example_inputs") is not None:
-        result["example_inputs"] = list(options["example_inputs"])
+    for name in EXAMPLES:
+        if options.get(name) is not None:
+            refuse_no_list(options[name], name)
+            result["example_inputs"] = [*result.get("example_inputs", ()), *options[name]]
     return result
+
+
+ASKS_FOR_VALUES = (*DATA_DEPENDENT, "generic_jump", "Tensor.item()", "depends on input Tensor data")
+"""What Dynamo calls a branch, a number or a size that the values of a tensor decide; a jump is a branch."""
 
 
 def _refuse_graph_breaks(program: fx.GraphModule) -> None:
@@ -89,10 +113,10 @@ def _refuse_graph_breaks(program: fx.GraphModule) -> None:
     if reason is not None and reason.graph_break:
         frame = reason.user_stack[-1] if reason.user_stack else None
         where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
-        msg = (
-            f"Dynamo breaks the model into several graphs at {where}: {_sentence(str(reason.reason))}. "
-            "One graph is needed: remove the cause, or compile the parts one by one"
-        )
+        said = _sentence(str(reason.reason))
+        asks = any(word in said for word in ASKS_FOR_VALUES)
+        advice = f". {DATA_DEPENDENT_ADVICE}" if asks else ": remove the cause, or compile the parts one by one"
+        msg = f"Dynamo breaks the model into several graphs at {where}: {said}. One graph is needed{advice}"
         raise ModelError(msg)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError
+from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE
 from clika_ref.dynamo_backend import compile_options
 
 
@@ -124,6 +125,42 @@ def test_a_graph_break_is_an_error_with_its_line_and_reason():
         torch.compile(breaks, backend="clika")(torch.randn(3))
 
 
+def branches(x):
+    return x * 2 if x.sum() > 0 else x * 3
+
+
+def loops(x):
+    while x.sum() < 9:
+        x = x + 1
+    return x
+
+
+def selects(x):
+    return x[x > 0]
+
+
+@pytest.mark.parametrize("asks", [branches, loops, selects], ids=lambda f: f.__name__)
+def test_a_break_for_the_value_of_a_tensor_is_told_what_to_write_instead(asks):
+    with pytest.raises(Exception, match=r"several graphs at .*One graph is needed") as caught:
+        torch.compile(asks, backend="clika")(torch.ones(3))
+    assert DATA_DEPENDENT_ADVICE in str(caught.value)
+
+
+def test_tracing_inputs_are_example_inputs_and_a_dataloader_is_calibration_inputs(tmp_path):
+    def never():
+        pytest.fail("the calibration inputs were read")
+        yield
+
+    loader = never()
+    options = {"tracing_inputs": ["b"], "example_inputs": ["a"], "train_dataloader": loader}
+    assert compile_options(options) == {"example_inputs": ["a", "b"], "calibration_inputs": loader}
+    options = {"tracing_inputs": [torch.zeros(5, 3)], "train_dataloader": loader, "logs_dir": tmp_path}
+    torch.compile(Block().eval(), backend="clika", options=options)(torch.randn(4, 3))
+    (log,) = tmp_path.iterdir()
+    assert "calibration_inputs are not read" in log.read_text()
+    assert "Dynamic: " in log.read_text(), "the batch is 4 in the call and 5 in the tracing inputs"
+
+
 def test_options_reach_the_compilation(tmp_path):
     options = {
         "settings": DeploymentSettings_ONNXRuntime_ONNX(),
@@ -142,7 +179,14 @@ def test_options_reach_the_compilation(tmp_path):
     [
         ({"speed": 11}, r"no options \['speed'\]; it takes deployment_settings.*settings"),
         ({"settings": "config.yaml"}, r"settings='config.yaml': only deployment settings"),
-        ({"train_dataloader": [1]}, "train_dataloader is for calibration"),
+        ({"tracing_inputs": 5}, "tracing_inputs are a int; give a list with one element per call"),
+        ({"example_inputs": torch.ones(2)}, "example_inputs are a Tensor; give a list with one element per call"),
+        ({"dynamic": True}, "'dynamic': Dynamo decides which sides are dynamic; pass it to torch.compile itself"),
+        ({"fullgraph": True}, "'fullgraph': Dynamo decides where graphs end; pass it to torch.compile itself"),
+        ({"disable": True}, "'disable': Dynamo decides whether to compile at all; pass it to torch.compile itself"),
+        ({"skip_eval_set_mode": True}, "'skip_eval_set_mode': Dynamo traces the mode that the model is in; call"),
+        ({"forward_fn": print}, "'forward_fn': Dynamo traces the call that you make of the model; call it that way"),
+        ({"is_dry_run": True}, r"'is_dry_run': .*; use clika_compile\(model, \.\.\., is_dry_run=True\)"),
     ],
 )
 def test_options_that_cannot_be_served_are_refused_by_name(options, message):

@@ -20,7 +20,17 @@ REASON_LIMIT = 400
 """Characters of a tracer's own reason; conditions on what detection heads find run to thousands."""
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
-_DATA_DEPENDENT = ("data-dependent", "control flow", "Dynamic control flow", "Data-dependent")
+
+DATA_DEPENDENT_ADVICE = (
+    "A branch or a size depends on the values of a tensor. "
+    "Compute both sides and choose with torch.where(condition, a, b), or multiply by the condition; "
+    "branches on sizes, flags and constants are fine. "
+    "Compute sizes from sizes (x.shape[1] // 2), not from tensors."
+)
+"""What to write instead of Python that asks for the value of a tensor."""
+
+DATA_DEPENDENT = ("data-dependent", "control flow", "Dynamic control flow", "Data-dependent")
+"""What tracers call it."""
 
 
 class MismatchError(ModelError):
@@ -93,13 +103,8 @@ def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]]) -
             "call, or compile once for each."
         )
     mismatched = any(isinstance(error, MismatchError) for _, error in failures)
-    if not mismatched and any(word in str(error) for _, error in failures for word in _DATA_DEPENDENT):
-        return (
-            "\nA branch or a size depends on the values of a tensor. "
-            "Compute both sides and choose with torch.where(condition, a, b), or multiply by the condition; "
-            "branches on sizes, flags and constants are fine. "
-            "Compute sizes from sizes (x.shape[1] // 2), not from tensors."
-        )
+    if not mismatched and any(word in str(error) for _, error in failures for word in DATA_DEPENDENT):
+        return f"\n{DATA_DEPENDENT_ADVICE}"
     return ""
 
 

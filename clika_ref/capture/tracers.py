@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 import torch
+import torch.export._trace  # torch would import it, and make its logger, during the first trace
 from torch.fx.experimental import _config as symbol_config
 from torch.fx.proxy import _STACK_TRACE_ANCHORS
 from torch.nn.modules import transformer
 
 from clika_ref.capture.inputs import ModelCall
+
+NOISY = ("torch.fx.experimental.symbolic_shapes.", "torch.export.", "torch._dynamo.")
+"""The loggers of the tracers, and all below them."""
 
 DynamicShapes = dict[str, Any] | None
 
@@ -115,9 +119,8 @@ def _lines_inside(module: torch.nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
     """Keep the tracers from printing what the final error message will say once and in order."""
-    loggers = [
-        logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._dynamo")
-    ]
+    found = list(logging.root.manager.loggerDict)  # by name: to disable one leaves those below it as they are
+    loggers = [logging.getLogger(name) for name in found if f"{name}.".startswith(NOISY)]
     disabled = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True

@@ -1,12 +1,15 @@
 """The third tracer takes what the first two take: modules, methods and functions."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.capture import capturing
-from clika_ref.capture.tracers import TRACERS, applicable
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.tracers import TRACERS, Tracer, applicable, trace
 
 
 class Model(nn.Module):
@@ -38,3 +41,21 @@ def test_every_tracer_takes_modules_methods_and_functions(tracer, traced, monkey
 
 def test_static_sides_need_no_second_treatment_of_zero_and_one():
     assert len(applicable(dynamic=True)) == len(TRACERS) == len(applicable(dynamic=False)) + 1
+
+
+@pytest.mark.parametrize("name", ["torch.export._trace", "torch.export", "torch._dynamo.eval_frame"])
+def test_what_a_tracer_logs_is_left_to_the_error_message_and_what_others_log_is_not(name, monkeypatch):
+    seen, handler = [], logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())
+
+    def noisy(*_):
+        logging.getLogger(name).error("unsupported")
+        logging.getLogger("mine").error("the model's own")
+
+    loggers = [logging.getLogger(name), logging.getLogger("mine")]
+    for logger in loggers:
+        monkeypatch.setattr(logger, "handlers", [handler])
+    trace(Tracer("noisy", noisy, oblivious=True), MODEL, ModelCall((), {}), None)
+    assert seen == ["the model's own"]
+    loggers[0].error("after the trace")
+    assert seen[1:] == ["after the trace"]
