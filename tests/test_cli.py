@@ -1,6 +1,7 @@
 """The command line: what it prints, what it hands on, and how it ends."""
 
 import importlib
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -64,6 +65,18 @@ def test_help_names_the_commands_and_their_options(run):
         assert option in out
 
 
+def test_version_is_that_of_the_distribution(run):
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"clika-ref {importlib.metadata.version('clika-ref')}\n")
+
+
+def test_a_keyword_that_forward_does_not_have_is_named_beside_those_that_it_has(run, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    result = run("compile", "torch.nn:Sigmoid", "--input", "image=1x1x8x8", "--dry-run")
+    assert result.exit_code == 2
+    assert "no argument 'image': forward takes input" in result.stderr
+
+
 def test_compile_hands_everything_on_and_exports(run, compiled, tmp_path):
     path = tmp_path / "model.onnx"
     result = run(
@@ -118,6 +131,7 @@ def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):
     ("words", "message"),
     [
         (["torch.nn:Sigmoid", "--input", "1x3"], "give -o FILE to write to, or --dry-run"),
+        (["torch.nn:Sigmoid", "--input", "1x3", "-o", "gone/m"], "there is no folder gone to write to; make it first"),
         (["torch.nn:Sigmoid", "-o", "m"], "Missing option '--input'"),
         (["torch.nn:Sigmod", "--input", "1x3", "-o", "m"], "error: torch.nn ("),
         (["torch.nn:Sigmoid", "--input", "1xa", "-o", "m"], "error: --input '1xa': cannot read '1xa'; write sides"),

@@ -80,7 +80,7 @@ def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
     Raises:
         ModelError: the structures differ, or eager itself fails on an input.
     """
-    flat = [flatten_call(callee.parameters, call.args, call.kwargs) for call in calls]
+    flat = [_flat(callee, call) for call in calls]
     arguments, specs, names, _ = flat[0]
     for number, other in enumerate(flat[1:], 2):
         if other[:2] != (arguments, specs):
@@ -95,11 +95,34 @@ def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
     return TracedCalls(callee, comparison, arguments, specs, expected)
 
 
+def _flat(callee: Callee, call: ModelCall) -> tuple[tuple[str, ...], tuple[pytree.TreeSpec, ...], list[str], list[Any]]:
+    try:
+        return flatten_call(callee.parameters, call.args, call.kwargs)
+    except ModelError as error:
+        stray = _stray_keys(callee, call)
+        if not stray:
+            raise
+        msg = f"{error}{stray}"
+        raise ModelError(msg) from error
+
+
+def _stray_keys(callee: Callee, call: ModelCall) -> str:
+    """Return what to say of a call that failed if its last argument is a dict that was perhaps meant as keywords."""
+    last = call.args[-1] if call.args and not call.kwargs else None
+    known = list(callee.parameters.parameters)
+    stray = [key for key in last if key not in known] if isinstance(last, dict) else []
+    if not stray:
+        return ""
+    keys = ", ".join(map(repr, stray))
+    return f"; no argument {keys}: forward takes {', '.join(known)}, so the dict is passed as one argument"
+
+
 def _eager(callee: Callee, call: ModelCall, number: int) -> tuple[list[Any], pytree.TreeSpec]:
     try:
         leaves, structure = run_eager(callee, call)
     except Exception as error:
         msg = f"{callee.name} itself fails on tracing input {number}: {type(error).__name__}: {error}"
+        msg += _stray_keys(callee, call)
         raise ModelError(msg) from error
     for path, leaf in pytree.tree_leaves_with_path(structure.unflatten(leaves)):
         if not isinstance(leaf, RETURNABLE):

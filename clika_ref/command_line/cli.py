@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import json
 import sys
 import traceback
@@ -27,6 +28,22 @@ app = typer.Typer(
 )
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
+    if asked:
+        typer.echo(f"clika-ref {importlib.metadata.version('clika-ref')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def main() -> None:
@@ -57,8 +74,8 @@ def compile_command(
 ) -> None:
     """Compile a model and write the artifact of a target."""
     with _plain_errors(debug=debug):
-        if output is None and not dry_run:
-            raise typer.BadParameter("give -o FILE to write to, or --dry-run", param_hint="-o")
+        if not dry_run:
+            _refuse_no_place(output)
         torch, arguments = _late("torch"), _late("clika_ref.command_line.arguments")
         torch.manual_seed(seed)
         made = arguments.load_model(model)
@@ -76,6 +93,14 @@ def compile_command(
         if output is not None and not dry_run:
             module.clika_export(output)
             typer.echo(f"{output}  {output.stat().st_size / 1e6:,.1f} MB")
+
+
+def _refuse_no_place(output: Path | None) -> None:
+    """Notice before the work begins that its result would have no place."""
+    if output is None:
+        raise typer.BadParameter("give -o FILE to write to, or --dry-run", param_hint="-o")
+    if not output.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {output.parent} to write to; make it first", param_hint="-o")
 
 
 @app.command()

@@ -270,3 +270,23 @@ def test_a_reason_that_never_ends_is_cut():
     reason = next(line for line in str(caught.value).splitlines() if line.startswith("  torch.export: "))
     assert " ..." in reason
     assert len(reason) < 600
+
+
+@pytest.mark.parametrize(
+    ("element", "message"),
+    [
+        ({"zz": torch.ones(2, 2)}, "not dict; no argument 'zz': forward takes input, so the dict is passed as one arg"),
+        ({"input": torch.ones(2, 2), "zz": 1, "y": 2}, "not dict; no argument 'zz', 'y': forward takes input, so"),
+        ((torch.ones(2, 2), {"zz": 1}), r"too many positional arguments; no argument 'zz': forward takes input, so"),
+    ],
+)
+def test_keys_that_name_no_argument_are_named_where_the_call_fails(element, message):
+    with pytest.raises(ModelError, match=message):
+        clika_compile(nn.Linear(2, 2), tracing_inputs=[element])
+
+
+def test_where_a_dict_is_no_stray_keyword_the_message_is_of_the_call_alone():
+    with pytest.raises(ModelError, match=r"too many positional arguments$"):
+        clika_compile(nn.Linear(2, 2), tracing_inputs=[(torch.ones(2, 2), torch.ones(2))])
+    with pytest.raises(ModelError, match=r"KeyError: 'other'$"):
+        clika_compile(lambda x, batch: x + batch["other"], tracing_inputs=[(torch.ones(2), {"x": torch.ones(2)})])
