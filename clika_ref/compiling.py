@@ -21,8 +21,8 @@ from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting.export import target_for
+from clika_ref.generic import torchlib_operator
 from clika_ref.module import ClikaModule
-from clika_ref.onnx_emission.torchlib import torchlib_operator
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 

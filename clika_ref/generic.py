@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -63,6 +64,16 @@ def fill(item: Any, operands: Sequence[Any]) -> Any:
 def generic_operator(overload: torch._ops.OpOverload) -> GenericOperator:
     """Return the one operator that stands for an overload, named like it: ``aten.erfinv.default``."""
     return GenericOperator(overload)
+
+
+def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
+    """Return the generic operator of an overload with torchlib's lowering, or None where torchlib has none."""
+    torchlib = import_module("clika_ref.onnx_emission.torchlib")  # 1.5 s, for calls that few models make
+    if not torchlib.has_lowering(overload):
+        return None
+    op = generic_operator(overload)
+    op.onnx(partial(torchlib.lower, overload))
+    return op
 
 
 def find_operator(

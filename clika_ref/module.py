@@ -24,9 +24,8 @@ from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Artifact
 from clika_ref.exporting.export import ExportRequest, export
 from clika_ref.exporting.interface import require_names
-from clika_ref.generic import find_operator
+from clika_ref.generic import find_operator, torchlib_operator
 from clika_ref.input_checks import check_inputs
-from clika_ref.onnx_emission.torchlib import torchlib_operator
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.saving.graph_format import graph_from_json, graph_to_json, same_graph
 from clika_ref.saving.signature_format import signature_from_json, signature_to_json
@@ -193,10 +192,13 @@ class ClikaModule(nn.Module):
         if not graph.outputs:
             msg = f"{graph.name} returns no tensor, so there is nothing to export"
             raise ModelError(msg)
-        moved = [v for v in graph.constants.values() if v.data is not None and v.data.dtype != v.type.dtype]
+        moved = [
+            (v, v.data.dtype) for v in graph.constants.values() if v.data is not None and v.data.dtype != v.type.dtype
+        ]
         if moved:
+            value, dtype = moved[0]
             msg = (
-                f"the weights were cast after the module was compiled ({moved[0]!r} is {moved[0].data.dtype} now), and "
+                f"the weights were cast after the module was compiled ({value!r} is {dtype} now), and "
                 "its graph states the old types; cast the original model and compile that"
             )
             raise ModelError(msg)

@@ -11,13 +11,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from clika_ref_cleanup import fold_batch_norm
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.errors import ModelError, PassError, TargetError
 from clika_ref.core.operators import Operator
-from clika_ref.generic import find_operator
-from clika_ref.onnx_emission.torchlib import torchlib_operator
+from clika_ref.generic import find_operator, torchlib_operator
 
 
 class Net(nn.Module):
@@ -382,3 +382,26 @@ def test_weights_that_were_cast_later_are_not_written_under_old_types(tmp_path):
 def test_a_model_without_tensors_has_nothing_to_export(tmp_path):
     with pytest.raises(ModelError, match="returns no tensor, so there is nothing to export"):
         clika_compile(lambda x: 5, tracing_inputs=[torch.rand(2)]).clika_export(tmp_path / "m.onnx")
+
+
+def test_a_weight_keeps_its_name_whatever_constants_the_lowerings_add(tmp_path):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.constant_0 = nn.Parameter(torch.randn(3))
+
+        def forward(self, constant_1):
+            return constant_1.clamp(-1, 1) * self.constant_0
+
+    clika_compile(Named(), tracing_inputs=[torch.randn(3)]).clika_export(tmp_path / "m.onnx")
+    assert "constant_0" in {t.name for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
+
+
+def test_checked_passes_include_those_that_fold_weights(tmp_path, monkeypatch):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    module = clika_compile(model, tracing_inputs=[torch.rand(1, 3, 8, 8)], check_passes=True)
+    module.clika_export(tmp_path / "m.onnx")
+    honest = fold_batch_norm._folded
+    monkeypatch.setattr(fold_batch_norm, "_folded", lambda *a, **k: [t * 1.0001 for t in honest(*a, **k)])
+    with pytest.raises(PassError, match="pass fold-batch-norm promises dot but moved output 0"):
+        module.clika_export(tmp_path / "m.onnx")

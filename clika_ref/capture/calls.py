@@ -36,6 +36,21 @@ def written_arguments(overload: torch._ops.OpOverload, args: Sequence[Any], kwar
     ]
 
 
+RESHAPES_ITSELF: dict[torch._ops.OpOverload, torch._ops.OpOverload] = {
+    aten.detach_.default: aten.detach.default,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.swapdims_.default: aten.swapdims.default,
+    aten.swapaxes_.default: aten.swapaxes.default,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.as_strided_.default: aten.as_strided.default,
+}
+"""In-place calls that write no memory, but change how a tensor looks at it, and the views that they make."""
+
+
 def functional_overload(
     overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]:

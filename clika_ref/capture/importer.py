@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from clika_ref.capture.aliasing import Aliases, Traced, storage_of
-from clika_ref.capture.calls import functional_overload, squeezed_sides, written_arguments
+from clika_ref.capture.calls import RESHAPES_ITSELF, functional_overload, squeezed_sides, written_arguments
 from clika_ref.capture.decomposition import decompose
 from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.origins import origin_of
@@ -133,6 +133,8 @@ class Importer:
             raise ModelError(msg)
         args = self._entries(node.args)
         kwargs = {k: self._entries(v) for k, v in node.kwargs.items()}
+        if target in RESHAPES_ITSELF:
+            return self._reshaped(node, RESHAPES_ITSELF[target], args, kwargs)
         written = written_arguments(target, args, kwargs)
         if written:
             return self._write(node, target, args, kwargs, written)
@@ -185,6 +187,12 @@ class Importer:
         return self.table.translate(fake)
 
     # Writes
+
+    def _reshaped(self, node: fx.Node, view: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+        """Let a tensor that turned itself into a view of its memory be that view from now on."""
+        entry = self._functional(node, view, args, kwargs)
+        self._env[node.all_input_nodes[0]] = entry
+        return entry
 
     def _write(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, written: list[Any]) -> Any:
         if not all(isinstance(destination, Traced) for destination in written):

@@ -133,6 +133,14 @@ def _numbers(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]
     return [t.detach() for t in (*outputs, *state.values())]
 
 
+REASSOCIATION = 256
+"""Roundings of the largest element by which a pass that is not exact may move a result.
+
+A reassociation moves it by some, grown through the layers behind: the worst of 254 architectures showed 47 between
+eager and a runtime, which reassociates more than any pass.
+"""
+
+
 def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> None:
     """Compare outputs before and after a pass within the error class that it states.
 
@@ -140,9 +148,9 @@ def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[to
         PassError: they differ.
     """
     for index, (e, a) in enumerate(zip(expected, actual, strict=True)):
-        # A reassociation moves a result by some ulp of the largest term, grown through the layers behind it.
         largest = float(e.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) if e.numel() else 0.0
-        slack = 0.0 if p.error.kind == "exact" else 1e4 * largest * torch.finfo(torch.float32).eps
+        rounds = p.error.kind != "exact" and e.dtype.is_floating_point
+        slack = REASSOCIATION * largest * torch.finfo(e.dtype).eps if rounds else 0.0
         try:
             torch.testing.assert_close(a, e, rtol=0.0, atol=slack, equal_nan=True)
         except AssertionError as error:

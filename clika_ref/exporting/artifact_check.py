@@ -14,11 +14,11 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Artifact, Target
 
-AGREEMENT = 8192.0
+AGREEMENT = 1024.0
 """Roundings of the largest element that a runtime may differ without further question.
 
-Its kernels add in another order, and the differences grow through depth; correct float32 runs of deep networks stay
-within hundreds, TF32 inputs start at 8192.
+Its kernels add in another order, and the differences grow through depth: the worst of 254 architectures showed 47
+(docs/coverage.md); TF32 inputs start at 8192.
 """
 
 JUDGE = 20.0

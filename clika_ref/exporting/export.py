@@ -55,7 +55,7 @@ def export(
     with log.stage("Fusing") as stage:
         restrict_dynamic_sides(graph, request.dynamic_axes, request.examples, request.input_names, request.output_names)
         examples = fitting(graph, request.examples)
-        reports = lower(graph, registry, target)
+        reports = lower(graph, registry, target, examples[0] if request.options.check_passes and examples else None)
         name_interface(graph, registry.operators, request.input_names, request.output_names)
         log.removed(reports)
         stage.done(f"{len(graph):,} nodes")
@@ -88,9 +88,12 @@ def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target
     return target
 
 
-def lower(graph: Graph, registry: Registry, target: Target) -> list[PassReport]:
+def lower(
+    graph: Graph, registry: Registry, target: Target, check_inputs: Sequence[torch.Tensor] | None = None
+) -> list[PassReport]:
     """Run the passes that fold parameters, and those of the target, on a clone that is going to be written."""
-    pipeline = Pipeline.of({**registry.passes, **{p.name: p for p in target.passes()}}, registry.operators, Phase.FUSE)
+    passes = {**registry.passes, **{p.name: p for p in target.passes()}}
+    pipeline = Pipeline.of(passes, registry.operators, Phase.FUSE, check_inputs=check_inputs)
     reports = pipeline.run(graph)
     graph.drop_unused_constants()
     return reports

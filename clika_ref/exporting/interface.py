@@ -81,7 +81,7 @@ def restrict_dynamic_sides(
 ) -> None:
     """Fix the sides that ``dynamic_axes`` does not list to their length in the first example; name the others.
 
-    The keys are the names that the artifact will have, as in torch.onnx.export, or those of the graph. Those of outputs are accepted and decide
+    The keys are names that the artifact will have, as in torch.onnx.export, or of the graph. Those of outputs decide
     nothing: the sides of outputs follow from those of inputs.
 
     Raises:

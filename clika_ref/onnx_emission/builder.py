@@ -163,7 +163,7 @@ class OnnxBuilder:
             tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"",
         )
         if key not in self._constants:
-            name = f"constant_{len(self._constants)}"
+            name = f"/constant_{len(self._constants)}"  # no name of a model has a slash
             value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(to_onnx(dtype)))
             value.const_value = tensor_adapters.TorchTensor(tensor, name=name)
             self._constants[key] = self.initializers[name] = value

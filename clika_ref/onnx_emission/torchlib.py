@@ -1,51 +1,40 @@
 """Lowerings of generic operators, taken from onnxscript's torchlib.
 
 The one file that knows torchlib and the tape that torch.onnx runs it on: both are private, so torch and onnxscript are
-pinned together. They take 1.5 s to import, so that happens where the first call needs them.
+pinned together. They take 1.5 s to import, so this file is imported where the first such call is met.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import InlinePass
+from onnxscript import evaluator, values
+from torch.onnx._internal.exporter import _building, _registration, _tensors
 
 from clika_ref.core.errors import TargetError
-from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.generic import fill, generic_operator
+from clika_ref.generic import fill
 from clika_ref.onnx_emission.builder import OPSET, OnnxBuilder
 from clika_ref.onnx_emission.dtypes import to_onnx
-
-if TYPE_CHECKING:
-    from onnxscript import values
-    from torch.onnx._internal.exporter import _building, _registration
 
 
 @lru_cache(maxsize=1)
 def _functions() -> _registration.ONNXRegistry:
-    from torch.onnx._internal.exporter import _registration  # noqa: PLC0415 - heavy
-
     return _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
 
 
-def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
-    """Return the generic operator of an overload with torchlib's lowering, or None where torchlib has none."""
-    if not _functions().get_decomps(overload):
-        return None
-    op = generic_operator(overload)
-    op.onnx(partial(_lower, overload))
-    return op
+def has_lowering(overload: torch._ops.OpOverload) -> bool:
+    """Whether torchlib lowers an overload."""
+    return bool(_functions().get_decomps(overload))
 
 
-def _lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arguments: tuple[Any, ...]) -> Any:
+def lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arguments: tuple[Any, ...]) -> Any:
     """Record torchlib's function on stand-ins for the operands, then add its nodes with the operands in place."""
-    from onnxscript import evaluator, values  # noqa: PLC0415 - heavy
-    from torch.onnx._internal.exporter import _building  # noqa: PLC0415 - heavy
-
     opset = values.Opset("", OPSET)
     recorder = _building.OpRecorder(opset, {})
     stand_ins = [_stand_in(op, opset, value, i) for i, value in enumerate(operands)]
@@ -69,8 +58,6 @@ def _inlined(
     recorder: _building.OpRecorder, inputs: list[ir.Value], outputs: list[ir.Value]
 ) -> tuple[list[ir.Node], list[ir.Value]]:
     """Return what was recorded without the local functions that torchlib calls."""
-    from onnx_ir.passes.common import InlinePass  # noqa: PLC0415 - heavy
-
     if not recorder.functions:
         return recorder.nodes, outputs
     functions = [f if isinstance(f, ir.Function) else f.function_ir for f in recorder.functions.values()]
@@ -97,8 +84,6 @@ def _as_schema(overload: torch._ops.OpOverload, given: dict[str, Any]) -> tuple[
 
 
 def _stand_in(op: OnnxBuilder, opset: values.Opset, value: ir.Value, index: int) -> ir.Value:
-    from torch.onnx._internal.exporter import _tensors  # noqa: PLC0415 - heavy
-
     shape = ir.Shape([d if isinstance(d, int) else str(d) for d in op.shape(value)])
     dtype = ir.TensorType(to_onnx(op.dtype(value)))
     return _tensors.SymbolicTensor(opset, name=f"operand_{index}", shape=shape, type=dtype)

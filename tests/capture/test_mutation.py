@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from clika_ref import clika_compile
+from clika_ref import ModelError, clika_compile
 
 
 def base_after_a_view(x):
@@ -319,3 +319,86 @@ def test_a_buffer_that_is_written_and_used_goes_on_as_in_eager(kind):
         x = torch.rand(batch, 3)
         for found, wanted in zip(pytree.tree_leaves(module(x)), pytree.tree_leaves(eager(x)), strict=True):
             assert torch.equal(found, wanted)
+
+
+def transposed(x):
+    y = x.clone()
+    row = y[0]
+    y.t_()
+    return y * 1, row * 1
+
+
+def lengthened(x):
+    y = x.clone()
+    y.unsqueeze_(0)
+    return y + 1
+
+
+def shortened(x):
+    y = x.unsqueeze(0).clone()
+    y.squeeze_(0)
+    return y + 1
+
+
+def turned_and_written(x):
+    y = x.clone()
+    flat = y.view(-1)
+    y.transpose_(0, 1)
+    y[0].mul_(2)
+    return y, flat
+
+
+@pytest.mark.parametrize("model", [transposed, lengthened, shortened, turned_and_written])
+def test_a_tensor_that_changes_its_own_shape_writes_nothing(agree, model):
+    agree(model, [torch.rand(3, 4)])
+
+
+def test_a_constant_of_forward_is_not_state_and_lets_gradients_through():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.layer(x)[:, torch.tensor([2, 0, 1])] * torch.tensor([1.0, 2.0, 3.0])
+
+    module = clika_compile(Scaled(), tracing_inputs=[torch.rand(2, 3), torch.rand(4, 3)])
+    assert not module.graph.state
+    module(torch.rand(2, 3)).sum().backward()
+    assert module.get_parameter("layer.weight").grad is not None
+
+
+def expanded_and_written(x):
+    y = x.clone()
+    y.expand(2, 4)[1].clamp_(min=0)
+    return y
+
+
+def windows_written(x):
+    y = x.clone()
+    y.unfold(0, 2, 1).mul_(2)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (expanded_and_written, r"test_mutation\.py:\d+: a write through an expanded view changes several elements"),
+        (windows_written, r"test_mutation\.py:\d+: a write through overlapping windows \(unfold\)"),
+    ],
+)
+def test_writes_that_reach_an_element_twice_are_refused_with_their_line(model, message):
+    with pytest.raises(ModelError, match=message):
+        clika_compile(model, tracing_inputs=[torch.rand(4)])
+
+
+def test_gradients_around_a_strided_write_are_those_of_what_was_not_overwritten():
+    def cleared(x):
+        y = x.clone()
+        y.as_strided((2,), (1,)).zero_()
+        return y
+
+    x = torch.rand(2, 3, requires_grad=True)
+    weights = torch.arange(1.0, 7).view(2, 3)
+    (clika_compile(cleared, tracing_inputs=[torch.rand(2, 3)])(x) * weights).sum().backward()
+    assert torch.equal(x.grad, torch.tensor([[0.0, 0, 3], [4, 5, 6]]))

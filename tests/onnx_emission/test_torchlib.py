@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.generic import GenericOperator, find_operator
-from clika_ref.onnx_emission.torchlib import torchlib_operator
+from clika_ref.generic import GenericOperator, find_operator, torchlib_operator
 
 
 class ByTorchlib(nn.Module):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT
+from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.core.types import Dim, TensorType
-from clika_ref_aten import shaping, slicing
+from clika_ref_aten import shaping
 from clika_ref_aten.moving import MOVABLE, tidy
 
 aten = torch.ops.aten
@@ -46,12 +48,9 @@ def _(draw, s):
 
 @expand.write_back
 def _(build, base, new, *, size):
-    if 0 in size:
-        return base
-    for i in range(len(size)):
-        side = i - (len(size) - base.type.rank)
-        if side < 0 or base.type.shape[side] != size[i]:
-            new = build(slicing.slice_, new, dim=i, start=0, end=1)
+    if math.prod(new.type.shape) != math.prod(base.type.shape):
+        msg = "a write through an expanded view changes several elements at once; write before expanding"
+        raise ModelError(msg)
     return build(shaping.reshape, new, shape=base.type.shape, types=(base.type,))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT
+from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
 from clika_ref.core.types import TensorType
@@ -59,9 +60,12 @@ def _(draw, s):
 def _(build, base, new, *, dimension, size, step):
     if not base.type.rank:
         return build(slicing.select, new, dim=0, index=0, types=(base.type,))
+    if step < size and new.type.shape[dimension] != 1:
+        msg = "a write through overlapping windows (unfold) changes elements of several; write to the tensor instead"
+        raise ModelError(msg)
     dim = dimension % base.type.rank
     last = (new.type.shape[dim] - 1) * step
-    for i in reversed(range(size)):  # where windows overlap, eager leaves what the last of them holds
+    for i in range(size):
         column = build(slicing.select, new, dim=new.type.rank - 1, index=i)
         base = build(slicing.slice_scatter, base, column, dim=dim, start=i, end=i + last + 1, step=step)
     return base
@@ -108,8 +112,9 @@ def as_strided_scatter(
     x: Tensor, src: Tensor, *, size: tuple[int, ...], stride: tuple[int, ...], storage_offset: int = 0
 ) -> Tensor:
     """``x`` with the elements that ``as_strided`` would read replaced by ``src``."""
-    whole = x.clone(memory_format=torch.contiguous_format)
-    return torch.as_strided_scatter(whole, src, size, stride, storage_offset)
+    # Not torch.as_strided_scatter: its gradient with respect to x is wrong in PyTorch 2.13.
+    places = torch.arange(x.numel(), device=x.device).as_strided(size, stride, storage_offset)
+    return x.reshape(-1).index_put((places.reshape(-1),), src.reshape(-1)).reshape(x.shape)
 
 
 as_strided_scatter.types(same_type)
