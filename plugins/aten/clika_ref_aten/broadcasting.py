@@ -48,6 +48,8 @@ def _(draw, s):
 
 @expand.write_back
 def _(build, base, new, *, size):
+    if 0 in size:
+        return base
     if math.prod(new.type.shape) != math.prod(base.type.shape):
         msg = "a write through an expanded view changes several elements at once; write before expanding"
         raise ModelError(msg)

@@ -7,6 +7,7 @@ import torch
 from clika_ref_aten.plugin import clika_ref_operators
 from one_operator import Case, draw_case, run_onnx
 
+from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, verify
@@ -61,7 +62,19 @@ def writes(name: str):
                 if str(refusal) != IS_NO_VIEW and SHARES_WITH_ITSELF not in str(refusal):
                     raise
                 continue
-            yield case, expected, graph_of_write(case, index, len(results), new), [case.operands[0], new]
+            try:
+                graph = graph_of_write(case, index, len(results), new)
+            except ModelError:
+                if not reaches_an_element_twice(case):
+                    raise
+                continue
+            yield case, expected, graph, [case.operands[0], new]
+
+
+def reaches_an_element_twice(case: Case) -> bool:
+    """Whether the view shows some element of its base in two places, so that a write through it has no one meaning."""
+    shown = case.op(torch.arange(case.operands[0].numel()).reshape(case.operands[0].shape), **case.attrs)
+    return shown.numel() > shown.unique().numel()
 
 
 @pytest.mark.parametrize("name", VIEWS)
