@@ -60,10 +60,10 @@ def _(draw, s):
 def _(build, base, new, *, dimension, size, step):
     if not base.type.rank:
         return build(slicing.select, new, dim=0, index=0, types=(base.type,))
-    if step < size and new.type.shape[dimension] != 1:
+    dim = dimension % base.type.rank
+    if step < size and new.type.shape[dim] != 1:
         msg = "a write through overlapping windows (unfold) changes elements of several; write to the tensor instead"
         raise ModelError(msg)
-    dim = dimension % base.type.rank
     last = (new.type.shape[dim] - 1) * step
     for i in range(size):
         column = build(slicing.select, new, dim=new.type.rank - 1, index=i)
