@@ -64,6 +64,10 @@ def _is_fixed(value: Any, graph: Graph) -> bool:
     return isinstance(value, Value) and value.is_constant and value.name not in graph.state
 
 
+PART = 2**18
+"""Elements that are multiplied at a time: 2 MB in float64, which a cache holds."""
+
+
 def _folded(layer: Node, tensors: list[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     weight = tensors[0].detach()
     exact: list[Any] = [None if t is None else t.detach().double() for t in tensors[1:]]
@@ -82,8 +86,16 @@ def _folded(layer: Node, tensors: list[Any], eps: float) -> tuple[torch.Tensor, 
 
 
 def _scaled(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return the product, computed in the wider type of the factors and rounded once, without a wide copy."""
-    return torch.mul(weight, factors, out=torch.empty_like(weight, memory_format=torch.contiguous_format))
+    """Return the product, computed in the wider type of the factors and rounded once, a part at a time.
+
+    PyTorch makes a wide copy of whatever it multiplies.
+    """
+    result = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    rows = max(1, PART // max(1, weight[:1].numel()))
+    for part in range(0, len(weight), rows):
+        some = slice(part, part + rows)
+        torch.mul(weight[some], factors[some], out=result[some])
+    return result
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ import torch
 
 from clika_ref.core.inference import infer
 from clika_ref.core.rewriting import Misses, apply_rules
+from clika_ref_cleanup import fold_batch_norm as module
 from clika_ref_cleanup.fold_batch_norm import FoldBatchNorm, fold_batch_norm
 
 LAYERS = [
@@ -144,3 +145,10 @@ def test_the_types_of_folded_layers_are_those_that_are_inferred(sketch):
     FoldBatchNorm()(sketch.graph, sketch.build.operators)
     for node in sketch.graph.nodes:
         assert infer(node.op, node.inputs, node.attrs) == tuple(v.type for v in node.outputs)
+
+
+@pytest.mark.parametrize("part", [1, 7, 10**6])
+def test_a_product_is_the_same_in_any_number_of_parts(monkeypatch, part):
+    monkeypatch.setattr(module, "PART", part)
+    weight, factors = torch.randn(6, 4, 3, 3), torch.randn(6, 1, 1, 1, dtype=torch.float64)
+    assert torch.equal(module._scaled(weight, factors), (weight.double() * factors).float())
