@@ -79,13 +79,13 @@ def _folded(layer: Node, tensors: list[Any], eps: float) -> tuple[torch.Tensor, 
     if layer.kind.startswith("conv_transpose"):  # weight[c, k / groups, ...]: channel g * (k / groups) + j is [g, :, j]
         groups = layer.attrs["groups"]
         grouped = weight.unflatten(0, (groups, -1))
-        scaled = _scaled(grouped, scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))).flatten(0, 1)
+        scaled = scaled_in_parts(grouped, scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))).flatten(0, 1)
     else:
-        scaled = _scaled(weight, scale.reshape(-1, *[1] * (weight.dim() - 1)))
+        scaled = scaled_in_parts(weight, scale.reshape(-1, *[1] * (weight.dim() - 1)))
     return scaled, shift.to(weight.dtype)
 
 
-def _scaled(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+def scaled_in_parts(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """Return the product, computed in the wider type of the factors and rounded once, a part at a time.
 
     PyTorch makes a wide copy of whatever it multiplies.

@@ -151,4 +151,4 @@ def test_the_types_of_folded_layers_are_those_that_are_inferred(sketch):
 def test_a_product_is_the_same_in_any_number_of_parts(monkeypatch, part):
     monkeypatch.setattr(module, "PART", part)
     weight, factors = torch.randn(6, 4, 3, 3), torch.randn(6, 1, 1, 1, dtype=torch.float64)
-    assert torch.equal(module._scaled(weight, factors), (weight.double() * factors).float())
+    assert torch.equal(module.scaled_in_parts(weight, factors), (weight.double() * factors).float())
