@@ -102,3 +102,15 @@ class ClikaCompileOptions:
                 msg = f"option {name!r} is {value!r}, a {type(value).__name__}; it takes a {wanted.__name__}"
                 raise ModelError(msg)
         return dataclasses.replace(self, **extra)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The switches of one compilation, under the names of the arguments of `clika_compile`."""
+
+    discard_input_model: bool
+    is_model_pretrained: bool
+    skip_eval_set_mode: bool
+    dynamic: bool | None
+    is_dry_run: bool
+    graph_name: str | None

@@ -1,0 +1,182 @@
+"""The road from a model to a ClikaModule, told top to bottom: capture, clean, wrap."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clika_ref.argument_checks import refuse_scripted
+from clika_ref.capture.callables import Callee, callee_of
+from clika_ref.capture.capturing import Captured, capture
+from clika_ref.capture.collector import spared
+from clika_ref.capture.inputs import ModelCall, refuse_odd_weights
+from clika_ref.core.errors import ModelError
+from clika_ref.core.passes import Phase, Pipeline
+from clika_ref.core.registry import Registry, load_registry
+from clika_ref.dry_run import report_dry_run
+from clika_ref.exporting.export import target_for
+from clika_ref.generic import torchlib_operator
+from clika_ref.module import ClikaModule
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
+
+Feed = Callable[[Callee], list[ModelCall]]
+"""Reads the tracing inputs as calls of the model."""
+
+
+def compile_model(
+    module_or_func: torch.nn.Module | Callable[..., Any],
+    feed: Feed,
+    choices: Choices,
+    *,
+    options: ClikaCompileOptions,
+    deployment: BaseDeploymentSettings | None,
+    logs_dir: Path | str | None,
+    notes: Sequence[str] = (),
+) -> torch.nn.Module | ClikaModule:
+    """Compile what `clika_compile` was given, once its arguments are checked; ``notes`` go into the log."""
+    callee = _callee(module_or_func)
+    registry = _registry_for(deployment)
+    with CompilationLog.open(logs_dir) as log:
+        log.header(_echoed(choices, options, deployment))
+        for note in notes:
+            log.detail(note)
+        module = _compile(callee, feed, registry, choices, log, options=options, deployment=deployment)
+    if module is None:
+        return module_or_func  # type: ignore[return-value]
+    module.clika_configure(deployment, options, logs_dir)
+    return module
+
+
+def _compile(
+    callee: Callee,
+    feed: Feed,
+    registry: Registry,
+    choices: Choices,
+    log: CompilationLog,
+    *,
+    options: ClikaCompileOptions,
+    deployment: BaseDeploymentSettings | None,
+) -> ClikaModule | None:
+    """Walk the road; return None where a dry run ends it."""
+    with _evaluation_mode(callee, choices):
+        calls = feed(callee)
+        _warn_of_weights(callee, log)
+        captured = _capture(callee, calls, registry, choices, log)
+        training = callee.module.training
+    _clean(captured, registry, options, log)
+    if choices.is_dry_run:
+        report_dry_run(captured.graph, registry, deployment, log)
+        return None
+    module = _wrap(captured, callee, registry, choices, log)
+    module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
+    return module.train(training)
+
+
+def _registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
+    """Load the plugins; find out now rather than at the export that none provides the target."""
+    registry = load_registry()
+    if deployment is not None:
+        target_for(deployment, registry)
+    return registry
+
+
+def _echoed(
+    choices: Choices, options: ClikaCompileOptions, deployment: BaseDeploymentSettings | None
+) -> dict[str, dict[str, Any]]:
+    return {
+        "Compilation Settings": {**vars(choices), **vars(options)},
+        "Deployment Settings": {"target_framework": deployment.framework if deployment else None},
+    }
+
+
+def _capture(
+    callee: Callee, calls: list[ModelCall], registry: Registry, choices: Choices, log: CompilationLog
+) -> Captured:
+    log.detail(f"Starting to parse the model: '{callee.name}'")
+    with log.stage("Capturing") as stage, spared():
+        captured = capture(
+            callee,
+            calls,
+            registry,
+            fallback=torchlib_operator,
+            dynamic=choices.dynamic is not False,
+            name=choices.graph_name,
+            detail=log.detail,
+            progress=stage.update,
+        )
+        for note in captured.notes:
+            log.detail(note)
+        slow = f"; slowest at {captured.slow_line}" if captured.slow_line else ""
+        stage.done(f"{len(captured.graph):,} nodes by {captured.tracer}{slow}")
+    for symbol in captured.graph.symbols.values():
+        log.detail(f"Dynamic: {symbol}")
+    for guard in captured.graph.guards:
+        log.detail(f"Guard: {guard}")
+    return captured
+
+
+def _clean(captured: Captured, registry: Registry, options: ClikaCompileOptions, log: CompilationLog) -> None:
+    with log.stage("Cleaning") as stage:
+        example = captured.signature.graph_inputs(captured.calls[0]) if options.check_passes else None
+        pipeline = Pipeline.of(registry.passes, registry.operators, Phase.CLEAN, check_inputs=example)
+        before = len(captured.graph)
+        log.removed(pipeline.run(captured.graph))
+        stage.done(f"{before:,} to {len(captured.graph):,} nodes")
+
+
+def _wrap(captured: Captured, callee: Callee, registry: Registry, choices: Choices, log: CompilationLog) -> ClikaModule:
+    """Put the graph into a module, on the weights of the original or on copies of them."""
+    with log.stage("Wrapping") as stage:
+        saved = frozenset(callee.module.state_dict(keep_vars=True))
+        own = {n for n in captured.graph.constants if n.startswith("clika.")}
+        if not choices.discard_input_model:
+            for value in captured.graph.constants.values():
+                assert value.data is not None
+                value.data = _copied(value.data)
+        module = ClikaModule(captured.graph, captured.signature, persistent=saved | own, registry=registry)
+        stage.done(f"{len(captured.graph.constants):,} weights and constants")
+    return module
+
+
+def _copied(data: torch.Tensor) -> torch.Tensor:
+    copy = data.detach().clone()
+    return torch.nn.Parameter(copy, data.requires_grad) if isinstance(data, torch.nn.Parameter) else copy
+
+
+def _callee(module_or_func: Any) -> Callee:
+    """Return what to compile; refuse what is compiled already, and weights that no graph can carry."""
+    if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
+        msg = "this module is compiled already; compile the original model, or export this one with clika_export"
+        raise ModelError(msg)
+    refuse_scripted(module_or_func)
+    callee = callee_of(module_or_func)
+    refuse_odd_weights(callee.module)
+    return callee
+
+
+def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
+    named = [*callee.module.named_parameters(), *callee.module.named_buffers()]
+    spoiled = [name for name, tensor in named if tensor.is_floating_point() and bool(tensor.isnan().any())]
+    if spoiled:
+        log.warning(f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN")
+
+
+@contextlib.contextmanager
+def _evaluation_mode(callee: Callee, choices: Choices) -> Iterator[None]:
+    """Set the model to eval mode, unless told not to; restore it where the original stays, as after a failure."""
+    modes = [(m, m.training) for m in callee.module.modules()]
+    stays = True
+    if not choices.skip_eval_set_mode:
+        callee.module.eval()
+    try:
+        yield
+        stays = not choices.discard_input_model or choices.is_dry_run
+    finally:
+        if stays:
+            for module, training in modes:
+                module.training = training
