@@ -1,1 +1,1 @@
-"""The conformance suite to come: drawn inputs, known failures and mutants that judge any operator, pass or target."""
+"""The conformance suite: proves operators, passes and targets right, or shows where they are not."""

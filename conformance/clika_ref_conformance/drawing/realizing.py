@@ -1,0 +1,42 @@
+"""A drawn call to a graph of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import PassError
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.operators import Operator
+from clika_ref.core.symbols import named
+from clika_ref.core.types import TensorType
+
+
+def graph_of(op: Operator, operands: Sequence[Any], attrs: dict[str, Any]) -> Graph:
+    """Return a graph of one call, with an input ``x0``, ``x1``, ... for every operand that is a tensor."""
+    graph = Graph(op.name)
+    inputs = [
+        graph.add_input(TensorType(o.dtype, tuple(o.shape)), f"x{len(graph.inputs)}")
+        if isinstance(o, torch.Tensor)
+        else o
+        for o in operands
+    ]
+    node = graph.insert(Node(op, inputs, attrs), _types(op, inputs, operands, attrs))
+    for value in node.outputs:
+        graph.add_output(value)
+    return graph
+
+
+def _types(op: Operator, inputs: list[Any], operands: Sequence[Any], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
+    """Infer the output types; where sizes depend on the data, a lowering must not know any: they become symbols."""
+    try:
+        return infer(op, inputs, attrs)
+    except PassError as error:
+        if "depends on the data" not in str(error):
+            raise
+    results = op(*operands, **attrs)
+    results = [results] if isinstance(results, torch.Tensor) else list(results)
+    return tuple(TensorType(r.dtype, tuple(named(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(results))

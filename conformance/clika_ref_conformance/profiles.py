@@ -1,0 +1,40 @@
+"""How much of everything: the profiles ``quick``, ``ci`` and ``nightly``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How thorough a run is. Generation is seeded, so two runs of one profile and seed plan the same checks."""
+
+    name: str
+    seed: int = 0
+    dtypes: tuple[str, ...] = ("float32", "int64")
+    """Columns of the operator level; an operator that takes none of them is run in what it takes."""
+    drawn: int = 30
+    """Drawn calls of an operator and dtype, after the covering rows with their mandatory vectors."""
+    pair_operators: int = 50
+    """The operators in most demand of which every pair is run."""
+    graphs: int = 200
+    pass_graphs: int = 200
+    """Random graphs per pass, besides its motifs."""
+    shape_profiles: int = 20
+    share_of_artifacts: float = 0.1
+    """The share of cases that is also saved and loaded in a fresh process."""
+    shrink_seconds: float = 20.0
+    case_seconds: float = 30.0
+    """After so long a case is a hang."""
+    memory_bytes: int = 4 * 2**30
+
+
+ALL_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")
+
+PROFILES = {
+    "quick": Profile("quick"),
+    "ci": Profile("ci", dtypes=ALL_DTYPES, drawn=100, graphs=2000, pass_graphs=1000, shape_profiles=100),
+    "nightly": Profile(
+        "nightly", dtypes=ALL_DTYPES, drawn=1000, graphs=10_000, pass_graphs=10_000, shape_profiles=1000
+    ),
+}

@@ -1,0 +1,1 @@
+"""What a run leaves behind: JSON, JUnit XML, an HTML matrix, reproducers."""

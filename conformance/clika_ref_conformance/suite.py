@@ -1,0 +1,41 @@
+"""What every level is given: the operators and passes in force, the target under test, the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Target
+from clika_ref_conformance.cases import Check, Task
+from clika_ref_conformance.profiles import Profile
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is tested, against what, and how thoroughly."""
+
+    registry: Registry
+    target: Target
+    profile: Profile
+    folder: Path
+    """A folder of this process for artifacts, removed when it ends."""
+    subjects: Sequence[str] = field(default=())
+    """Words of which a task must contain one (``-k``); all tasks where empty."""
+
+
+class Level(Protocol):
+    """A module of `clika_ref_conformance.levels`."""
+
+    def tasks(self, suite: Suite) -> list[Task]:
+        """Return the tasks of the plan; cheap, and the same in every process."""
+        ...
+
+    def checks(self, task: Task, suite: Suite) -> Sequence[Check]:
+        """Return the checks of a task in a fixed order; drawing happens here, running in `Check.run`."""
+        ...
+
+
+Levels = Mapping[str, Level]

@@ -1,0 +1,1 @@
+"""Finding the target under test, and the identity target: eager itself."""
