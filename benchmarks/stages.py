@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.traces import traced_graph
 from clika_ref.capture.examples import TracedCalls
-from clika_ref.capture.program import TracedGraph, import_program
+from clika_ref.capture.program import ProgramImporter, TracedGraph
 from clika_ref.core.execution import interpret, to_fx
 from clika_ref.core.ir import Graph, verify
 from clika_ref.core.operators import Operator
@@ -72,7 +72,9 @@ def _stages(registry: Registry, size: int, watch: Stopwatch) -> None:
 
 def _imported(program: Any, calls: TracedCalls, registry: Registry) -> TracedGraph:
     log: list[str] = []
-    return import_program(program, calls, registry, name="model", fallback=lambda _: None, detail=log.append)
+    return ProgramImporter(
+        program, calls, registry, name="model", fallback=lambda _: None, detail=log.append
+    ).imported()
 
 
 def _passes(graph: Graph, registry: Registry, phase: Phase, watch: Stopwatch) -> None:

@@ -15,7 +15,7 @@ from clika_ref.capture.examples import TracedCalls, take_apart
 from clika_ref.capture.importer import Fallback
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.messages import MismatchError, PathError, explain_failures
-from clika_ref.capture.program import import_program
+from clika_ref.capture.program import ProgramImporter
 from clika_ref.capture.symbols import drop_derived
 from clika_ref.capture.tracers import Tracer, applicable, trace
 from clika_ref.capture.validation import Validation
@@ -79,9 +79,9 @@ def capture(
                 continue
             progress("importing the traced calls")
             try:
-                result = import_program(
+                result = ProgramImporter(
                     program, traced, registry, name=name or callee.name, fallback=fallback, detail=detail
-                )
+                ).imported()
                 notes = Validation(traced, result, leaves).run()
             except MismatchError as error:
                 failures.append((tracer.name, error))

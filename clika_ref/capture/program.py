@@ -34,24 +34,19 @@ class TracedGraph:
     guards: list[TracedGuard]
 
 
-def import_program(
-    program: torch.export.ExportedProgram,
-    traced: TracedCalls,
-    registry: Registry,
-    *,
-    name: str,
-    fallback: Fallback,
-    detail: Callable[[str], None],
-) -> TracedGraph:
-    """Import an exported program.
+class ProgramImporter:
+    """Imports one exported program.
 
-    Raises:
-        ModelError: calls are unsupported; all of them are named at once.
+    Args:
+        program: what a tracer returned.
+        traced: the calls that it must serve.
+        registry: the declared operators.
+        name: the name of the graph.
+        fallback: finds operators for undeclared ATen calls.
+        detail: receives each line of the full log.
+
     """
-    return _Program(program, traced, registry, name=name, fallback=fallback, detail=detail).imported()
 
-
-class _Program:
     def __init__(
         self,
         program: torch.export.ExportedProgram,
@@ -73,6 +68,11 @@ class _Program:
         self.roots: list[tuple[str, Traced]] = []
 
     def imported(self) -> TracedGraph:
+        """Return the graph.
+
+        Raises:
+            ModelError: calls are unsupported; all of them are named at once.
+        """
         self.importer.track(self.program.graph_module)
         self._declare_state()
         leaves = self._declare_placeholders()

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import sympy
 from torch.utils._sympy import functions as torch_sympy
 
+from clika_ref.core.errors import ModelError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -192,10 +194,13 @@ def meaning(expr: sympy.Basic) -> Callable[..., Any]:
     """Return the Python function that a compound expression applies to its arguments.
 
     Raises:
-        NotImplementedError: none is declared in `FUNCTIONS`.
+        ModelError: none is declared in `FUNCTIONS`.
     """
     for kind in type(expr).__mro__:
         if kind in FUNCTIONS:
             return FUNCTIONS[kind]
-    msg = f"no meaning is declared for {type(expr).__name__} in the size expression {expr}"
-    raise NotImplementedError(msg)
+    msg = (
+        f"no meaning is declared for {type(expr).__name__} in the size expression {expr}; "
+        "write this size with + - * // % min max or round, or make the side static"
+    )
+    raise ModelError(msg)

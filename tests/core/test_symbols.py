@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch.utils._sympy import functions as f
 
+from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import (
     FUNCTIONS,
     Guard,
@@ -122,7 +123,7 @@ def test_atoms_become_python_numbers(atom, wanted):
 
 def test_a_function_without_meaning_is_named_with_its_expression():
     message = "no meaning is declared for sin in the size expression sin(n)"
-    with pytest.raises(NotImplementedError, match=re.escape(message)):
+    with pytest.raises(ModelError, match=re.escape(message)):
         meaning(sympy.sin(N))
 
 
