@@ -1,0 +1,237 @@
+"""Floats as integers of few bits and back: ``quantize`` and ``dequantize``, per tensor or along one axis."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from clika_ref.core.accuracy import EXACT, ulp
+from clika_ref.core.errors import ModelError
+from clika_ref.core.operators import operator
+from clika_ref.core.types import TensorType
+
+QUANTIZED = (torch.int8, torch.uint8)
+"""What ``quantize`` makes; four bits are held in these with a narrower range, and packed where they are stored."""
+
+STORED = (torch.int8, torch.uint8, torch.int32)
+"""What ``dequantize`` takes; biases are stored as int32."""
+
+RANGES = (
+    (torch.int8, None, None),
+    (torch.uint8, None, None),
+    (torch.int8, -127, 127),
+    (torch.int8, -8, 7),
+    (torch.uint8, 0, 15),
+    (torch.uint8, 1, None),
+)
+"""Ranges to draw: all eight bits, the symmetric range, four bits, one end narrower."""
+
+SCALES = (1.0, 0.03125, 0.05, 1 / 3)
+"""Scales to draw: powers of two make ties of halves, the others have no exact reciprocal."""
+
+SCALE_DOMAIN = (2.0**-126, 2.0**100)
+"""Scales are positive; float32 divides by no smaller normal number."""
+
+
+@operator(error=EXACT)
+def quantize(
+    x: Tensor,
+    scale: Tensor | Number,
+    zero_point: Tensor | Number,
+    *,
+    dtype: torch.dtype = torch.int8,
+    quant_min: int | None = None,
+    quant_max: int | None = None,
+    axis: int | None = None,
+) -> Tensor:
+    """``clamp(round(x / scale) + zero_point, quant_min, quant_max)`` as ``dtype``; halves go to the even neighbour.
+
+    Divided in float32, as runtimes do; PyTorch's own quantizer multiplies with the reciprocal, which differs by one
+    step at some ties. ``axis`` None: one scale for all elements; otherwise ``scale[c]`` and ``zero_point[c]`` belong to
+    that side of ``x``. The range is that of the dtype where an end is None. NaN has no integer: what it becomes is
+    left open.
+
+    Raises:
+        ModelError: the range does not lie in that of the dtype.
+    """
+    low, high = bounds(dtype, quant_min, quant_max)
+    steps = torch.round(x.float() / _spread(scale, x, axis)) + _spread(zero_point, x, axis)
+    return torch.clamp(steps, low, high).to(dtype)
+
+
+def bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | None) -> tuple[int, int]:
+    """Return the least and the largest integer of a quantized range.
+
+    Raises:
+        ModelError: the dtype is none of `QUANTIZED`, or the range does not lie in that of the dtype.
+    """
+    if dtype not in QUANTIZED:
+        msg = f"quantize makes {', '.join(map(str, QUANTIZED))}, not {dtype}"
+        raise ModelError(msg)
+    info = torch.iinfo(dtype)
+    low = info.min if quant_min is None else quant_min
+    high = info.max if quant_max is None else quant_max
+    if not info.min <= low < high <= info.max:
+        msg = f"the quantized range [{low}, {high}] must rise and lie in that of {dtype}, [{info.min}, {info.max}]"
+        raise ModelError(msg)
+    return low, high
+
+
+def _spread(parameter: Tensor | Number, x: Tensor, axis: int | None) -> Tensor | Number:
+    """Return a scale or zero point in a shape that broadcasts along the axis, in float32."""
+    if not isinstance(parameter, Tensor):
+        return float(torch.tensor(parameter, dtype=torch.float32))
+    return parameter.float() if axis is None else parameter.float().reshape(_along(x.ndim, axis))
+
+
+def _along(rank: int, axis: int) -> tuple[int, ...]:
+    return tuple(-1 if i == axis % rank else 1 for i in range(rank))
+
+
+def _refuse_misfits(x: TensorType, axis: int | None, *parameters: object) -> None:
+    """Refuse an axis that does not exist, and parameters that do not have one element for each place along it."""
+    if axis is not None and not -x.rank <= axis < x.rank:
+        msg = f"axis {axis} of {x} does not exist"
+        raise ModelError(msg)
+    for parameter in parameters:
+        if axis is None:
+            fits = not isinstance(parameter, TensorType) or parameter.rank == 0
+            wanted = "a number or a tensor without sides"
+        else:
+            fits = isinstance(parameter, TensorType) and parameter.shape == (x.shape[axis],)
+            wanted = f"[{x.shape[axis]}], one for each place along axis {axis}"
+        if parameter is not None and not fits:
+            msg = f"scale and zero point of {x} must be {wanted}, not {parameter}"
+            raise ModelError(msg)
+
+
+@quantize.types
+def _(x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    bounds(dtype, quant_min, quant_max)
+    _refuse_misfits(x, axis, scale, zero_point)
+    return TensorType(dtype, x.shape)
+
+
+@quantize.onnx
+def _(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    scale, zero_point = op.promote(scale, to=torch.float32)[0], op.promote(zero_point, to=dtype)[0]
+    result = op.QuantizeLinear(op.cast(x, torch.float32), scale, zero_point, axis=axis)
+    op.declare(result, dtype)
+    low, high = (None if end is None else op.constant(end, dtype) for end in (quant_min, quant_max))
+    return result if low is None and high is None else op.Clip(result, low, high)
+
+
+@quantize.samples
+def _(draw, s):
+    dtype, quant_min, quant_max = draw(s.choice(*RANGES))
+    low, high = bounds(dtype, quant_min, quant_max)
+    axis = draw(s.choice(None, 0, 1, -1))
+    rank = (0, 4) if axis is None else (2, 4)
+    reach = 4.0 if high > 15 else 1.0
+    floats = (torch.float32, torch.float16)
+    x = draw(s.tensor(rank=rank, side=(1, 4), dtype=floats, low=-reach, high=reach, domain=(-math.inf, math.inf)))
+    attrs = {"dtype": dtype, "quant_min": quant_min, "quant_max": quant_max, "axis": axis}
+    return s.call(x, *_parameters(draw, s, x, axis, (dtype, torch.int32, torch.int64), low, high), **attrs)
+
+
+def _parameters(draw, s, x, axis: int | None, dtypes: tuple[torch.dtype, ...], low: int, high: int):
+    """Draw the scale and the zero point."""
+    ends = {"low": low, "high": high, "domain": (low, high)}
+    scales = {"low": 0.02, "high": 0.1, "domain": SCALE_DOMAIN}
+    if axis is not None:
+        shape = (x.shape[axis],)
+    elif draw(s.booleans()):
+        shape = ()
+    else:
+        return draw(s.choice(*SCALES)), draw(s.choice((low + high + 1) // 2, low, high, low + 7))
+    return draw(s.tensor(shape=shape, **scales)), draw(s.tensor(shape=shape, dtype=draw(s.choice(*dtypes)), **ends))
+
+
+@operator(error=ulp(1))
+def dequantize(
+    x: Tensor,
+    scale: Tensor | Number,
+    zero_point: Tensor | Number | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    axis: int | None = None,
+) -> Tensor:
+    """``(x - zero_point) * scale`` as ``dtype``: the difference exact, the product in float32.
+
+    ``axis`` None: one scale for all elements; otherwise ``scale[c]`` and ``zero_point[c]`` belong to that side of
+    ``x``. A zero point of None is 0.
+    """
+    steps = x.long()
+    if isinstance(zero_point, Tensor):
+        zero_point = zero_point.long() if axis is None else zero_point.long().reshape(_along(x.ndim, axis))
+    if zero_point is not None:
+        steps = steps - zero_point
+    return (steps.float() * _spread(scale, x, axis)).to(dtype)
+
+
+@dequantize.types
+def _(x, scale, zero_point, *, dtype, axis):
+    if x.dtype not in STORED:
+        msg = f"dequantize takes {', '.join(map(str, STORED))}, not {x}"
+        raise ModelError(msg)
+    _refuse_misfits(x, axis, scale, zero_point)
+    return TensorType(dtype, x.shape)
+
+
+@dequantize.onnx
+def _(op, x, scale, zero_point, *, dtype, axis):
+    stored = op.dtype(x)
+    (scale,) = op.promote(scale, to=torch.float32)
+    if stored == torch.int32 and zero_point is not None:  # ONNX has no zero point for int32
+        offset = op.promote(zero_point, to=torch.int64)[0]
+        if axis is not None:
+            offset, scale = (op.Reshape(p, op.ints(_along(op.rank(x), axis))) for p in (offset, scale))
+        steps = op.cast(op.Sub(op.cast(x, torch.int64), offset), torch.float32)
+        return op.cast(op.Mul(steps, scale), dtype)
+    if zero_point is not None:
+        (zero_point,) = op.promote(zero_point, to=stored)
+    result = op.DequantizeLinear(x, scale, zero_point, axis=axis)
+    return op.cast(op.declare(result, torch.float32), dtype)
+
+
+@dequantize.samples
+def _(draw, s):
+    stored = draw(s.choice(*STORED))
+    axis = draw(s.choice(None, 0, 1, -1))
+    low, high = (-(2**30), 2**30) if stored == torch.int32 else bounds(stored, None, None)
+    x = draw(s.tensor(rank=(0, 4) if axis is None else (2, 4), side=(1, 4), dtype=stored, low=low, high=high))
+    scale, zero_point = _parameters(
+        draw, s, x, axis, (stored, torch.int32, torch.int64), max(low, -128), min(high, 255)
+    )
+    dtype = draw(s.choice(torch.float32, torch.float16 if stored != torch.int32 else torch.float64))
+    return s.call(x, scale, draw(s.choice(zero_point, None)), dtype=dtype, axis=axis)
+
+
+def _quantize_call(x, scale, zero_point, *rest):
+    *axis, quant_min, quant_max, dtype = rest
+    own = torch.iinfo(dtype)
+    low, high = (None if end == ends else end for end, ends in ((quant_min, own.min), (quant_max, own.max)))
+    chosen = {"axis": axis[0]} if axis else {}
+    return quantize.call(x, scale, zero_point, dtype=dtype, quant_min=low, quant_max=high, **chosen)
+
+
+quantize.from_torch(
+    "quantized_decomposed.quantize_per_tensor.default",
+    "quantized_decomposed.quantize_per_tensor.tensor",
+    "quantized_decomposed.quantize_per_channel.default",
+)(_quantize_call)
+
+
+def _dequantize_call(x, scale, zero_point, *rest, out_dtype=None):
+    axis = {"axis": rest[0]} if len(rest) == len(("axis", "quant_min", "quant_max", "dtype")) else {}
+    return dequantize.call(x, scale, zero_point, dtype=out_dtype or torch.float32, **axis)
+
+
+dequantize.from_torch(
+    "quantized_decomposed.dequantize_per_tensor.default",
+    "quantized_decomposed.dequantize_per_tensor.tensor",
+    "quantized_decomposed.dequantize_per_channel.default",
+)(_dequantize_call)

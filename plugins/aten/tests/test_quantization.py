@@ -1,0 +1,111 @@
+"""``quantize`` and ``dequantize``: ties, ends, forms of PyTorch's calls, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.ao.quantization.fx._decomposed  # registers PyTorch's own quantizers
+from clika_ref_aten.quantization import dequantize, quantize
+from one_operator import Case, graph_of, run_onnx
+
+from clika_ref.core.errors import ModelError, PassError
+from clika_ref.core.inference import infer
+from clika_ref.core.types import TensorType
+
+Q = torch.ops.quantized_decomposed
+X = torch.linspace(-3, 3, 24).reshape(2, 3, 4)
+SCALES = torch.tensor([0.5, 0.03125, 1.0])  # powers of two: a product with the reciprocal is the quotient
+ZERO_POINTS = torch.tensor([0, 3, -128])
+
+
+def on_onnx_runtime(op, *operands, **attrs):
+    call = op.call(*operands, **attrs)
+    case = Case(op, list(call.operands), call.attrs)
+    (actual,) = run_onnx(graph_of(case), case.tensors)
+    assert torch.equal(actual, op(*call.operands, **call.attrs)), str(case)
+    return actual
+
+
+def test_halves_go_to_the_even_neighbour():
+    halves = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])
+    assert on_onnx_runtime(quantize, halves, 1.0, 0).tolist() == [-2, -2, 0, 0, 2, 2]
+    assert on_onnx_runtime(quantize, halves, 1.0, 7).tolist() == [5, 5, 7, 7, 9, 9]
+
+
+def test_what_lies_beyond_the_range_becomes_its_end():
+    x = torch.tensor([-torch.inf, -1e30, 1e30, torch.inf])
+    assert on_onnx_runtime(quantize, x, 0.1, -128).tolist() == [-128, -128, 127, 127]
+    assert on_onnx_runtime(quantize, x, 0.1, 127, quant_min=-127).tolist() == [-127, -127, 127, 127]
+    assert on_onnx_runtime(quantize, x, 0.1, 3, dtype=torch.uint8, quant_max=15).tolist() == [0, 0, 15, 15]
+
+
+def test_the_zero_point_is_added_before_the_ends_are_applied():
+    assert on_onnx_runtime(quantize, torch.tensor([-10.0, 20.0]), 0.1, 100).tolist() == [0, 127]
+
+
+def test_each_channel_of_a_square_weight_has_its_own_scale():
+    w = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
+    scales, zeros = torch.tensor([0.5, 0.25]), torch.tensor([0, 0])
+    assert on_onnx_runtime(quantize, w, scales, zeros, axis=0).tolist() == [[2, 2], [4, 4]]
+    assert on_onnx_runtime(quantize, w, scales, zeros, axis=-1).tolist() == [[2, 4], [2, 4]]
+    q = torch.tensor([[1, 1], [1, 1]], dtype=torch.int8)
+    assert on_onnx_runtime(dequantize, q, scales, zeros, axis=1).tolist() == [[0.5, 0.25], [0.5, 0.25]]
+
+
+def test_biases_of_32_bits_keep_their_digits():
+    q = torch.tensor([2**31 - 1, -(2**31), 12345], dtype=torch.int32)
+    assert on_onnx_runtime(dequantize, q, 2.0**-10).tolist() == [2.0**21, -(2.0**21), 12345 / 1024]
+    on_onnx_runtime(dequantize, q, SCALES, ZERO_POINTS, axis=0)
+
+
+FORMS = [
+    (quantize, Q.quantize_per_tensor.default, (X, 0.25, 3, -128, 127, torch.int8)),
+    (quantize, Q.quantize_per_tensor.default, (X, 0.25, 3, 0, 15, torch.uint8)),
+    (quantize, Q.quantize_per_tensor.tensor, (X, torch.tensor(0.25), torch.tensor(3), -8, 7, torch.int8)),
+    (quantize, Q.quantize_per_channel.default, (X, SCALES, ZERO_POINTS, 1, -127, 127, torch.int8)),
+]
+CODES = torch.randint(-128, 128, (2, 3, 4), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+BACK = [
+    (dequantize, Q.dequantize_per_tensor.default, (CODES, 0.3, 3, -128, 127, torch.int8)),
+    (dequantize, Q.dequantize_per_tensor.tensor, (CODES, torch.tensor(0.3), torch.tensor(3), -8, 7, torch.int8)),
+    (dequantize, Q.dequantize_per_channel.default, (CODES, SCALES, ZERO_POINTS, 1, -128, 127, torch.int8)),
+    (dequantize, Q.dequantize_per_channel.default, (CODES, SCALES, None, 1, -128, 127, torch.int8)),
+]
+
+
+@pytest.mark.parametrize(("op", "overload", "args"), FORMS + BACK, ids=str)
+def test_calls_of_pytorchs_own_quantizers_become_ours(op, overload, args):
+    call = op.converted(overload, *args)
+    assert torch.equal(op(*call.operands, **call.attrs), overload(*args))
+
+
+def test_the_dtype_that_pytorch_is_asked_for_is_kept():
+    args = (CODES, 0.5, 3, -128, 127, torch.int8)
+    call = dequantize.converted(Q.dequantize_per_tensor.default, *args, out_dtype=torch.float16)
+    assert call.attrs["dtype"] == torch.float16
+
+
+FLOAT, CODE = TensorType(torch.float32, (2, 3)), TensorType(torch.int8, (2, 3))
+NUMBERS = TensorType(torch.float32, (2,))
+REFUSED = [
+    (quantize, (FLOAT, 0.1, 0), {"dtype": torch.int32}, "quantize makes torch.int8, torch.uint8, not torch.int32"),
+    (quantize, (FLOAT, 0.1, 0), {"quant_max": 128}, r"\[-128, 128\] must rise and lie in that of torch.int8"),
+    (quantize, (FLOAT, 0.1, 0), {"quant_min": 7, "quant_max": 7}, r"\[7, 7\] must rise"),
+    (quantize, (FLOAT, NUMBERS, NUMBERS), {"axis": 2}, r"axis 2 of float32\[2, 3\] does not exist"),
+    (quantize, (FLOAT, NUMBERS, NUMBERS), {"axis": 1}, r"must be \[3\], one for each place along axis 1, not float32"),
+    (quantize, (FLOAT, NUMBERS, 0), {}, "must be a number or a tensor without sides, not float32"),
+    (dequantize, (FLOAT, 0.1, 0), {}, "dequantize takes torch.int8, torch.uint8, torch.int32, not float32"),
+    (dequantize, (CODE, NUMBERS), {"axis": -3}, r"axis -3 of int8\[2, 3\] does not exist"),
+]
+
+
+@pytest.mark.parametrize(("op", "operands", "attrs", "message"), REFUSED)
+def test_what_cannot_be_quantized_is_refused(op, operands, attrs, message):
+    call = op.call(*operands, **attrs)
+    with pytest.raises(PassError, match=message):
+        infer(op, call.operands, call.attrs)
+
+
+def test_eager_refuses_a_range_beyond_the_dtype():
+    with pytest.raises(ModelError, match=r"the quantized range \[-1, 15\] must rise and lie in that of torch.uint8"):
+        quantize(X, 1.0, 0, dtype=torch.uint8, quant_min=-1, quant_max=15)

@@ -1,0 +1,49 @@
+"""Two four-bit integers in a byte, and back."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.onnx_emission.packing import pack_int4, unpack_int4
+
+SIGNED = torch.tensor([-8, 7, -1, 0, 3], dtype=torch.int8)
+UNSIGNED = torch.tensor([0, 15, 8, 7, 1], dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("x", [SIGNED, SIGNED[:4], UNSIGNED, UNSIGNED[:2], SIGNED[:0], SIGNED[:1]])
+def test_unpacking_gives_back_what_was_packed(x):
+    assert torch.equal(unpack_int4(pack_int4(x), (len(x),), x.dtype), x)
+
+
+def test_the_shape_comes_back_from_a_transposed_view():
+    x = SIGNED[:4].reshape(2, 2).t()
+    assert torch.equal(unpack_int4(pack_int4(x), (2, 2), torch.int8), x)
+
+
+@pytest.mark.parametrize(
+    ("x", "kind"), [(SIGNED, onnx.TensorProto.INT4), (UNSIGNED, onnx.TensorProto.UINT4), (SIGNED[:3], 22)]
+)
+def test_the_bytes_are_those_that_onnx_reads(x, kind):
+    proto = onnx.TensorProto(data_type=kind, dims=[len(x)], raw_data=pack_int4(x).numpy().tobytes())
+    assert onnx.numpy_helper.to_array(proto).astype(int).tolist() == x.tolist()
+
+
+def test_the_last_half_of_an_odd_number_is_zero():
+    assert pack_int4(torch.tensor([-1], dtype=torch.int8)).tolist() == [15]
+
+
+def test_what_does_not_fit_in_four_bits_is_named():
+    with pytest.raises(ModelError, match=r"element 1 is 8, outside the four bits of torch.int8, \[-8, 7\]"):
+        pack_int4(torch.tensor([0, 8], dtype=torch.int8))
+    with pytest.raises(ModelError, match=r"held in torch.int8 or torch.uint8, not torch.int32"):
+        pack_int4(torch.tensor([0], dtype=torch.int32))
+
+
+def test_bytes_of_another_length_are_refused():
+    with pytest.raises(
+        ModelError, match=r"5 four-bit integers of shape \[5\] are torch.uint8\[3\], not torch.uint8\[2\]"
+    ):
+        unpack_int4(torch.zeros(2, dtype=torch.uint8), (5,), torch.int8)
