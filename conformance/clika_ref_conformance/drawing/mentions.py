@@ -1,0 +1,89 @@
+"""Which operators a pass looks for, read from its code: its rules, and the operator names that it mentions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Pass
+from clika_ref.core.rewriting import Rule
+
+WRAPPERS = (classmethod, staticmethod, property)
+
+
+def rules_of(p: Pass) -> list[Rule]:
+    """Return the rules that a pass can reach, by name; none where it walks the graph by itself."""
+    found = {item.name: item for item in _reachable(p) if isinstance(item, Rule)}
+    return [found[name] for name in sorted(found)]
+
+
+def mentions(p: Pass, operators: Mapping[str, Operator]) -> list[tuple[str, ...]]:
+    """Return the groups of operators that a pass mentions, each sorted: a name in its code is a group of its own.
+
+    A table of a hundred elementwise operators is one group, as one name is: drawing a group first finds what a pattern
+    hinges on.
+    """
+    groups: set[tuple[str, ...]] = set()
+    for item in _reachable(p):
+        names = [item] if isinstance(item, str) else _names(item)
+        known = sorted({name for name in names if isinstance(name, str) and name in operators})
+        if known:
+            groups.add(tuple(known))
+    return sorted(groups)
+
+
+def _names(item: Any) -> Collection[Any]:
+    if isinstance(item, Rule):
+        return item.kinds
+    return item if isinstance(item, tuple | list | set | frozenset | dict) else ()
+
+
+def _reachable(p: Pass) -> Iterator[Any]:
+    """Yield what the methods of a pass can name: functions, classes and tables of its own package, and constants."""
+    package = type(p).__module__.partition(".")[0]
+    seen: set[int] = set()
+    stack: list[Any] = [type(p)]
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        stack.extend(_parts(item, package))
+
+
+def _parts(item: Any, package: str) -> list[Any]:
+    if isinstance(item, Rule):
+        return [item.rewrite]
+    if isinstance(item, tuple | list | set | frozenset):
+        return [part for part in item if not isinstance(part, str)]
+    if isinstance(item, dict):
+        return list(item.values())
+    if isinstance(item, WRAPPERS):
+        return [getattr(item, "__func__", None) or getattr(item, "fget", None)]
+    if isinstance(item, MethodType):
+        return [item.__func__]
+    if not isinstance(item, type | FunctionType) or item.__module__.partition(".")[0] != package:
+        return []
+    if isinstance(item, type):
+        return [part for name, part in vars(item).items() if name not in {"__module__", "__doc__"}]
+    cells = [cell.cell_contents for cell in item.__closure__ or ()]
+    return [*cells, *_constants(item.__code__), *_globals(item)]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _constants(code: CodeType) -> list[Any]:
+    return [c for part in _codes(code) for c in part.co_consts if not isinstance(c, CodeType)]
+
+
+def _globals(function: FunctionType) -> list[Any]:
+    names = {name for part in _codes(function.__code__) for name in part.co_names}
+    return [function.__globals__[name] for name in sorted(names) if name in function.__globals__]

@@ -1,0 +1,252 @@
+"""Motifs of a pass: the smallest graphs found on which it fires, derived from its own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Pass
+from clika_ref.core.rewriting import Rule, apply_rules
+from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.drawing.growing import Drawing, Growth
+from clika_ref_conformance.drawing.mentions import mentions, rules_of
+
+LENGTHS = (1, 2, 2, 3, 3, 4)
+"""Nodes of a drawn chain, before anything in it is repeated."""
+
+Fires = Callable[[Graph], bool]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a motif should make happen: one rule of a pass, or anything at all."""
+
+    name: str
+    fires: Fires
+    last: tuple[str, ...]
+    """The operators that the last node of a chain may have; any where empty."""
+
+
+@dataclass
+class Motifs:
+    """What was found for one pass."""
+
+    cases: list[Case] = field(default_factory=list[Case])
+    silent: list[str] = field(default_factory=list[str])
+    """The goals that no graph reached."""
+    tried: int = 0
+
+
+def goals_of(p: Pass, operators: Mapping[str, Operator]) -> list[Goal]:
+    """Return the pass as a whole, and each of its rules by itself."""
+
+    def whole(graph: Graph) -> bool:
+        revision = graph.revision
+        p(graph, operators)
+        return graph.revision != revision
+
+    rules = [Goal(f"rule {r.name}", _applies(r, operators), _known(r, operators)) for r in rules_of(p)]
+    return [Goal("pass", whole, ()), *rules]
+
+
+def _applies(rule: Rule, operators: Mapping[str, Operator]) -> Fires:
+    return lambda graph: apply_rules(graph, [rule], operators) > 0
+
+
+def _known(rule: Rule, operators: Mapping[str, Operator]) -> tuple[str, ...]:
+    return tuple(kind for kind in rule.kinds if kind in operators)
+
+
+def find_motifs(
+    p: Pass, operators: Mapping[str, Operator], *, seed: int, wanted: int, tries: int, patience: int
+) -> Motifs:
+    """Draw chains until each goal of a pass has ``wanted`` motifs of different operators, ``patience`` chains are over.
+
+    A goal that has none yet is tried up to ``tries`` times. What a pass offers in ``motifs`` comes first: functions of
+    a builder that return the outputs of a graph.
+    """
+    found = Motifs([*offered(p, operators)])
+    groups = mentions(p, operators)
+    for goal in goals_of(p, operators):
+        random = Random(f"{p.name}-{goal.name}-{seed}")
+        own = [case for case in found.cases if goal.fires(case.graph.clone())]
+        known = {_signature(case) for case in own}
+        for attempt in range(tries):
+            if len(own) >= wanted or (own and attempt >= patience):
+                break
+            found.tried += 1
+            case = chain(random, operators, groups, goal.last, attempt)
+            if case is None or not _fires(goal, case):
+                continue
+            small = smallest(case, lambda c, goal=goal: _fires(goal, c))
+            if _signature(small) not in known:
+                known.add(_signature(small))
+                own.append(small)
+                found.cases.append(Case(f"{goal.name} {len(own)}", small.graph, small.runs))
+        if not own:
+            found.silent.append(goal.name)
+    return found
+
+
+def _fires(goal: Goal, case: Case) -> bool:
+    """Whether a goal is reached; a pass that fails on a graph has at least looked at it."""
+    try:
+        return goal.fires(case.graph.clone())
+    except Exception:  # noqa: BLE001 - a pass may raise anything; the checks of the motif will say so
+        return True
+
+
+def offered(p: Pass, operators: Mapping[str, Operator]) -> Iterator[Case]:
+    """Yield the motifs that a pass brings along: those which drawing would not find."""
+    functions: Sequence[Callable[[Builder], Any]] = getattr(p, "motifs", ())
+    for number, function in enumerate(functions):
+        graph = Graph(p.name)
+        outputs = function(Builder(graph, operators))
+        for value in outputs if isinstance(outputs, tuple) else (outputs,):
+            graph.add_output(value)
+        yield Case(f"offered {number}", graph, [Run("typical", _elements(graph, number))])
+
+
+def _elements(graph: Graph, seed: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes: list[Any] = [v.type.shape for v in graph.inputs]
+    return tuple(
+        (torch.rand(shape, generator=generator) * 4 - 2).to(v.type.dtype)
+        for shape, v in zip(shapes, graph.inputs, strict=True)
+    )
+
+
+def chain(
+    random: Random,
+    operators: Mapping[str, Operator],
+    groups: Sequence[Sequence[str]],
+    last: Sequence[str],
+    attempt: int = 0,
+) -> Case | None:
+    """Draw a chain of calls, each on what the one before returned, ending in one of the operators ``last``."""
+    growth = Growth(operators)
+    drawing = Drawing(random, growth, 0.9, random.choice((0.0, 0.5, 1.0)))
+    everything = sorted(operators)
+    pool: list[Value] = []
+    length = random.choice(LENGTHS)
+    for position in range(length):
+        if position == length - 1 and last:
+            kind = last[attempt % len(last)]
+        else:
+            kind = random.choice(random.choice(groups) if groups and random.random() < 3 / 4 else everything)  # noqa: PLR2004
+        node = drawing.call(operators[kind], pool)
+        if node is not None:
+            pool = [*node.outputs, *(pool if random.random() < 1 / 4 else ())]  # noqa: PLR2004 - mostly a plain chain
+    if not len(growth.graph):
+        return None
+    _repeat(random, growth)
+    outputs = [v for node in growth.graph.nodes for v in node.outputs if not v.uses]
+    kept = outputs[1:] if len(outputs) > 1 and random.random() < 1 / 8 else outputs  # noqa: PLR2004 - sometimes dead code
+    return growth.finish("chain", kept)
+
+
+def _repeat(random: Random, growth: Growth) -> None:
+    """Sometimes add a node a second time, sometimes one that reads an equal copy of a constant."""
+    if random.random() > 1 / 3:
+        return
+    node = random.choice(list(growth.graph.nodes))
+    operands = list(node.inputs)
+    if random.random() < 1 / 2:
+        for i, value in enumerate(operands):
+            if isinstance(value, Value) and value.data is not None:
+                operands[i] = growth.graph.add_constant(value.data.detach().clone(), f"{value.name}_again")
+                growth.tensors[operands[i]] = value.data.detach()
+    growth.place(node.op, operands, node.attrs)
+
+
+def _signature(case: Case) -> tuple[Any, ...]:
+    """What tells motifs apart: operators, in order, and where their operands come from."""
+
+    def role(item: Any) -> str:
+        if not isinstance(item, Value):
+            return type(item).__name__
+        return "constant" if item.is_constant else item.producer.kind if item.producer else "input"
+
+    return tuple((n.kind, tuple(map(role, n.inputs))) for n in case.graph.nodes)
+
+
+def smallest(case: Case, wanted: Callable[[Case], bool]) -> Case:
+    """Cut nodes and outputs off a case as long as it stays what is wanted; what a cut node made becomes an input."""
+    again = True
+    while again:
+        again = False
+        for smaller in _smaller(case):
+            if wanted(smaller):
+                case, again = smaller, True
+                break
+    return case
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    if len(case.graph.outputs) > 1:
+        for position in range(len(case.graph.outputs)):
+            yield cut(case, None, drop=position)
+    if len(case.graph) > 1:
+        for position in range(len(case.graph)):
+            yield cut(case, position)
+
+
+def cut(case: Case, position: int | None, drop: int | None = None) -> Case:
+    """Return a case without the node at a position, whose results become inputs, and without one output."""
+    (run, *_) = case.runs
+    graph = case.graph.clone()
+    nodes = list(graph.nodes)
+    inputs = list(run.inputs)
+    gone = None if position is None else nodes[position]
+    if gone is not None:
+        for value, tensor in zip(gone.outputs, computed(case.graph, run.inputs)[position], strict=True):
+            if any(isinstance(use.user, Node) for use in value.uses):
+                graph.replace(value, graph.add_input(value.type, f"cut_{value.name}"))
+                inputs.append(tensor)
+    left = Graph(graph.name)
+    return _copied(graph, left, gone, drop, inputs, case.name)
+
+
+def computed(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[int | None, tuple[torch.Tensor, ...]]:
+    """Return what each node computes on a set of inputs, by its position in the graph."""
+    seen: dict[int | None, tuple[torch.Tensor, ...]] = {}
+    with torch.no_grad():
+        interpret(graph, inputs, lambda _, results: seen.update({len(seen): results}))
+    return seen
+
+
+def _copied(
+    graph: Graph, left: Graph, gone: Node | None, drop: int | None, tensors: Sequence[torch.Tensor], name: str
+) -> Case:
+    """Copy what a graph still needs into an empty one; a graph that returns nothing but leaves keeps its last node."""
+    held = dict(zip(graph.inputs, tensors, strict=True))
+    mapping: dict[Value, Value] = {}
+    feeds: list[torch.Tensor] = []
+    nodes = [n for n in graph.nodes if n is not gone]
+    read = {v for n in nodes for v in n.inputs if isinstance(v, Value)}
+    for value in graph.inputs:
+        if value in read:
+            mapping[value] = left.add_input(value.type, value.name)
+            feeds.append(held[value])
+    for value in graph.constants.values():
+        if value in read and value.data is not None:
+            mapping[value] = left.add_constant(value.data, value.name)
+    for node in nodes:
+        inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
+        twin = left.insert(Node(node.op, inputs, node.attrs), [v.type for v in node.outputs])
+        mapping.update(zip(node.outputs, twin.outputs, strict=True))
+    for position, value in enumerate(graph.outputs):
+        if position != drop and value in mapping and value.producer is not None and value.producer is not gone:
+            left.add_output(mapping[value])
+    if not left.outputs:
+        for value in [v for n in left.nodes for v in n.outputs if not v.uses]:
+            left.add_output(value)
+    return Case(name, left, [Run("typical", tuple(feeds))])
