@@ -1,0 +1,71 @@
+"""A zip archive read with suspicion: few names, all known, of limited size, nothing outside and nothing twice."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from clika_ref_conformance.reporting.errors import ReportError
+
+LIMIT_BYTES = 256 * 2**20
+"""Unpacked size of a reproducer; cases of the suite have some kilobytes."""
+
+LIMIT_ENTRIES = 64
+"""Files in a reproducer; there are six, and an artifact of a few."""
+
+REQUIRED = ("repro.py", "meta.json", "graph.json", "weights.safetensors", "inputs.npz", "expected.npz")
+
+ARTIFACT = "artifact/"
+
+_ARTIFACT_FILE = re.compile(r"artifact/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """Return a zip archive; the same files give the same bytes, whenever and wherever that is."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # the earliest that the format can say
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            entry.create_system = 3  # as on Unix, wherever it is written
+            archive.writestr(entry, files[name])
+    return buffer.getvalue()
+
+
+def unpack(path: Path) -> dict[str, bytes]:
+    """Return the files of a reproducer; nothing is written to disk.
+
+    Raises:
+        ReportError: it is no such archive, lacks a file, holds others, or unpacks to more than the limit.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            _refuse_entries(path, entries)
+            return {entry.filename: archive.read(entry) for entry in entries}
+    except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        msg = f"cannot read the reproducer {str(path)!r}: {error}; give a CASE.zip that a conformance run has written"
+        raise ReportError(msg) from error
+
+
+def _refuse_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+    names = [entry.filename for entry in entries]
+    problems = [f"holds {len(names)} files, more than {LIMIT_ENTRIES}"] if len(names) > LIMIT_ENTRIES else []
+    stray = [n for n in names if n not in REQUIRED and not _ARTIFACT_FILE.fullmatch(n)]
+    if stray:
+        problems.append(f"holds {stray[:5]}, which no reproducer has")
+    if len(set(names)) < len(names):
+        problems.append("holds one name twice")
+    if lacking := [n for n in REQUIRED if n not in names]:
+        problems.append(f"lacks {lacking}")
+    size = sum(entry.file_size for entry in entries)
+    if size > LIMIT_BYTES:
+        problems.append(f"unpacks to {size:,} bytes, more than {LIMIT_BYTES:,}")
+    if problems:
+        msg = f"{str(path)!r} is no reproducer, or was changed: it {', '.join(problems)}"
+        raise ReportError(msg)

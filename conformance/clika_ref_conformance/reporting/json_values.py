@@ -1,0 +1,36 @@
+"""Numbers that JSON lacks, written as words: a bound may be infinite, an error NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from clika_ref_conformance.reporting.errors import ReportError
+
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def to_json(item: Any) -> Any:
+    """Return data as JSON can hold it: ``nan``, ``inf`` and ``-inf`` as strings, sequences as lists."""
+    if isinstance(item, float) and not math.isfinite(item):
+        return str(item)
+    if isinstance(item, Mapping):
+        return {str(key): to_json(value) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return [to_json(value) for value in item]
+    return item
+
+
+def number(item: Any, what: str) -> float:
+    """Return a number that `to_json` wrote.
+
+    Raises:
+        ReportError: it is none.
+    """
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        if item in _WORDS:
+            return _WORDS[item]
+        msg = f"{what} is {item!r}, not a number"
+        raise ReportError(msg)
+    return float(item)

@@ -1,0 +1,118 @@
+"""A reproducer read back and judged anew: graph and inputs come from the zip, eager and the judge from here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+from safetensors import SafetensorError
+
+from clika_ref.core.errors import ModelError, PassError
+from clika_ref.core.ir import verify
+from clika_ref.core.registry import Registry
+from clika_ref.saving.graph_format import decode, graph_from_json
+from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.profiles import Profile
+from clika_ref_conformance.reporting.archives import LIMIT_BYTES, unpack
+from clika_ref_conformance.reporting.errors import ReportError
+from clika_ref_conformance.reporting.reproducers import FORMAT
+from clika_ref_conformance.reporting.tensors import from_npz, rebuild
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.loading import load_target
+
+
+@dataclass(frozen=True)
+class Reproducer:
+    """What a reproducer holds, without its script, which nothing here ever runs."""
+
+    path: Path
+    task: Task
+    check: str
+    case: Case
+    target: str
+    verdict: str
+    message: str
+
+
+def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
+    """Run the case of a reproducer once more and judge it.
+
+    Args:
+        path: a ``CASE.zip`` that a run has written.
+        registry: the operators, passes and targets in force.
+        target: another target to run it on, as for ``clika-ref conformance run``; by default the one that it failed on.
+
+    Raises:
+        ReportError: the zip is damaged, or names code that must be named by the user to be imported.
+        TargetError: there is no such target.
+
+    """
+    found = read_reproducer(path, registry)
+    name = target or found.target
+    if not target and ":" in name:
+        # A file must not decide which module is imported.
+        msg = f"{path} was made with the target {name}, which is code of yours; replay it with --target {name}"
+        raise ReportError(msg)
+    with TemporaryDirectory() as folder:
+        suite = Suite(registry, load_target(name, registry), Profile("replay"), Path(folder))
+        return replace(run_case(found.case, suite), name=found.check)
+
+
+def read_reproducer(path: Path, registry: Registry) -> Reproducer:
+    """Read a reproducer; nothing in it is executed.
+
+    Raises:
+        ReportError: it is damaged, of a newer version, or uses an operator that no installed plugin declares.
+    """
+    files = unpack(path)
+    try:
+        meta = json.loads(files["meta.json"])
+        _refuse_newer(meta["format"])
+        case = _case(files, meta, registry)
+        task = _task(meta["task"])
+        texts = [meta[key] for key in ("target", "verdict", "message", "check")]
+    except (ModelError, PassError, ReportError) as error:
+        msg = str(error) if str(path) in str(error) else f"cannot replay {path}: {error}"
+        raise ReportError(msg) from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, SafetensorError, RecursionError) as error:
+        msg = f"the reproducer {path} is damaged: {type(error).__name__}: {error}"
+        raise ReportError(msg) from error
+    target, verdict, message, check = map(str, texts)
+    return Reproducer(path, task, check, case, target, verdict, message)
+
+
+def _refuse_newer(written: int) -> None:
+    if written > FORMAT:
+        msg = f"it has format {written}, this suite reads up to {FORMAT}; update clika-ref-conformance"
+        raise ReportError(msg)
+
+
+def _task(entry: Mapping[str, Any]) -> Task:
+    level, subject, dtype = (str(entry[key]) for key in ("level", "subject", "dtype"))
+    return Task(level, subject, dtype, bool(entry["dynamic"]))
+
+
+def _case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Registry) -> Case:
+    weights = safetensors.torch.load(files["weights.safetensors"])
+    graph = graph_from_json(json.loads(files["graph.json"]), registry.operators.get, weights)
+    verify(graph)
+    arrays = from_npz(files["inputs.npz"], "inputs.npz", LIMIT_BYTES)
+    runs = [_run(entry, index, arrays) for index, entry in enumerate(meta["runs"])]
+    for run in runs:
+        if len(run.inputs) != len(graph.inputs):
+            msg = f"the run {run.name!r} has {len(run.inputs)} inputs, and its graph {len(graph.inputs)}"
+            raise ReportError(msg)
+    facts = {str(key): decode(value) for key, value in meta["facts"].items()}
+    return Case(str(meta["case"]), graph, runs, facts, passes=bool(meta["passes"]))
+
+
+def _run(entry: Mapping[str, Any], index: int, arrays: Mapping[str, np.ndarray]) -> Run:
+    inputs = [rebuild(layout, arrays[f"run{index}_input{i}"]) for i, layout in enumerate(entry["inputs"])]
+    return Run(str(entry["name"]), tuple(inputs))

@@ -1,0 +1,192 @@
+"""Repeats one finding of the conformance suite: exits 1 while the target differs, and 0 once it does not.
+
+It needs torch, numpy, the target, and what the target imports. Unpack the archive, then run ``python repro.py``.
+"""
+
+# ruff: noqa: T201 - it prints: that is its output
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from clika_ref.core.registry import Registry, load_registry
+from clika_ref.core.targets import Artifact
+from clika_ref.exporting.export import lower
+from clika_ref.saving.graph_format import graph_from_json
+
+Arrays = dict[str, np.ndarray]
+
+
+def main(folder: Path) -> int:
+    """Run the target on the stored inputs; print how it differs from what is stored, and return the exit status."""
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    inputs, expected = (dict(np.load(folder / f"{name}.npz", allow_pickle=False)) for name in ("inputs", "expected"))
+    print(f"{meta['task']['level']} of {meta['task']['subject']} on {meta['target']}: {meta['verdict']}")
+    print(meta["listing"])
+    faulthandler.dump_traceback_later(meta["limit_seconds"], exit=True)  # a target that hangs fails, too
+    problems: list[str] = []
+    with TemporaryDirectory() as scratch:
+        try:
+            runner = runner_for(folder, meta, Path(scratch))
+            for index, run in enumerate(meta["runs"]):
+                found = differences(runner, run, index, inputs, expected)
+                problems += [f"on the inputs {run['name']!r}: {problem}" for problem in found]
+        except Exception as error:  # noqa: BLE001 - whatever a target raises is its failure
+            problems.append(f"{type(error).__name__}: {error}")
+    faulthandler.cancel_dump_traceback_later()
+    print("\n".join(problems) if problems else "the target agrees with what is stored")
+    return 1 if problems else 0
+
+
+def runner_for(folder: Path, meta: dict[str, Any], scratch: Path) -> Callable[..., Any]:
+    """Load the stored artifact; where there is none, compile the stored graph first."""
+    registry = load_registry()
+    target = find_target(meta["target"], registry)
+    stored = meta["artifact"]
+    if stored is not None:
+        names = tuple(stored["input_names"]), tuple(stored["output_names"])
+        return target.load(Artifact(folder / "artifact" / stored["file"], target.name, *names, stored["facts"]))
+    weights = read_weights(folder / "weights.safetensors")
+    document = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+    graph = graph_from_json(document, registry.operators.get, weights)
+    if meta["passes"]:
+        lower(graph, registry, target)
+    return target.load(target.compile(graph, scratch / "model"))
+
+
+def find_target(name: str, registry: Registry) -> Any:
+    """Return the target of a plugin, or the object that ``package.module:OBJECT`` names."""
+    if name in registry.targets:
+        return registry.targets[name]
+    place = "clika_ref_conformance.targets.identity:Identity" if name == "identity" else name
+    sys.path.insert(0, str(Path.cwd()))  # where `clika-ref conformance run` also looks
+    module, _, attribute = place.partition(":")
+    found: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    return found() if isinstance(found, type) or not hasattr(found, "compile") else found
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file: eight bytes of length, a JSON header, then the bytes of every tensor."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    weights: dict[str, torch.Tensor] = {}
+    for name, entry in json.loads(content[8:start]).items():
+        if name != "__metadata__":
+            first, last = entry["data_offsets"]
+            data = torch.tensor(list(content[start + first : start + last]), dtype=torch.uint8)
+            weights[name] = data.view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return weights
+
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+
+def tensor_of(layout: dict[str, Any], elements: np.ndarray) -> torch.Tensor:
+    """Return a stored tensor with the strides that it had."""
+    dtype, shape = getattr(torch, layout["dtype"]), layout["shape"]
+    flat = torch.from_numpy(np.ascontiguousarray(elements)).reshape(shape)
+    flat = flat if flat.dtype == dtype else flat.view(dtype)
+    span = 1 + layout["offset"] + sum((n - 1) * s for n, s in zip(shape, layout["strides"], strict=True) if n)
+    where = torch.full(shape, layout["offset"])
+    for dim, stride in enumerate(layout["strides"]):
+        where += (torch.arange(shape[dim]) * stride).reshape([n if d == dim else 1 for d, n in enumerate(shape)])
+    storage = torch.zeros(span, dtype=dtype)
+    storage[where.reshape(-1)] = flat.reshape(-1)
+    return storage.as_strided(shape, layout["strides"], layout["offset"])
+
+
+def differences(
+    runner: Callable[..., Any], run: dict[str, Any], index: int, inputs: Arrays, expected: Arrays
+) -> list[str]:
+    """Run twice; compare with what is stored, the second run with the first, and the inputs with what they were."""
+    given = [tensor_of(layout, inputs[f"run{index}_input{i}"]) for i, layout in enumerate(run["inputs"])]
+    first = list(runner(tuple(given)))
+    if len(first) != len(run["outputs"]):
+        return [f"{len(first)} outputs instead of {len(run['outputs'])}"]
+    problems: list[str] = []
+    for i, (layout, output) in enumerate(zip(run["outputs"], first, strict=True)):
+        stored = {name: expected.get(f"run{index}_{name}{i}") for name in ("output", "exact", "bound", "rms")}
+        problem = difference(layout, output, stored)
+        if problem:
+            problems.append(f"output {i} {problem}")
+        if any(shares_memory(output, tensor) for tensor in given):
+            problems.append(f"output {i} is a view of an input")
+    for i, layout in enumerate(run["inputs"]):
+        if not same_bits(given[i], tensor_of(layout, inputs[f"run{index}_input{i}"])):
+            problems.append(f"input {i} was changed")
+    kept = [output.clone() for output in first]
+    second = list(runner(tuple(given)))
+    if len(second) != len(kept) or not all(map(same_bits, kept, second)):
+        problems.append("a second run gave other results")
+    return problems
+
+
+def difference(layout: dict[str, Any], output: torch.Tensor, stored: dict[str, np.ndarray | None]) -> str:
+    """Say how an output leaves its bounds, or nothing."""
+    expected = stored["output"]
+    assert expected is not None
+    kind = str(output.dtype).removeprefix("torch.")
+    if (kind, list(output.shape)) != (layout["dtype"], layout["shape"]):
+        return f"is {kind}{list(output.shape)} instead of {layout['dtype']}{layout['shape']}"
+    eager = tensor_of(layout, expected)
+    if not output.numel():
+        return ""
+    same = (output == eager) | ((output != output) & (eager != eager))  # noqa: PLR0124 - what differs from itself is NaN
+    free = np.zeros(same.shape) if stored["bound"] is None else stored["bound"]
+    wide = torch.complex128 if output.is_complex() else torch.float64
+    exact = eager.to(wide) if stored["exact"] is None else torch.from_numpy(stored["exact"]).reshape(same.shape)
+    bound = torch.from_numpy(np.ascontiguousarray(free)).reshape(same.shape)
+    error = (output.to(wide) - exact).abs()
+    right = same | bound.isinf() | (error <= bound)
+    if not bool(right.all()):
+        at = np.unravel_index(int((~right).reshape(-1).nonzero()[0]), same.shape)
+        beyond = f"{int((~right).sum()):,} of {output.numel():,} elements are beyond theirs"
+        return (
+            f"is {output[at].item()!r} at {[int(i) for i in at]}, where eager has {eager[at].item()!r} "
+            f"and the bound is {bound[at].item():.6g}; {beyond}"
+        )
+    limit = stored["rms"]
+    counted = error.isfinite() & ~bound.isinf()
+    coarse = float(error[counted].square().mean().sqrt()) if bool(counted.any()) else 0.0
+    if limit is not None and coarse > float(limit):
+        return f"is off by {coarse:.6g} in the mean, where its dtype allows {float(limit):.6g}"
+    return ""
+
+
+def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have a storage in common."""
+    address = one.untyped_storage().data_ptr()
+    return bool(one.numel() and address) and address == other.untyped_storage().data_ptr()
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal in every bit."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return bool(torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent))

@@ -1,0 +1,158 @@
+"""A finding as a zip that anyone can run: graph, inputs, artifact, what was expected and how far off is too far."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from clika_ref.core.errors import ClikaError, ModelError
+from clika_ref.core.ir import Graph
+from clika_ref.exporting.export import lower
+from clika_ref.saving.graph_format import encode, graph_to_json
+from clika_ref.storage import write_atomically
+from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.reporting.archives import ARTIFACT, pack
+from clika_ref_conformance.reporting.json_values import to_json
+from clika_ref_conformance.reporting.tensors import elements_of, layout_of, to_npz
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Verdict
+
+FORMAT = 1
+"""Raised whenever reproducers written before cannot be read by the code as it is."""
+
+CASES = "cases"
+"""The folder of reproducers beside the report."""
+
+UNSAFE = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.MEMORY, Verdict.UNDECLARED})
+"""Verdicts after which the target is not asked to compile once more."""
+
+LISTING_CHARACTERS = 8000
+"""A graph is printed up to here: a reproducer shows small ones whole, and large ones are in graph.json."""
+
+
+def write_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str, report: Path) -> str:
+    """Write the reproducer of a failed outcome below the folder of the report, and return its path relative to that.
+
+    Args:
+        outcome: what failed; without a case there is nothing to write.
+        task: the task that it belongs to.
+        suite: what was tested.
+        target: how the target was asked for: its name, or ``package.module:OBJECT``.
+        report: the folder of the report.
+
+    Returns:
+        ``cases/NAME.zip``, or nothing where there is no case.
+
+    """
+    if outcome.case is None:
+        return ""
+    content = reproducer(outcome, task, suite, target)
+    label = re.sub(r"[^A-Za-z0-9]+", "-", f"{task.level}-{task.subject}-{task.dtype}").strip("-").lower()[:60]
+    path = f"{CASES}/{label}-{hashlib.sha256(content).hexdigest()[:8]}.zip"
+    (report / CASES).mkdir(parents=True, exist_ok=True)
+    with write_atomically(report / path) as file:
+        file.write(content)
+    return path
+
+
+def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes:
+    """Return the reproducer of an outcome that has a case; the same outcome gives the same bytes."""
+    case = outcome.case
+    assert case is not None
+    files = {"repro.py": Path(__file__).with_name("repro_script.py").read_bytes()}
+    inputs = {f"run{r}_input{i}": elements_of(t) for r, run in enumerate(case.runs) for i, t in enumerate(run.inputs)}
+    files["inputs.npz"] = to_npz(inputs)
+    expected: dict[str, np.ndarray] = {}
+    outputs = [_expect(case.graph, run, f"run{r}_", expected) for r, run in enumerate(case.runs)]
+    files["expected.npz"] = to_npz(expected)
+    weights = {n: v.data.detach().cpu().contiguous() for n, v in case.graph.constants.items() if v.data is not None}
+    files["weights.safetensors"] = safetensors.torch.save({name: data.clone() for name, data in weights.items()})
+    files["graph.json"] = _json(graph_to_json(case.graph))
+    artifact = None if outcome.verdict in UNSAFE else _artifact(case, suite, files)
+    meta = _facts_of(outcome, case, task, target) | {
+        "artifact": artifact,
+        "limit_seconds": suite.profile.case_seconds,
+        "runs": [
+            {"name": run.name, "inputs": list(map(layout_of, run.inputs)), "outputs": made}
+            for run, made in zip(case.runs, outputs, strict=True)
+        ],
+    }
+    files["meta.json"] = _json(meta)
+    return pack(files)
+
+
+def _facts_of(outcome: Outcome, case: Case, task: Task, target: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "suite": version("clika-ref-conformance"),
+        "torch": torch.__version__,
+        "target": target,
+        "task": asdict(task),
+        "check": outcome.name,
+        "case": case.name,
+        "passes": case.passes,
+        "facts": {key: _fact(value) for key, value in case.facts.items()},
+        "run": outcome.run,
+        "verdict": str(outcome.verdict),
+        "message": outcome.comparison.message,
+        "listing": _listing(case),
+    }
+
+
+def _fact(value: Any) -> Any:
+    try:
+        return encode(value)
+    except ModelError:
+        return str(value)
+
+
+def _listing(case: Case) -> str:
+    text = str(case.graph)
+    return text if len(text) <= LISTING_CHARACTERS else f"{text[:LISTING_CHARACTERS]}\n... (the rest is in graph.json)"
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(to_json(document), indent=1, allow_nan=False).encode()
+
+
+def _expect(graph: Graph, run: Run, prefix: str, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Add what a run must return; return the layouts of the outputs, or nothing where eager cannot compute it."""
+    try:
+        reference = Reference(graph, run.inputs)
+    except Exception:  # noqa: BLE001 - what eager refuses has no expectation; that it refuses may be the finding
+        return []
+    eager = [output.detach().contiguous() for output in reference.eager]
+    arrays.update({f"{prefix}output{i}": elements_of(output) for i, output in enumerate(eager)})
+    return [layout_of(output) for output in eager]
+
+
+def _artifact(case: Case, suite: Suite, files: dict[str, bytes]) -> dict[str, Any] | None:
+    """Compile the case and add the files; return what is known of them, or None where the target fails."""
+    graph = case.graph.clone()
+    with TemporaryDirectory(dir=suite.folder) as folder:
+        try:
+            if case.passes:
+                lower(graph, suite.registry, suite.target)
+            made = suite.target.compile(graph, Path(folder) / "model.onnx")
+        except (ClikaError, Exception):  # noqa: BLE001 - the reproducer compiles the graph itself, and fails there
+            return None
+        written = {path.name: path for path in sorted(Path(folder).iterdir()) if path.is_file()}
+        files.update({ARTIFACT + name: path.read_bytes() for name, path in written.items()})
+    return {
+        "file": made.path.name,
+        "input_names": list(made.input_names),
+        "output_names": list(made.output_names),
+        "facts": {key: _fact(value) for key, value in made.facts.items()},
+    }

@@ -1,0 +1,98 @@
+"""Tensors in an npz file and back, bit for bit and in the layout they had, without pickle."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from clika_ref.saving.graph_format import DTYPES
+from clika_ref_conformance.reporting.errors import ReportError
+
+LIMIT_ELEMENTS = 2**26
+"""Elements that a described layout may span: 256 MiB of float32, a thousand times what the suite draws."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What NumPy lacks (bfloat16, the float8 dtypes) is written as integers of the same size."""
+
+_PLAIN = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+)
+
+
+def layout_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return what `rebuild` needs beside the elements: dtype, shape, strides and offset, in elements."""
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "strides": list(tensor.stride()),
+        "offset": int(tensor.storage_offset()),
+    }
+
+
+def elements_of(tensor: torch.Tensor) -> np.ndarray:
+    """Return the elements ``tensor[...]`` in order of their indices, as an array of the same shape."""
+    plain = tensor.detach().cpu().contiguous()
+    return (plain if plain.dtype in _PLAIN else plain.view(_BITS[plain.element_size()])).numpy()
+
+
+def rebuild(layout: Mapping[str, Any], elements: np.ndarray) -> torch.Tensor:
+    """Return the tensor that `layout_of` and `elements_of` were given: equal bits, strides and offset.
+
+    Raises:
+        ReportError: the layout is malformed, or the elements do not fit it.
+    """
+    try:
+        dtype = DTYPES[layout["dtype"]]
+        shape, strides = ([int(n) for n in layout[key]] for key in ("shape", "strides"))
+        offset = int(layout["offset"])
+        flat = torch.from_numpy(np.ascontiguousarray(elements)).reshape(shape)
+        flat = flat if flat.dtype == dtype else flat.view(dtype)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        msg = f"a tensor {dict(layout)} does not fit its elements {elements.dtype}{list(elements.shape)}: {error}"
+        raise ReportError(msg) from error
+    if len(shape) != len(strides) or min([*strides, offset], default=0) < 0 or flat.shape != torch.Size(shape):
+        msg = f"a tensor has the impossible layout {dict(layout)}"
+        raise ReportError(msg)
+    span = 1 + offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n)
+    if max(span, math.prod(shape)) > LIMIT_ELEMENTS:
+        msg = f"a tensor spans {span:,} elements, more than the {LIMIT_ELEMENTS:,} that a reproducer may ask for"
+        raise ReportError(msg)
+    storage = torch.zeros(span, dtype=dtype)
+    where = torch.full(shape, offset)
+    for dim, (n, stride) in enumerate(zip(shape, strides, strict=True)):
+        where += (torch.arange(n) * stride).reshape([n if d == dim else 1 for d in range(len(shape))])
+    storage[where.reshape(-1)] = flat.reshape(-1)
+    return storage.as_strided(shape, strides, offset)
+
+
+def to_npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return arrays as the bytes of an npz file; the same arrays give the same bytes."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType] - the stub knows one array only
+    return file.getvalue()
+
+
+def from_npz(content: bytes, name: str, limit_bytes: int) -> dict[str, np.ndarray]:
+    """Return the arrays of an npz file of at most ``limit_bytes``, unpacked.
+
+    Raises:
+        ReportError: it is damaged, larger than that, or holds Python objects.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as members:
+            size = sum(member.file_size for member in members.infolist())
+        if size > limit_bytes:
+            msg = f"{name} unpacks to {size:,} bytes, more than the {limit_bytes:,} that a reproducer may have"
+            raise ReportError(msg)
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            return {key: np.asarray(file[key]) for key in file.files}
+    except (zipfile.BadZipFile, ValueError, TypeError, OSError, EOFError, MemoryError, KeyError) as error:
+        msg = f"{name} is damaged, or holds what is no plain array: {error}"
+        raise ReportError(msg) from error

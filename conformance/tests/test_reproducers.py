@@ -1,0 +1,259 @@
+"""Reproducers: what goes in comes out bit for bit, the script and the replay find the fault, and damage is refused."""
+
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.reporting import archives, tensors
+from clika_ref_conformance.reporting.archives import pack, unpack
+from clika_ref_conformance.reporting.errors import ReportError
+from clika_ref_conformance.reporting.replaying import read_reproducer, replay
+from clika_ref_conformance.reporting.reproducers import reproducer, write_reproducer
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+from clika_ref.core.registry import load_registry
+
+REGISTRY = load_registry()
+TASK = Task("operators", "relu", "float32")
+
+WRONG_TARGET = '''
+"""ONNX Runtime, but for one element."""
+from clika_ref_onnxruntime.target import OnnxRuntime
+
+
+class Wrong(OnnxRuntime):
+    def load(self, artifact):
+        runner = super().load(artifact)
+        def run(inputs):
+            outputs = runner(inputs)
+            outputs[0].view(-1)[-1] += 1
+            return outputs
+        return run
+
+
+TARGET = Wrong()
+RIGHT = OnnxRuntime()
+
+
+class Refusing(OnnxRuntime):
+    def compile(self, graph, path, **options):
+        raise RuntimeError("no way")
+'''
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """The suite on ONNX Runtime."""
+    return Suite(REGISTRY, REGISTRY.targets["onnxruntime"], PROFILES["quick"], tmp_path)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module with a target that is wrong, one that is right, and one that compiles nothing."""
+    (tmp_path / "stranger_targets.py").write_text(WRONG_TARGET)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "stranger_targets"
+    sys.modules.pop("stranger_targets", None)
+
+
+def relu_case(*inputs):
+    """A relu on given inputs, each a run."""
+    graph = graph_of(REGISTRY.operators["relu"], [inputs[0]], {})
+    runs = [Run(f"run-{i}", (x,)) for i, x in enumerate(inputs)]
+    return Case("relu", graph, runs, {"shapes": "[2, 3]", "alpha": 0.5, "kind": torch.float32})
+
+
+def failed(case, verdict=Verdict.VALUE):
+    """A finding about a case."""
+    return Outcome("relu-1", Comparison(verdict, "off by one", 1.0, float("inf")), "run-0", case)
+
+
+def layouts():
+    """One tensor of each dtype and layout."""
+    x = torch.arange(24.0).reshape(2, 3, 4) - 7
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int64, torch.bool):
+        yield x.to(dtype)
+    yield torch.tensor([float("nan"), float("-inf"), -0.0])
+    yield torch.tensor(3.0)
+    yield torch.empty(0, 3)
+    yield x.transpose(0, 2)
+    yield x[:, 1::2, 1:]
+    yield torch.ones(1, 3).expand(4, 3)
+    yield torch.rand(1, 3, 4, 5).to(memory_format=torch.channels_last)
+    yield torch.arange(8.0).unfold(0, 3, 1)
+
+
+@pytest.mark.parametrize("x", list(layouts()), ids=lambda x: f"{x.dtype}{list(x.shape)}{x.stride()}")
+def test_a_tensor_keeps_its_bits_and_its_layout(x):
+    content = tensors.to_npz({"x": tensors.elements_of(x)})
+    layout = json.loads(json.dumps(tensors.layout_of(x)))
+    y = tensors.rebuild(layout, tensors.from_npz(content, "x.npz", 10**6)["x"])
+    assert (y.dtype, y.shape, y.stride(), y.storage_offset()) == (x.dtype, x.shape, x.stride(), x.storage_offset())
+    assert tensors.elements_of(x).tobytes() == tensors.elements_of(y).tobytes()
+
+
+def test_a_case_comes_back_from_its_reproducer(suite, tmp_path):
+    x = torch.randn(3, 2).T
+    path = tmp_path / write_reproducer(failed(relu_case(x, x + 1)), TASK, suite, "onnxruntime", tmp_path)
+    found = read_reproducer(path, REGISTRY)
+    assert (found.task, found.check, found.target, found.verdict) == (TASK, "relu-1", "onnxruntime", "fail:value")
+    assert found.case.facts == {"shapes": "[2, 3]", "alpha": 0.5, "kind": torch.float32}
+    assert [node.op.name for node in found.case.graph.nodes] == ["relu"]
+    assert [run.name for run in found.case.runs] == ["run-0", "run-1"]
+    assert torch.equal(found.case.runs[0].inputs[0], x)
+    assert found.case.runs[0].inputs[0].stride() == x.stride()
+
+
+def test_a_reproducer_has_no_pickle_and_the_same_bytes_each_time(suite):
+    outcome = failed(relu_case(torch.ones(2, 3)))
+    content = reproducer(outcome, TASK, suite, "onnxruntime")
+    assert content == reproducer(outcome, TASK, suite, "onnxruntime")
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert sorted(archive.namelist()) == sorted([*archives.REQUIRED, "artifact/model.onnx"])
+        assert "pickle" not in archive.read("repro.py").decode().replace("allow_pickle=False", "")
+
+
+def test_an_outcome_without_a_case_has_no_reproducer(suite, tmp_path):
+    outcome = replace(failed(None), case=None)
+    assert write_reproducer(outcome, TASK, suite, "onnxruntime", tmp_path) == ""
+    assert not (tmp_path / "cases").exists()
+
+
+def run_script(path, folder):
+    """Unpack a reproducer and run its script in a fresh process."""
+    place = folder / "unpacked"
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(place)
+    command = [sys.executable, str(place / "repro.py")]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        ("TARGET", Verdict.VALUE, 1, "and the bound is"),
+        ("RIGHT", Verdict.VALUE, 0, "the target agrees with what is stored"),
+        ("Refusing", Verdict.UNDECLARED, 1, "RuntimeError: no way"),
+        ("RIGHT", Verdict.CRASH, 0, "the target agrees with what is stored"),  # compiled from the graph
+    ],
+)
+def test_the_script_of_a_reproducer_exits_1_while_the_target_differs(suite, module, tmp_path, finding):
+    target, verdict, status, said = finding
+    outcome = failed(relu_case(torch.randn(2, 3), torch.tensor([[1, 2, float("nan")]] * 2)), verdict)
+    path = tmp_path / write_reproducer(outcome, TASK, suite, f"{module}:{target}", tmp_path)
+    done = run_script(path, tmp_path)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in done.stdout
+    assert f"operators of relu on {module}:{target}: {verdict}" in done.stdout
+
+
+def test_replay_finds_the_fault_again_and_not_where_it_is_gone(suite, module, tmp_path):
+    path = tmp_path / write_reproducer(failed(relu_case(torch.rand(2, 3))), TASK, suite, f"{module}:TARGET", tmp_path)
+    again = replay(path, REGISTRY, f"{module}:TARGET")
+    assert (again.verdict, again.name) == (Verdict.VALUE, "relu-1")
+    assert replay(path, REGISTRY, "onnxruntime").verdict is Verdict.PASS
+
+
+def test_a_zip_does_not_decide_which_module_is_imported(suite, tmp_path):
+    path = tmp_path / write_reproducer(failed(relu_case(torch.rand(2, 3))), TASK, suite, "antigravity:X", tmp_path)
+    with pytest.raises(ReportError, match=r"code of yours; replay it with --target antigravity:X"):
+        replay(path, REGISTRY)
+    assert "antigravity" not in sys.modules
+
+
+def changed(content, **files):
+    """A reproducer with some files replaced, added, or (None) left out."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        kept = {name: archive.read(name) for name in archive.namelist()}
+    kept |= {name.replace("__", "."): data for name, data in files.items()}
+    return pack({name: data for name, data in kept.items() if data is not None})
+
+
+def meta_with(content, **entries):
+    """A reproducer with some entries of its facts replaced."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        meta = json.loads(archive.read("meta.json"))
+    return changed(content, meta__json=json.dumps(meta | entries).encode())
+
+
+def objects():
+    """An npz file of Python objects, as only pickle can read."""
+    file = io.BytesIO()
+    np.savez(file, run0_input0=np.array([{}], dtype=object))
+    return file.getvalue()
+
+
+LAYOUT = {"dtype": "float32", "shape": [2, 3], "strides": [3, 1], "offset": 0}
+
+DAMAGES = {
+    "no zip": (lambda c: b"no zip", "cannot read the reproducer"),
+    "cut off": (lambda c: c[: len(c) // 2], "cannot read the reproducer"),
+    "a flipped byte": (lambda c: c[:300] + bytes([c[300] ^ 255]) + c[301:], "cannot read the reproducer"),
+    "a file missing": (lambda c: changed(c, graph__json=None), r"lacks \['graph\.json'\]"),
+    "a file outside": (lambda c: changed(c, **{"../evil": b""}), "which no reproducer has"),
+    "an absolute file": (lambda c: changed(c, **{"/etc/evil": b""}), "which no reproducer has"),
+    "an artifact outside": (lambda c: changed(c, **{"artifact/../../evil": b""}), "which no reproducer has"),
+    "many files": (lambda c: changed(c, **{f"artifact/{i}": b"" for i in range(70)}), "more than 64"),
+    "no JSON": (lambda c: changed(c, meta__json=b"{"), "is damaged: JSONDecodeError"),
+    "JSON of another form": (lambda c: changed(c, graph__json=b"[]"), "is damaged: TypeError"),
+    "deep JSON": (lambda c: changed(c, graph__json=b"[" * 10**5), "is damaged: RecursionError"),
+    "a newer format": (lambda c: meta_with(c, format=9), "it has format 9, this suite reads up to 1; update"),
+    "no such layout": (lambda c: meta_with(c, runs=[{"name": "a", "inputs": [{}]}]), "does not fit its elements"),
+    "a huge layout": (
+        lambda c: meta_with(c, runs=[{"name": "a", "inputs": [LAYOUT | {"offset": 10**12}]}]),
+        "spans 1,000,000,000,006 elements",
+    ),
+    "a negative stride": (
+        lambda c: meta_with(c, runs=[{"name": "a", "inputs": [LAYOUT | {"strides": [-3, 1]}]}]),
+        "the impossible layout",
+    ),
+    "too few inputs": (lambda c: meta_with(c, runs=[{"name": "a", "inputs": []}]), "has 0 inputs, and its graph 1"),
+    "Python objects": (lambda c: changed(c, inputs__npz=objects()), "holds what is no plain array"),
+    "broken weights": (lambda c: changed(c, weights__safetensors=b"12345678"), "is damaged: SafetensorError"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_reproducer_is_refused_with_what_is_wrong(suite, tmp_path, damage):
+    change, message = DAMAGES[damage]
+    path = tmp_path / "case.zip"
+    path.write_bytes(change(reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime")))
+    with pytest.raises(ReportError, match=message):
+        read_reproducer(path, REGISTRY)
+
+
+def test_an_operator_that_nobody_declares_is_named(suite, tmp_path):
+    content = reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime")
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        graph = archive.read("graph.json").replace(b'"relu"', b'"nobodys"')
+    (tmp_path / "case.zip").write_bytes(changed(content, graph__json=graph))
+    with pytest.raises(ReportError, match=r"cannot replay .*'nobodys'.* no installed plugin declares"):
+        read_reproducer(tmp_path / "case.zip", REGISTRY)
+
+
+def test_a_reproducer_that_unpacks_to_too_much_is_refused_unread(suite, tmp_path, monkeypatch):
+    path = tmp_path / "case.zip"
+    path.write_bytes(
+        changed(reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime"), repro__py=b" " * 10**6)
+    )
+    monkeypatch.setattr(archives, "LIMIT_BYTES", 10**5)
+    with pytest.raises(ReportError, match=r"unpacks to 1,\d+,\d+ bytes, more than 100,000"):
+        unpack(path)
+
+
+def test_a_case_that_passes_replays_as_a_pass(suite, tmp_path):
+    case = relu_case(torch.ones(2, 3))
+    assert run_case(case, suite).verdict is Verdict.PASS
+    (tmp_path / "case.zip").write_bytes(reproducer(failed(case), TASK, suite, "onnxruntime"))
+    assert replay(tmp_path / "case.zip", REGISTRY).verdict is Verdict.PASS
