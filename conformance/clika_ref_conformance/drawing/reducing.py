@@ -1,0 +1,313 @@
+"""Making a failing graph small: fewer outputs, fewer nodes, plainer elements, as long as it still fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+import torch
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.drawing.eager_values import eager_values
+
+Fails = Callable[[Case], bool]
+"""Whether a case still fails in the way that is looked for; it may raise, which counts as no."""
+
+
+def reduce_case(case: Case, fails: Fails, seconds: float) -> Case:
+    """Return the smallest case found in the time given that still fails, or the case itself.
+
+    The first failing run is kept, then few outputs, then few nodes: what is cut off above becomes an input that holds
+    what eager computed there, what is cut off below is dropped. Last, elements become zero, one, or whole numbers.
+
+    Args:
+        case: a failing one; its graph may have dynamic sides, which stay dynamic.
+        fails: asked once for each candidate.
+        seconds: of wall clock, after which the best so far is returned.
+
+    """
+    search = _Search(fails, time.monotonic() + seconds)
+    single = next((c for run in case.runs if search.accepts(c := replace(case, runs=[run]))), None)
+    if single is None:
+        return case
+    try:
+        values = eager_values(single.graph, single.runs[0].inputs)
+    except ClikaError:
+        return single  # eager itself fails on it
+    single = _structural(single, values, search)
+    single = _bypassed(single, search)
+    return _plain(single, search)
+
+
+@dataclass
+class _Search:
+    """What is asked, until when, and how often."""
+
+    fails: Fails
+    deadline: float
+
+    def accepts(self, case: Case | None) -> bool:
+        """Whether there is time left, and the candidate fails too."""
+        if case is None or time.monotonic() > self.deadline:
+            return False
+        try:
+            return self.fails(case)
+        except Exception:  # noqa: BLE001 - a candidate that cannot even be asked about is none
+            return False
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A part of a graph: the nodes that are kept, by their position, and the values that are returned."""
+
+    nodes: tuple[int, ...]
+    outputs: tuple[Value, ...]
+
+
+def _structural(case: Case, values: dict[Value, torch.Tensor], search: _Search) -> Case:
+    """Cut a case: to single nodes first, since one faulty operator is the usual cause, then by halves, then by one."""
+    nodes = list(case.graph.nodes)
+
+    def made(cut: _Cut) -> Case | None:
+        return _cut_case(case, nodes, cut, values)
+
+    for index, node in enumerate(nodes):
+        outputs = tuple(node.outputs)
+        if len(nodes) > 1 and search.accepts(c := made(_Cut((index,), outputs))):
+            return _fewer_outputs(c or case, search)
+    cut = _Cut(tuple(range(len(nodes))), tuple(case.graph.outputs))
+    if search.accepts(made(cut)):
+        cut = _fewer_nodes(_halved(_one_output(cut, nodes, made, search), nodes, made, search), nodes, made, search)
+        case = made(cut) or case
+    return _fewer_outputs(case, search)
+
+
+Made = Callable[[_Cut], Case | None]
+
+
+def _one_output(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
+    """Keep one failing output and what it needs; all of them where no single one fails."""
+    for value in dict.fromkeys(cut.outputs):
+        candidate = _Cut(_needed(nodes, cut.nodes, (value,)), (value,))
+        if search.accepts(made(candidate)):
+            return candidate
+    return cut
+
+
+def _needed(nodes: list[Node], kept: Iterable[int], outputs: Iterable[Value]) -> tuple[int, ...]:
+    """Return the positions, among those kept, of nodes that the outputs are computed from."""
+    wanted, found = set(outputs), list[int]()
+    for index in sorted(kept, reverse=True):
+        if not wanted.isdisjoint(nodes[index].outputs):
+            found.append(index)
+            wanted.update(v for v in nodes[index].inputs if isinstance(v, Value))
+    return tuple(reversed(found))
+
+
+def _halved(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
+    """Cut off the largest front, and then the largest end, that is not needed, by halving what is in question."""
+    low, high = 0, len(cut.nodes) - 1
+    while low < high:  # keeping from `low` on fails
+        middle = (low + high + 1) // 2
+        rest = cut.nodes[middle:]
+        if search.accepts(made(_Cut(rest, cut.outputs))):
+            low = middle
+        else:
+            high = middle - 1
+    cut = _Cut(cut.nodes[low:], cut.outputs)
+    low, high = 1, len(cut.nodes)
+    while low < high:  # keeping up to `high` fails
+        middle = (low + high) // 2
+        front = cut.nodes[:middle]
+        if search.accepts(made(_Cut(front, _sinks(nodes, front)))):
+            high = middle
+        else:
+            low = middle + 1
+    front = cut.nodes[:high]
+    shorter = _Cut(front, _sinks(nodes, front))
+    return shorter if high < len(cut.nodes) and search.accepts(made(shorter)) else cut
+
+
+def _sinks(nodes: list[Node], kept: Sequence[int]) -> tuple[Value, ...]:
+    """Return what the kept nodes make and do not read themselves."""
+    read = {v for i in kept for v in nodes[i].inputs if isinstance(v, Value)}
+    return tuple(v for i in kept for v in nodes[i].outputs if v not in read)
+
+
+def _fewer_nodes(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
+    """Drop one node after the other, its results becoming inputs, until none can be spared."""
+    progress = True
+    while progress and len(cut.nodes) > 1:
+        progress = False
+        for index in cut.nodes:
+            rest = tuple(i for i in cut.nodes if i != index)
+            lost = set(nodes[index].outputs)
+            kept = tuple(v for v in cut.outputs if v not in lost)
+            for outputs in dict.fromkeys((kept, _sinks(nodes, rest))):
+                candidate = _Cut(_needed(nodes, rest, outputs), outputs)
+                if outputs and candidate.nodes and search.accepts(made(candidate)):
+                    cut, progress = candidate, True
+                    break
+            if progress:
+                break
+    return cut
+
+
+def _fewer_outputs(case: Case, search: _Search) -> Case:
+    """Return a single output where one fails alone, and drop inputs that nothing reads."""
+    values = eager_values(case.graph, case.runs[0].inputs)
+    nodes = list(case.graph.nodes)
+    for value in dict.fromkeys(case.graph.outputs):
+        cut = _Cut(_needed(nodes, range(len(nodes)), (value,)), (value,))
+        candidate = _cut_case(case, nodes, cut, values)
+        if len(case.graph.outputs) > 1 and search.accepts(candidate):
+            return candidate or case
+    return case
+
+
+def _cut_case(case: Case, nodes: list[Node], cut: _Cut, values: dict[Value, torch.Tensor]) -> Case | None:
+    """Build the graph of a cut, or None where it is nothing: no node, or an output that nobody makes."""
+    if not cut.nodes or not cut.outputs:
+        return None
+    kept = [nodes[i] for i in cut.nodes]
+    inside = {v for node in kept for v in node.outputs}
+    read = dict.fromkeys(v for node in kept for v in node.inputs if isinstance(v, Value) and v not in inside)
+    outside = list(dict.fromkeys([*read, *(v for v in cut.outputs if v not in inside)]))
+    symbols = _symbols_of(kept, [*outside, *cut.outputs])
+    outside += _sources(case.graph, symbols, {*outside, *inside})
+    copy = Graph(case.graph.name)
+    mapping: dict[Value, Value] = {}
+    for value in [v for v in outside if v.data is not None]:
+        assert value.data is not None
+        mapping[value] = copy.add_constant(value.data, value.name)
+    inputs = [v for v in outside if v.data is None]
+    for value in inputs:
+        mapping[value] = copy.add_input(value.type, value.name)
+    for node in kept:
+        operands = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
+        twin = copy.insert(
+            Node(node.op, operands, node.attrs, node.origin),
+            [v.type for v in node.outputs],
+            names=[v.name for v in node.outputs],
+        )
+        mapping.update(zip(node.outputs, twin.outputs, strict=True))
+    for value in cut.outputs:
+        copy.add_output(mapping[value])
+    _take_symbols(case.graph, copy)
+    run = replace(case.runs[0], inputs=tuple(values[v] for v in inputs))
+    return replace(case, graph=copy, runs=[run], facts={**case.facts, "nodes": len(copy)})
+
+
+def _symbols_of(nodes: Iterable[Node], values: Iterable[Value]) -> set[str]:
+    """Return the names of all symbols in types, operands and attributes."""
+    items: list[Any] = [v.type for v in values]
+    for node in nodes:
+        items += [*node.inputs, *node.attrs.values(), *(v.type for v in node.outputs)]
+    return set().union(*map(_names, items)) if items else set()
+
+
+def _names(item: Any) -> set[str]:
+    if isinstance(item, Value | TensorType):
+        return _names(item.type.shape if isinstance(item, Value) else item.shape)
+    if isinstance(item, tuple):
+        return set().union(*map(_names, item))
+    return {str(s) for s in item.free_symbols} if isinstance(item, sympy.Basic) else set()
+
+
+def _sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[Value]:
+    """Return the values that sides are read from and that are not there: they become inputs that nothing else reads."""
+    by_name = {
+        v.name: v for v in (*graph.inputs, *graph.constants.values(), *(v for n in graph.nodes for v in n.outputs))
+    }
+    sources: dict[Value, None] = {}
+    waiting, seen = list(symbols), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in graph.symbols:
+            continue
+        seen.add(name)
+        value = by_name[graph.symbols[name].side.name]
+        if value not in known:
+            sources[value] = None
+            waiting += _names(value)
+    return list(sources)
+
+
+def _take_symbols(whole: Graph, part: Graph) -> None:
+    """Carry over the symbols that are read from values of the part, and the guards that are about them alone."""
+    names = {v.name for v in (*part.inputs, *part.constants.values(), *(v for n in part.nodes for v in n.outputs))}
+    part.symbols.update({n: s for n, s in whole.symbols.items() if s.side.name in names})
+    part.guards += [g for g in whole.guards if _names(g.relation) <= part.symbols.keys()]
+
+
+def _bypassed(case: Case, search: _Search) -> Case:
+    """Let the readers of a node read its operand instead, where the types agree: what a pass trips over stays."""
+    progress = True
+    while progress:
+        progress = False
+        for index, node in enumerate(case.graph.nodes):
+            for position, operand in enumerate(node.inputs):
+                candidate = _without(case, index, position)
+                if isinstance(operand, Value) and candidate is not None and search.accepts(candidate):
+                    case, progress = candidate, True
+                    break
+            if progress:
+                break
+    return case
+
+
+def _without(case: Case, index: int, position: int) -> Case | None:
+    graph = case.graph.clone()
+    node = list(graph.nodes)[index]
+    operand = node.inputs[position]
+    if not isinstance(operand, Value) or len(node.outputs) != 1 or operand.type != node.output.type or len(graph) == 1:
+        return None
+    if node.output.name in {s.side.name for s in graph.symbols.values()}:
+        return None
+    graph.replace(node.output, operand)
+    graph.erase(node)
+    graph.drop_unused_constants()
+    kept = [i for i, v in enumerate(graph.inputs) if v.uses or _is_source(graph, v)]
+    run = case.runs[0]
+    run = Run(run.name, tuple(run.inputs[i] for i in kept))
+    graph.inputs[:] = [graph.inputs[i] for i in kept]
+    return replace(case, graph=graph, runs=[run], facts={**case.facts, "nodes": len(graph)})
+
+
+def _is_source(graph: Graph, value: Value) -> bool:
+    return any(s.side.name == value.name for s in graph.symbols.values())
+
+
+def _plain(case: Case, search: _Search) -> Case:
+    """Make the elements of inputs and constants plainer, one tensor at a time: zeros, ones, or whole numbers."""
+    for position in range(len(case.runs[0].inputs)):
+        for plain in _plainer(case.runs[0].inputs[position]):
+            inputs = list(case.runs[0].inputs)
+            inputs[position] = plain
+            candidate = replace(case, runs=[replace(case.runs[0], inputs=tuple(inputs))])
+            if search.accepts(candidate):
+                case = candidate
+                break
+    for name in case.graph.constants:
+        data = case.graph.constants[name].data
+        for plain in _plainer(data) if data is not None else ():
+            graph = case.graph.clone()
+            graph.constants[name].data = plain
+            if search.accepts(candidate := replace(case, graph=graph)):
+                case = candidate
+                break
+    return case
+
+
+def _plainer(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return plainer tensors of the same type and shape, the plainest first."""
+    plain = [torch.zeros_like(tensor), torch.ones_like(tensor)]
+    if tensor.is_floating_point():
+        plain += [torch.arange(tensor.numel()).reshape(tensor.shape).to(tensor.dtype), tensor.round()]
+    return [p for p in plain if not torch.equal(p, tensor)] if not torch.equal(plain[0], tensor) else []

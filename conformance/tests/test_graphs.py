@@ -1,0 +1,126 @@
+"""Grown graphs: legal, of the promised size, alike for one seed, and various."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+import torch
+from clika_ref_conformance.drawing.eager_values import eager_values, has_undefined, is_undefined
+from clika_ref_conformance.drawing.generation import collect
+from clika_ref_conformance.drawing.graphs import (
+    LONGEST,
+    MOST_ELEMENTS,
+    SHORTEST,
+    Growth,
+    case_of,
+    fits,
+    graph_cases,
+    grow,
+    growable,
+)
+
+from clika_ref.core.ir import Value, verify
+from clika_ref.core.registry import load_registry
+from clika_ref.core.samples import Descriptions, random_draw
+
+REGISTRY = load_registry()
+OPERATORS = growable(REGISTRY.operators)
+s = Descriptions()
+
+
+def grown(seed, **options):
+    return grow(OPERATORS, Growth(random_draw(Random(seed)), **options))
+
+
+@pytest.fixture(scope="module")
+def growths():
+    return [grown(seed) for seed in range(60)]
+
+
+def test_every_grown_graph_keeps_the_invariants_and_its_size(growths):
+    for growth in growths:
+        verify(growth.graph)
+        assert SHORTEST <= len(growth.graph) <= LONGEST
+        assert growth.graph.outputs
+        assert all(t.numel() <= MOST_ELEMENTS for t in growth.values.values())
+
+
+def test_the_types_of_a_grown_graph_are_what_eager_returns(growths):
+    for growth in growths:
+        values = eager_values(growth.graph, [growth.values[v] for v in growth.graph.inputs])
+        for value, tensor in values.items():
+            assert (value.type.dtype, value.type.shape) == (tensor.dtype, tuple(tensor.shape))
+
+
+def test_fewer_than_five_percent_of_the_calls_are_rejected(growths):
+    assert sum(len(g.rejected) for g in growths) < 0.05 * sum(g.tried for g in growths)
+
+
+def test_graphs_share_weights_and_return_inner_values_inputs_and_values_twice(growths):
+    seen = Counter()
+    for graph in (g.graph for g in growths):
+        seen["shared"] += any(len(v.uses) > 1 for v in graph.constants.values())
+        seen["inner"] += any(len(v.uses) > 1 and v.producer for v in graph.outputs)
+        seen["pass-through"] += any(v in graph.inputs for v in graph.outputs)
+        seen["twice"] += len(set(graph.outputs)) < len(graph.outputs)
+        seen["unused"] += any(not v.uses for v in graph.inputs)
+        seen["dead"] += any(not any(v.uses for v in n.outputs) for n in graph.nodes)
+        seen["constant"] += any(v.is_constant for v in graph.outputs)
+    assert min(seen.values()) > 0
+    assert len(seen) == 7
+
+
+def test_an_operator_meets_its_operand_again_with_other_attributes(growths):
+    again = 0
+    for graph in (g.graph for g in growths):
+        calls = [(n.kind, n.inputs[0]) for n in graph.nodes if n.inputs and isinstance(n.inputs[0], Value)]
+        again += len(set(calls)) < len(calls)
+    assert again > len(growths) / 3
+
+
+def test_a_strategy_gives_the_same_graphs_for_the_same_seed():
+    first, second, other = ([str(c.graph) for c in collect(graph_cases(OPERATORS), 5, seed)] for seed in (1, 1, 2))
+    assert first == second
+    assert first != other
+
+
+def test_a_node_that_the_target_refuses_is_not_taken():
+    growth = grown(3, refusal=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None)
+    assert all(not any(isinstance(v, Value) for v in n.inputs[:1]) for n in growth.graph.nodes)
+    assert any(reason.endswith(": no") for reason in growth.rejected)
+
+
+def test_other_inputs_are_legal_too(growths):
+    for seed, growth in enumerate(growths[:20]):
+        case = case_of(growth, "case", Random(seed))
+        assert case.runs[0].name == "typical"
+        for run in case.runs:
+            assert not has_undefined(case.graph, eager_values(case.graph, run.inputs))
+
+
+@pytest.mark.parametrize(
+    ("description", "tensor", "expected"),
+    [
+        (s.tensor(rank=2), torch.ones(2, 3), True),
+        (s.tensor(rank=3), torch.ones(2, 3), False),
+        (s.tensor(shape=(2, 3)), torch.ones(2, 3), True),
+        (s.tensor(shape=(3, 2)), torch.ones(2, 3), False),
+        (s.tensor(dtype=torch.int64), torch.ones(2, 3), False),
+        (s.tensor(rank=2, side=(3, 5)), torch.ones(2, 3), False),
+        (s.tensor(unique=True), torch.ones(2, 3), False),
+        (s.tensor(domain=(0, 1)), torch.ones(2, 3), True),
+        (s.tensor(dtype=torch.int64, domain=(0, 1)), torch.ones(2, 3).long(), False),
+        (s.tensor(dtype=torch.int64, low=0, high=1), torch.ones(2, 3).long(), False),
+        (s.tensor(dtype=torch.int64), torch.ones(2, 3).long(), True),
+    ],
+)
+def test_a_value_fits_a_description_only_as_it_is(description, tensor, expected):
+    assert fits(description, tensor) is expected
+
+
+def test_a_cast_is_undefined_where_the_integer_cannot_hold_the_float():
+    x = torch.tensor([1.5, -0.5, 255.9])
+    assert not is_undefined([x], [x.to(torch.uint8)], "to")
+    for bad in (-1.0, 256.0, float("nan"), float("inf")):
+        assert is_undefined([torch.tensor([bad])], [torch.zeros(1, dtype=torch.uint8)], "to")
+    assert not is_undefined([torch.tensor([float("nan")])], [torch.ones(1, dtype=torch.bool)], "to")

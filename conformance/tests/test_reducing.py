@@ -1,0 +1,163 @@
+"""The reducer: a failing graph of any size becomes the few nodes that fail."""
+
+from random import Random
+from statistics import median
+
+import pytest
+import torch
+from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.drawing.eager_values import eager_values
+from clika_ref_conformance.drawing.graphs import Growth, case_of, grow, growable
+from clika_ref_conformance.drawing.reducing import reduce_case
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, verify
+from clika_ref.core.registry import load_registry
+from clika_ref.core.samples import random_draw
+from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.types import TensorType
+
+REGISTRY = load_registry()
+OPERATORS = growable(REGISTRY.operators)
+
+
+def kinds(case):
+    return [node.kind for node in case.graph.nodes]
+
+
+def grown(seed):
+    random = Random(seed)
+    return case_of(grow(OPERATORS, Growth(random_draw(random))), f"case {seed}", random)
+
+
+def test_a_faulty_operator_is_reduced_to_one_call():
+    sizes = []
+    for seed in range(15):
+        case = grown(seed)
+        faulty = kinds(case)[len(case.graph) // 2]
+        small = reduce_case(case, lambda c, faulty=faulty: faulty in kinds(c), 20)
+        verify(small.graph)
+        eager_values(small.graph, small.runs[0].inputs)
+        sizes.append(len(small.graph))
+    assert median(sizes) == 1
+
+
+def chain(*steps, outputs=(-1,)):
+    """Return relu -> ... over float32[2, 3]."""
+    graph = Graph()
+    build = Builder(graph, REGISTRY.operators)
+    values = [graph.add_input(TensorType(torch.float32, (2, 3)), "x")]
+    for step in steps:
+        values.append(build(step, values[-1]))
+    for position in outputs:
+        graph.add_output(values[position])
+    return Case("chain", graph, [Run("typical", (torch.tensor([[1.0, -2.0, 3.5], [0.25, -0.5, 4.0]]),))])
+
+
+def is_computed_from(value, kind):
+    node = value.producer
+    return node is not None and (node.kind == kind or any(is_computed_from(v, kind) for v in node.inputs))
+
+
+def test_what_stands_between_the_nodes_that_matter_is_bypassed():
+    case = chain(*["tanh"] * 4, "exp", "sin", "cos", "log1p", *["relu"] * 3, outputs=(2, 8, -1))
+
+    def fails(c):
+        return any(n.kind == "log1p" and is_computed_from(n.output, "exp") for n in c.graph.nodes)
+
+    small = reduce_case(case, fails, 20)
+    assert kinds(small) == ["exp", "log1p"]
+    assert len(small.graph.inputs) == len(small.graph.outputs) == 1
+
+
+def test_only_the_run_that_fails_is_kept_and_its_elements_become_plain():
+    case = chain("sin", "exp")
+    (run,) = case.runs
+    case = Case("two runs", case.graph, [run, Run("negative", (-run.inputs[0],))])
+    small = reduce_case(case, lambda c: c.runs[0].name == "negative" and "exp" in kinds(c), 20)
+    assert [r.name for r in small.runs] == ["negative"]
+    assert torch.equal(small.runs[0].inputs[0], torch.zeros(2, 3))
+
+
+def test_a_value_that_is_cut_off_becomes_an_input_that_holds_what_eager_computed():
+    case = chain("exp", "log1p")
+    expected = torch.exp(case.runs[0].inputs[0])
+
+    def fails(c):
+        return kinds(c) in (["exp", "log1p"], ["log1p"]) and bool((c.runs[0].inputs[0] == expected).all())
+
+    small = reduce_case(case, lambda c: kinds(c) == ["exp", "log1p"] or fails(c), 20)
+    assert kinds(small) == ["log1p"]
+    assert torch.equal(small.runs[0].inputs[0], expected)
+
+
+def test_a_case_that_does_not_fail_is_returned_as_it_is():
+    case = chain("exp", "log1p")
+    assert reduce_case(case, lambda _: False, 20) is case
+
+
+def test_after_the_time_given_the_best_so_far_is_returned():
+    case = chain("exp", "log1p")
+    assert reduce_case(case, lambda _: True, 0.0) is case
+
+
+def test_a_predicate_that_raises_on_a_candidate_rejects_it():
+    def fails(case):
+        if len(case.graph) < 2:
+            msg = "cannot run it"
+            raise ValueError(msg)
+        return True
+
+    assert len(reduce_case(chain("exp", "log1p", "sin"), fails, 20).graph) == 2
+
+
+def test_dynamic_sides_stay_dynamic_and_their_source_stays_an_input():
+    graph = Graph()
+    build = Builder(graph, REGISTRY.operators)
+    n = named("n")
+    x = graph.add_input(TensorType(torch.float32, (n, 3)), "x")
+    y = graph.add_input(TensorType(torch.float32, (2 * n, 3)), "y")
+    graph.symbols["n"] = Symbol("n", 1, None, Side("x", 0))
+    graph.guards += [Guard(n >= 1, "model.py:3")]
+    graph.add_output(build("exp", x))
+    graph.add_output(build("log1p", build("sin", y)))
+    case = Case("dynamic", graph, [Run("typical", (torch.ones(2, 3), torch.ones(4, 3)))])
+    small = reduce_case(case, lambda c: "log1p" in kinds(c), 20)
+    verify(small.graph)
+    assert kinds(small) == ["log1p"]
+    assert [v.name for v in small.graph.inputs] == ["sin", "x"]
+    assert small.graph.symbols.keys() == {"n"}
+    assert small.graph.guards == graph.guards
+    assert small.graph.outputs[0].type.shape == (2 * n, 3)
+
+
+def test_constants_stay_constants_and_become_plain():
+    graph = Graph()
+    build = Builder(graph, REGISTRY.operators)
+    x = graph.add_input(TensorType(torch.float32, (2, 3)), "x")
+    weight = graph.add_constant(torch.randn(4, 3), "weight")
+    graph.add_output(build("relu", build("linear", x, weight)))
+    case = Case("constant", graph, [Run("typical", (torch.randn(2, 3),))])
+    small = reduce_case(case, lambda c: "linear" in kinds(c), 20)
+    assert kinds(small) == ["linear"]
+    (constant,) = small.graph.constants.values()
+    assert torch.equal(constant.data, torch.zeros(4, 3))
+    assert not torch.equal(weight.data, torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_a_node_of_several_results_is_cut_to_the_one_that_fails(output):
+    graph = Graph()
+    build = Builder(graph, REGISTRY.operators)
+    x = graph.add_input(TensorType(torch.float32, (2, 3)), "x")
+    parts = build("var_mean", build("exp", x), dim=(1,))
+    for part in parts:
+        graph.add_output(build("relu", part))
+    case = Case("parts", graph, [Run("typical", (torch.randn(2, 3),))])
+
+    def fails(c):
+        return any(n.kind == "var_mean" and n.outputs[output].uses for n in c.graph.nodes)
+
+    small = reduce_case(case, fails, 20)
+    assert kinds(small) == ["var_mean"]
+    assert [v.index for v in small.graph.outputs] == [output]
