@@ -10,6 +10,7 @@ from typing import Protocol
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref_conformance.cases import Check, Task
+from clika_ref_conformance.deviations import Deviation
 from clika_ref_conformance.profiles import Profile
 
 
@@ -24,6 +25,8 @@ class Suite:
     """A folder of this process for artifacts, removed when it ends."""
     subjects: Sequence[str] = field(default=())
     """Words of which a task must contain one (``-k``); all tasks where empty."""
+    deviations: Sequence[Deviation] = field(default=())
+    """What the target declares to do otherwise than eager."""
 
 
 class Level(Protocol):

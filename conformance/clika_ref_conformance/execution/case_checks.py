@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from clika_ref_conformance.cases import Case, Check, Outcome
+import torch
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.ir import Graph
+from clika_ref.core.targets import Runner
+from clika_ref.exporting.export import lower
+from clika_ref.exporting.interface import name_interface
+from clika_ref_conformance.cases import Case, Check, Outcome, Run
+from clika_ref_conformance.execution.deviating import errors_expected, expected_error, judge_run
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
+
+OUT_OF_MEMORY = ("bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory")
+"""What libraries say, in place of a `MemoryError`, of memory that they did not get."""
 
 
 def case_check(name: str, suite: Suite, make: Callable[[], Case]) -> Check:
@@ -20,19 +33,214 @@ def case_check(name: str, suite: Suite, make: Callable[[], Case]) -> Check:
 
 
 def run_case(case: Case, suite: Suite) -> Outcome:
-    """Compile a case for the target, run it on all its inputs and judge what comes back."""
+    """Compile a case for the target, run it on all its inputs and judge what comes back.
+
+    The first failure is the verdict. Otherwise it is a deviation where one was seen, and the worst comparison is kept.
+    """
     start = time.perf_counter()
-    for node in case.graph.nodes:
-        reason = suite.target.refusal(node)
-        if reason is not None:
-            return Outcome(case.name, Comparison(Verdict.UNSUPPORTED, reason), case=case)
     with TemporaryDirectory(dir=suite.folder) as folder:
-        artifact = suite.target.compile(case.graph.clone(), Path(folder) / "model.onnx")
-        runner = suite.target.load(artifact)
-        worst = Comparison(Verdict.PASS)
-        for run in case.runs:
-            found = Reference(case.graph, run.inputs).judge(runner(run.inputs))
-            if found.verdict.is_failure:
-                return Outcome(case.name, found, run.name, case, seconds=time.perf_counter() - start)
-            worst = max(worst, found, key=lambda c: c.ratio)
-    return Outcome(case.name, worst, seconds=time.perf_counter() - start)
+        trial = Trial(case, suite, Path(folder))
+        try:
+            trial.go()
+            found = trial.worst()
+        except _Stop as stop:
+            found = stop.comparison
+    seconds = time.perf_counter() - start
+    return Outcome(case.name, found, trial.run, case, sorted(trial.seen), sorted(trial.watched), seconds)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, in whatever words."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, MemoryError) or any(words in str(found) for words in OUT_OF_MEMORY):
+            return True
+        found = found.__cause__
+    return False
+
+
+class _Stop(Exception):  # noqa: N818 - no error: the verdict is found
+    def __init__(self, verdict: Verdict, message: str) -> None:
+        super().__init__(message)
+        self.comparison = Comparison(verdict, message)
+
+
+class Trial:
+    """One case on its way through the target. Steps raise `_Stop` as soon as the verdict is known."""
+
+    def __init__(self, case: Case, suite: Suite, folder: Path) -> None:
+        self.case = case
+        self.suite = suite
+        self.folder = folder
+        self.run = ""
+        """The inputs that decide."""
+        self.found: list[tuple[str, Comparison]] = []
+        self.seen: set[str] = set()
+        self.watched: set[str] = set()
+
+    def go(self) -> None:
+        """Take every step; return where none found a failure."""
+        graph = self._lowered()
+        self._refuse(graph)
+        references = [self._reference(run) for run in self.case.runs]
+        runner = self._runner(graph, "model.onnx")
+        kept: list[tuple[Run, list[torch.Tensor], list[torch.Tensor]]] = []
+        for run, reference in zip(self.case.runs, references, strict=True):
+            self.run = run.name
+            self.watched |= {d.id for d in errors_expected(self.case.graph, run, self.suite.deviations)}
+            results = self._results(runner, run, len(graph.outputs))
+            if results is not None:
+                self._judge(run, reference, results)
+                kept.append((run, results, [t.clone() for t in results]))
+        if kept and not any(node.is_random for node in graph.nodes):
+            self._repeat(runner, graph, kept)
+
+    def worst(self) -> Comparison:
+        """Return the comparison that speaks for all runs: a deviation, or that of the largest ratio."""
+        judged = [(name, c) for name, c in self.found if c.verdict is not Verdict.UNSTABLE] or self.found
+        deviating = [(name, c) for name, c in judged if c.verdict is Verdict.DEVIATION]
+        self.run, worst = max(
+            deviating or judged, key=lambda item: item[1].ratio, default=("", Comparison(Verdict.PASS))
+        )
+        return worst
+
+    def _lowered(self) -> Graph:
+        """Return what is compiled: a clone, after the export's own passes where the case asks for them."""
+        graph = self.case.graph.clone()
+        try:
+            if self.case.passes:
+                lower(graph, self.suite.registry, self.suite.target)
+            twice = len({id(v) for v in graph.outputs}) < len(graph.outputs)
+            if twice or any(v.producer is None for v in graph.outputs):
+                name_interface(graph, self.suite.registry.operators, (), ())
+        except Exception as error:
+            raise _Stop(Verdict.CONTRACT, f"lowering the graph failed: {_described(error)}") from error
+        return graph
+
+    def _refuse(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            try:
+                reason = self.suite.target.refusal(node)
+            except Exception as error:
+                raise _Stop(Verdict.CONTRACT, f"refusal({node!r}) failed: {_described(error)}") from error
+            if reason is not None:
+                raise _Stop(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
+
+    def _reference(self, run: Run) -> Reference:
+        self.run = run.name
+        try:
+            return Reference(self.case.graph, run.inputs)
+        except ClikaError as error:
+            raise _Stop(Verdict.SAMPLE, f"eager refuses the call: {error}") from error
+
+    def _runner(self, graph: Graph, file: str) -> Runner:
+        """Compile and load; an error in either is a deviation where the target declares it."""
+        target, verdict = self.suite.target, Verdict.UNDECLARED
+        self.run = ""
+        try:
+            artifact = target.compile(graph.clone(), self.folder / file)
+            verdict = Verdict.ARTIFACT
+            return target.load(artifact)
+        except Exception as error:
+            doing = "compiling" if verdict is Verdict.UNDECLARED else "loading the artifact"
+            raise self._error(error, None, verdict, doing) from error
+
+    def _results(self, runner: Runner, run: Run, count: int) -> list[torch.Tensor] | None:
+        """Run the target once and check everything but the numbers; return None where it fails as declared."""
+        before = [t.clone() for t in run.inputs]
+        try:
+            results: Any = runner(run.inputs)
+        except Exception as error:
+            stop = self._error(error, run, Verdict.UNDECLARED, "running")
+            if stop.comparison.verdict is not Verdict.DEVIATION:
+                raise stop from error
+            self.found.append((run.name, stop.comparison))
+            return None
+        if not isinstance(results, list | tuple) or not all(isinstance(r, torch.Tensor) for r in results):
+            raise _Stop(Verdict.STRUCTURE, f"the runner returned a {_kind(results)} instead of a list of tensors")
+        if len(results) != count:
+            raise _Stop(Verdict.STRUCTURE, f"the runner returned {len(results)} outputs instead of {count}")
+        for index, (old, new) in enumerate(zip(before, run.inputs, strict=True)):
+            if not same_bits(old, new):
+                raise _Stop(Verdict.CONTRACT, f"the target wrote into its input {index}")
+        for index, result in enumerate(results):
+            shared = [i for i, t in enumerate(run.inputs) if _share_memory(result, t)]
+            if shared:
+                raise _Stop(Verdict.CONTRACT, f"output {index} is a view of input {shared[0]}; a runner returns copies")
+        return list(results)
+
+    def _error(self, error: Exception, run: Run | None, verdict: Verdict, doing: str) -> _Stop:
+        if is_out_of_memory(error):
+            return _Stop(Verdict.MEMORY, f"{doing} ran out of memory: {_described(error)}")
+        declared = expected_error(self.case.graph, run, error, self.suite.deviations)
+        if declared is None:
+            return _Stop(verdict, f"{doing} failed, and the target did not refuse: {_described(error)}")
+        self.seen.add(declared.id)
+        self.watched.add(declared.id)
+        return _Stop(Verdict.DEVIATION, f"{declared.id}: {declared.reason}")
+
+    def _judge(self, run: Run, reference: Reference, results: list[torch.Tensor]) -> None:
+        judgement = judge_run(self.case.graph, run, results, self.suite.deviations, reference=reference)
+        self.seen.update(judgement.seen)
+        self.watched.update(judgement.watched)
+        comparison = judgement.comparison
+        if comparison.verdict.is_failure:
+            raise _Found(comparison)
+        self.found.append((run.name, comparison))
+
+    def _repeat(
+        self, runner: Runner, graph: Graph, kept: Sequence[tuple[Run, list[torch.Tensor], list[torch.Tensor]]]
+    ) -> None:
+        """Run again, and for a share of the cases compile again: the results must be the same to the last bit."""
+        for run, results, copies in kept:
+            self.run = run.name
+            if not all(map(same_bits, results, copies)):
+                raise _Stop(Verdict.CONTRACT, "a later run changed the tensors that this one had returned")
+        run, results, _ = kept[0]
+        self.run = run.name
+        self._same(runner, run, results, "on a second run")
+        if is_chosen(self.case.name, self.suite.profile.share_of_artifacts):
+            self._same(self._runner(graph, "again.onnx"), run, results, "after a second compilation")
+
+    def _same(self, runner: Runner, run: Run, results: list[torch.Tensor], when: str) -> None:
+        self.run = run.name
+        again = self._results(runner, run, len(results))
+        for index, (old, new) in enumerate(zip(results, again or (), strict=again is not None)):
+            if not same_bits(old, new):
+                raise _Stop(Verdict.NONDETERMINISTIC, f"output {index} is {new} {when}, and was {old}")
+
+
+class _Found(_Stop):
+    """The judge found a failure."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__(comparison.verdict, comparison.message)
+        self.comparison = comparison
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same in dtype, shape and every bit, but for the payload of NaN."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return bool((((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())).all())
+
+
+def is_chosen(name: str, share: float) -> bool:
+    """Whether something belongs to a share of all that is like it: decided by its name, the same in every process."""
+    return zlib.crc32(name.encode()) % 1000 < share * 1000
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _kind(results: Any) -> str:
+    if isinstance(results, list | tuple):
+        return f"{type(results).__name__} of {', '.join(sorted({type(r).__name__ for r in results}))}"
+    return type(results).__name__

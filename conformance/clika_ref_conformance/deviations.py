@@ -1,0 +1,266 @@
+"""What a target does otherwise than eager, as it declares it: ``deviations.toml``, read and checked.
+
+The file lies beside the module of the target, or where the target's attribute ``deviations`` says. Each
+``[[deviation]]`` says which nodes and inputs it concerns and what happens instead, in one of four forms:
+
+- ``replace = { inf = "max" }``: elements of the result of one kind become another;
+- ``free = ["nan"]``: elements of the result of these kinds may become anything;
+- ``replica = "package.module:function"``: what the target computes, as a function of the operator's arguments;
+- ``error = "regular expression"``: compiling, loading or running raises, with words that match.
+
+Each ``[[xfail]]`` names checks that fail for a reason that is known and none of the target's, and when to look again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import inspect
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Target
+from clika_ref_conformance.execution.record import Result
+
+FILE = "deviations.toml"
+
+KINDS = ("nan", "inf", "-inf", "0", "-0", "subnormal")
+"""Kinds of elements that ``replace`` and ``free`` may name."""
+
+SUBSTITUTES = ("nan", "inf", "-inf", "0", "-0", "max", "-max")
+"""What an element may become; ``max`` is the largest finite number of the dtype."""
+
+FORMS = ("replace", "free", "replica", "error")
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One declared deviation: which calls it concerns, and what happens instead."""
+
+    id: str
+    operators: tuple[str, ...]
+    reason: str
+    link: str
+    """Where it is reported or documented, or the sentence that says why there is no such place."""
+    expires: str
+    """When to look again: a date, or a requirement such as ``onnxruntime>=1.40``."""
+    since: str = ""
+    dtypes: tuple[str, ...] = ()
+    """One of the node's tensors has one of these; any dtype where empty."""
+    runs: tuple[str, ...] = ()
+    """Patterns of the names of inputs; any inputs where empty."""
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    dynamic: bool | None = None
+    targets: tuple[str, ...] = ()
+    replace: Mapping[str, str] = field(default_factory=dict[str, str])
+    free: tuple[str, ...] = ()
+    replica: str = ""
+    error: str = ""
+
+    def concerns(self, node: Node) -> bool:
+        """Whether it may show in a node."""
+        values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
+        dtypes = {str(v.type.dtype).removeprefix("torch.") for v in values}
+        return (
+            node.op.name in self.operators
+            and (not self.dtypes or not dtypes.isdisjoint(self.dtypes))
+            and (self.dynamic is None or self.dynamic != all(v.type.is_static for v in values))
+            and all(_same(node.attrs.get(name), value) for name, value in self.attributes.items())
+        )
+
+    def concerns_run(self, name: str) -> bool:
+        """Whether it may show with the inputs of this name."""
+        return not self.runs or any(fnmatchcase(name, pattern) for pattern in self.runs)
+
+    def matches(self, error: BaseException) -> bool:
+        """Whether an error, or one that caused it, is the declared one."""
+        found: BaseException | None = error
+        while found is not None:
+            if self.error and re.search(self.error, str(found)):
+                return True
+            found = found.__cause__
+        return False
+
+
+@dataclass(frozen=True)
+class ExpectedFailure:
+    """Checks that fail for a known reason: ``[[xfail]]``."""
+
+    task: str
+    """A pattern of tasks, such as ``operators/sort/*``."""
+    reason: str
+    link: str
+    expires: str
+    check: str = "*"
+    targets: tuple[str, ...] = ()
+
+    def concerns(self, result: Result) -> bool:
+        """Whether a result is one that is expected to fail."""
+        return fnmatchcase(str(result.task), self.task) and fnmatchcase(result.name, self.check)
+
+    def __str__(self) -> str:
+        return f"xfail {self.task} {self.check}"
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """All that a target declares."""
+
+    deviations: tuple[Deviation, ...] = ()
+    xfails: tuple[ExpectedFailure, ...] = ()
+
+
+def declarations_of(target: Target, registry: Registry) -> Declarations:
+    """Read what a target declares; nothing where it has no file.
+
+    Raises:
+        TargetError: the file cannot be read, or entries of it make no sense; all of them are named.
+    """
+    path = _file_of(target)
+    if path is None:
+        return Declarations()
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        msg = f"{path} cannot be read: {error}"
+        raise TargetError(msg) from error
+    reader = _Reader(registry)
+    known = {"deviation": Deviation, "xfail": ExpectedFailure}
+    reader.refuse_unknown(path.name, document, known)
+    read = {name: [reader.entry(kind, e) for e in document.get(name, ())] for name, kind in known.items()}
+    reader.refuse_twins([e.get("id") for e in document.get("deviation", ())])
+    if reader.problems:
+        msg = f"{path} has {len(reader.problems)} errors:\n" + "\n".join(f"  {p}" for p in reader.problems)
+        raise TargetError(msg)
+    mine = {
+        name: tuple(e for e in entries if not e.targets or target.name in e.targets) for name, entries in read.items()
+    }
+    return Declarations(mine["deviation"], mine["xfail"])
+
+
+def declared_deviations(target: Target, registry: Registry) -> tuple[Deviation, ...]:
+    """Read the deviations that a target declares, as `declarations_of`."""
+    return declarations_of(target, registry).deviations
+
+
+def _file_of(target: Target) -> Path | None:
+    stated = getattr(target, "deviations", None)
+    if stated is not None:
+        return Path(stated)
+    beside = Path(inspect.getfile(type(target))).with_name(FILE)
+    return beside if beside.exists() else None
+
+
+class _Reader:
+    """Makes entries of tables, and gathers what is wrong with them."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.problems: list[str] = []
+
+    def refuse_unknown(self, what: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+        unknown = [name for name in table if name not in known]
+        for name in unknown:
+            self.problems.append(f"{what}: there is no {name!r}{_near(name, known)}")
+        return bool(unknown)
+
+    def refuse_twins(self, names: Sequence[Any]) -> None:
+        self.problems += [f"{name}: the id is used twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+
+    def entry(self, kind: type[Any], table: Any) -> Any:
+        known = {f.name: f for f in fields(kind)}
+        what = (
+            str(table.get("id", table.get("task", "an entry without id"))) if isinstance(table, dict) else repr(table)
+        )
+        if not isinstance(table, dict) or self.refuse_unknown(what, table, known):
+            return None
+        required = [n for n in ("id", "operators", "task", "reason", "link", "expires") if n in known]
+        lacking = [name for name in required if not table.get(name)]
+        wrong = [name for name, value in table.items() if not _fits(str(known[name].type), value)]
+        self.problems += [f"{what}: {name} is missing" for name in lacking]
+        self.problems += [f"{what}: {name} = {table[name]!r} must be {known[name].type}" for name in wrong]
+        if lacking or wrong:
+            return None
+        entry = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in table.items()})
+        self._check_expiry(what, entry.expires)
+        if isinstance(entry, Deviation):
+            self._check(entry)
+        return entry
+
+    def _check_expiry(self, what: str, text: str) -> None:
+        try:
+            is_expired(text)
+        except (ValueError, InvalidRequirement):
+            self.problems.append(f"{what}: expires = {text!r} is neither a date (2027-01-31) nor like 'onnxruntime>=2'")
+
+    def _check(self, d: Deviation) -> None:
+        forms = [form for form in FORMS if getattr(d, form)]
+        if len(forms) != 1:
+            found = " and ".join(forms) or "none"
+            self.problems.append(f"{d.id}: one of {', '.join(FORMS)} says what happens instead; it has {found}")
+        for name in d.operators:
+            if name not in self.registry.operators:
+                near = _near(name, self.registry.operators)
+                self.problems.append(f"{d.id}: no plugin declares the operator {name!r}{near}")
+        for kind in (*d.replace, *d.free):
+            if kind not in KINDS:
+                self.problems.append(f"{d.id}: {kind!r} is no kind of element; kinds are {', '.join(KINDS)}")
+        for name in d.replace.values():
+            if name not in SUBSTITUTES:
+                self.problems.append(f"{d.id}: an element cannot become {name!r}; it can {', '.join(SUBSTITUTES)}")
+        if d.replica and not re.fullmatch(r"[\w.]+:\w+", d.replica):
+            self.problems.append(f"{d.id}: replica = {d.replica!r} is not of the form package.module:function")
+        try:
+            re.compile(d.error)
+        except re.error as error:
+            self.problems.append(f"{d.id}: error = {d.error!r} is no regular expression: {error}")
+
+
+def is_expired(text: str, today: dt.date | None = None) -> bool:
+    """Whether a date has passed, or an installed distribution has come to a version.
+
+    Raises:
+        ValueError: the text is neither a date nor a requirement.
+    """
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        return (today or dt.datetime.now(dt.UTC).date()) > dt.date.fromisoformat(text)
+    requirement = Requirement(text)
+    if not requirement.specifier:
+        raise ValueError(text)
+    try:
+        return version(requirement.name) in requirement.specifier
+    except PackageNotFoundError:
+        return False
+
+
+def _fits(annotation: str, value: Any) -> bool:
+    if annotation.startswith("tuple"):
+        return isinstance(value, list) and all(isinstance(v, str) for v in value)
+    if annotation.startswith("Mapping"):
+        return isinstance(value, dict)
+    return isinstance(value, bool if annotation.startswith("bool") else str)
+
+
+def _same(actual: Any, stated: Any) -> bool:
+    """Compare an attribute with what TOML can hold: lists stand for tuples, ``"None"`` for None, dtypes by name."""
+    if isinstance(stated, list):
+        return isinstance(actual, list | tuple) and [*actual] == stated
+    if isinstance(stated, str) and not isinstance(actual, str):
+        return str(actual).removeprefix("torch.") == stated
+    return type(actual) is type(stated) and actual == stated
+
+
+def _near(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -1,0 +1,78 @@
+"""What a run says of declarations: deviations that were never seen, expected failures that pass, both that expired."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.profiles import Profile
+from clika_ref_conformance.verdicts import Verdict
+
+
+def with_expected_failures(results: Sequence[Result], xfails: Sequence[ExpectedFailure]) -> list[Result]:
+    """Return the results with those that were expected to fail as XFAIL, or as XPASS where none of an entry failed."""
+    changed = list(results)
+    for entry in xfails:
+        mine = [i for i, r in enumerate(results) if entry.concerns(r)]
+        failed = [i for i in mine if results[i].verdict.is_failure]
+        passed = [i for i in mine if results[i].verdict in (Verdict.PASS, Verdict.DEVIATION)]
+        for i in failed:
+            message = f"expected ({entry.reason}, {entry.link}): {results[i].verdict}: {results[i].comparison.message}"
+            changed[i] = _with(results[i], Verdict.XFAIL, message)
+        for i in passed if not failed else ():
+            message = f"expected to fail ({entry.reason}, {entry.link}), and passes: remove [[xfail]] {entry.task}"
+            changed[i] = _with(results[i], Verdict.XPASS, message)
+    return changed
+
+
+def _with(result: Result, verdict: Verdict, message: str) -> Result:
+    return replace(result, comparison=replace(result.comparison, verdict=verdict, message=message))
+
+
+def deviation_accounts(deviations: Sequence[Deviation], results: Sequence[Result]) -> list[Mapping[str, Any]]:
+    """Return each deviation with how many checks saw it and how many could have."""
+    seen = Counter(name for r in results for name in r.deviations)
+    watched = Counter(name for r in results for name in r.watched)
+    return [
+        {
+            "id": d.id,
+            "operators": list(d.operators),
+            "reason": d.reason,
+            "link": d.link,
+            "since": d.since,
+            "expires": d.expires,
+            "seen": seen[d.id],
+            "watched": watched[d.id],
+        }
+        for d in deviations
+    ]
+
+
+def problems_of(record: RunRecord, declarations: Declarations, profile: Profile, *, is_full: bool) -> list[str]:
+    """Return what is wrong with the declarations, as far as a run shows it."""
+    counts = {account["id"]: account for account in record.deviations}
+    problems: list[str] = []
+    for d in declarations.deviations:
+        account = counts[d.id]
+        reachable = not d.dtypes or not set(d.dtypes).isdisjoint(profile.dtypes)
+        if account["watched"] and not account["seen"]:
+            problems.append(
+                f"xpass: the deviation {d.id} was not seen in {account['watched']} checks that could have shown it: "
+                "the target does as eager does now; remove the entry"
+            )
+        if is_full and reachable and not account["watched"]:
+            problems.append(f"the deviation {d.id} concerns nothing in the plan: correct its matcher, or remove it")
+    problems += [
+        f"{entry} concerns nothing in the plan: correct its patterns, or remove it"
+        for entry in declarations.xfails
+        if is_full and not any(map(entry.concerns, record.results))
+    ]
+    for entry in (*declarations.deviations, *declarations.xfails):
+        if is_expired(entry.expires):
+            name = entry.id if isinstance(entry, Deviation) else str(entry)
+            problems.append(f"{name} expired ({entry.expires}): look whether it is still true, and set a new date")
+    return problems

@@ -1,0 +1,212 @@
+"""Whether what a target returned, or raised, is what it declares to do otherwise than eager, and exactly that.
+
+A deviation belongs to a node, but what is judged are the outputs of a graph. So the graph is made to deviate: its
+nodes that a declaration concerns compute what the target is said to compute, and the judge is asked again.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.operators import Operator
+from clika_ref_conformance.cases import Run
+from clika_ref_conformance.deviations import Deviation
+from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+Tensors = Sequence[torch.Tensor]
+Alter = Callable[[Node, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]], Tensors]
+"""What a node returns instead: the node, its arguments, and what eager returns."""
+
+FILLS = (1.0, -2.5)
+"""Two values that an element which may be anything is given, to see what depends on it."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judge's answer to one run, with the identifiers of the deviations in it."""
+
+    comparison: Comparison
+    seen: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
+    """Those that could have been seen: with them the outputs of the graph are others."""
+
+
+def judge_run(
+    graph: Graph,
+    run: Run,
+    actual: Tensors,
+    deviations: Sequence[Deviation],
+    *,
+    reference: Reference | None = None,
+    seed: int = 0,
+) -> Judgement:
+    """Judge what a target returned for a run; where it fails, once more with what the target declares.
+
+    Each deviation is tried alone and then all together; the first with which the target is right is the verdict.
+    ``reference`` is that of the graph and the run, where it is at hand.
+    """
+    reference = reference or Reference(graph, run.inputs, seed=seed)
+    found = reference.judge(actual)
+    concerned = [d for d in deviations if d.concerns_run(run.name) and any(map(d.concerns, graph.nodes))]
+    concerned = [d for d in concerned if not d.error]
+    if not concerned:
+        return Judgement(found)
+    watched = tuple(d.id for d in concerned if _shows(graph, run, d))
+    if not found.verdict.is_failure:
+        return Judgement(found, (), watched)
+    for group in [[d] for d in concerned] + [concerned] * (len(concerned) > 1):
+        again = _judge_deviating(graph, run, actual, group, seed)
+        if not again.verdict.is_failure:
+            seen = tuple(d.id for d in group if d.id in watched)
+            message = "; ".join(f"{d.id}: {d.reason}" for d in group)
+            return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), seen, watched)
+    return Judgement(found, (), watched)
+
+
+def expected_error(
+    graph: Graph, run: Run | None, error: BaseException, deviations: Sequence[Deviation]
+) -> Deviation | None:
+    """Return the deviation that declares an error of a graph, raised while compiling or in a run."""
+    concerned = errors_expected(graph, run, deviations)
+    return next((d for d in concerned if d.matches(error)), None)
+
+
+def errors_expected(graph: Graph, run: Run | None, deviations: Sequence[Deviation]) -> list[Deviation]:
+    """Return the deviations by which a graph, or a run of it, may raise an error."""
+    return [
+        d
+        for d in deviations
+        if d.error and (run is None or d.concerns_run(run.name)) and any(map(d.concerns, graph.nodes))
+    ]
+
+
+def _judge_deviating(graph: Graph, run: Run, actual: Tensors, group: Sequence[Deviation], seed: int) -> Comparison:
+    fixed = [d for d in group if not d.free]
+    changed = _deviating(graph, [(d, _alteration(d)) for d in fixed])
+    reference = Reference(changed, run.inputs, seed=seed)
+    free = [d for d in group if d.free]
+    if free:
+        actual = _with_free_elements_right(changed, run, actual, reference.eager, free)
+    return reference.judge(actual)
+
+
+def _with_free_elements_right(
+    graph: Graph, run: Run, actual: Tensors, eager: Tensors, free: Sequence[Deviation]
+) -> Tensors:
+    """Put eager's elements where the output depends on elements that may be anything."""
+    variants = [_outputs(_deviating(graph, [(d, _filling(d, fill)) for d in free]), run) for fill in FILLS]
+    result = list(actual)
+    for index, (a, e) in enumerate(zip(actual, eager, strict=True)):
+        others = [v[index] for v in variants]
+        if a.shape == e.shape and a.dtype == e.dtype and all(o.shape == e.shape for o in others):
+            depends = functools.reduce(torch.logical_or, (_differs(o, e) for o in others))
+            result[index] = torch.where(depends, e, a)
+    return result
+
+
+def _shows(graph: Graph, run: Run, deviation: Deviation) -> bool:
+    """Whether the outputs of a graph are others where it deviates."""
+    alter = _filling(deviation, FILLS[0]) if deviation.free else _alteration(deviation)
+    pairs = zip(_outputs(graph, run), _outputs(_deviating(graph, [(deviation, alter)]), run), strict=True)
+    return any(a.shape != b.shape or a.dtype != b.dtype or bool(_differs(a, b).any()) for a, b in pairs)
+
+
+def _outputs(graph: Graph, run: Run) -> Tensors:
+    with torch.no_grad():
+        return interpret(graph, [t.clone() for t in run.inputs])[0]
+
+
+def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Compare element by element: NaN equals NaN, and zeros differ by their sign."""
+    both_nan = a.isnan() & b.isnan()
+    return ((a != b) | (a.signbit() != b.signbit())) & ~both_nan
+
+
+def _deviating(graph: Graph, changes: Sequence[tuple[Deviation, Alter]]) -> Graph:
+    """Return a clone whose nodes that deviations concern compute something else."""
+    clone = graph.clone()
+    for node in clone.nodes:
+        for deviation, alter in changes:
+            if deviation.concerns(node):
+                node.op = _altered(node, alter)
+    return clone
+
+
+def _altered(node: Node, alter: Alter) -> Operator:
+    op = copy.copy(node.op)
+    original = node.op
+
+    @functools.wraps(original.reference)
+    def reference(*operands: Any, **attrs: Any) -> Any:
+        result = original(*operands, **attrs)
+        results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
+        changed = tuple(alter(node, operands, attrs, results))
+        return changed[0] if isinstance(result, torch.Tensor) else changed
+
+    op.reference = reference
+    return op
+
+
+def _alteration(deviation: Deviation) -> Alter:
+    if deviation.replica:
+        place, _, name = deviation.replica.partition(":")
+        replica = getattr(importlib.import_module(place), name)
+
+        def replicate(_: Node, operands: tuple[Any, ...], attrs: dict[str, Any], __: Tensors) -> Tensors:
+            result = replica(*operands, **attrs)
+            return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+        return replicate
+
+    def substitute(node: Node, _: tuple[Any, ...], __: dict[str, Any], results: Tensors) -> Tensors:
+        changed: list[torch.Tensor] = []
+        for value, tensor in zip(node.outputs, results, strict=True):
+            new = tensor
+            for kind, name in deviation.replace.items():
+                new = torch.where(_is_of(kind, tensor), _number(name, value.type.dtype), new).to(tensor.dtype)
+            changed.append(new)
+        return changed
+
+    return substitute
+
+
+def _filling(deviation: Deviation, fill: float) -> Alter:
+    def put(_: Node, __: tuple[Any, ...], ___: dict[str, Any], results: Tensors) -> Tensors:
+        return [functools.reduce(lambda t, k: t.masked_fill(_is_of(k, t), fill), deviation.free, t) for t in results]
+
+    return put
+
+
+def _is_of(kind: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return torch.zeros_like(tensor, dtype=torch.bool)
+    is_zero = tensor == 0
+    match kind:
+        case "nan":
+            return tensor.isnan()
+        case "0":
+            return is_zero & ~tensor.signbit()
+        case "-0":
+            return is_zero & tensor.signbit()
+        case "subnormal":
+            return ~is_zero & (tensor.abs() < torch.finfo(tensor.dtype).tiny)
+        case _:
+            return tensor == float(kind)
+
+
+def _number(name: str, dtype: torch.dtype) -> float:
+    """Return what an element becomes; the largest number is that of the declared dtype, also in a run in float64."""
+    if name.endswith("max"):
+        largest = torch.finfo(dtype).max
+        return -largest if name.startswith("-") else largest
+    return float(name)

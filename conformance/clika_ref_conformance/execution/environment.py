@@ -1,0 +1,70 @@
+"""What a run depends on beside the suite itself: versions, the processor, variables that change numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+
+import torch
+
+from clika_ref_conformance.suite import Suite
+
+LIBRARIES = ("torch", "numpy", "onnx", "onnxscript", "hypothesis", "clika-ref", "clika-ref-conformance")
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CLIKA_REF_PLUGINS", "PYTHONHASHSEED")
+
+
+def environment_of(suite: Suite) -> dict[str, str]:
+    """Return facts by name, as text, for a report."""
+    plugins = {p.distribution: p.version for p in suite.registry.plugins}
+    libraries = {name: version(name) for name in (*LIBRARIES, *_runtimes(suite)) if _is_installed(name)}
+    variables = {f"${name}": os.environ[name] for name in VARIABLES if name in os.environ}
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "suite": suite_hash(),
+        **libraries,
+        **plugins,
+        **variables,
+    }
+
+
+def suite_hash() -> str:
+    """Return a hash of the suite's own sources: two reports with one hash ran the same checks."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _runtimes(suite: Suite) -> list[str]:
+    """Return the libraries that the plugin of the target needs."""
+    module = type(suite.target).__module__.partition(".")[0]
+    names = [module]
+    for found in distributions():
+        if found.metadata["Name"].replace("-", "_") == module:
+            names += [m.group() for r in found.requires or () if (m := re.match(r"[\w.-]+", r)) and "extra ==" not in r]
+    return names
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        return platform.processor()
+    found = re.search(r"model name\s*:\s*(.+)", text)
+    return found.group(1) if found else platform.machine()

@@ -1,0 +1,74 @@
+"""The levels of the suite by name, and the tasks of a plan: those of the levels and subjects that are asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from clika_ref.core.errors import ClikaError
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.suite import Level, Suite
+
+LEVELS: Mapping[str, str] = {
+    name: f"clika_ref_conformance.levels.{name}"
+    for name in (
+        "contract",
+        "operators",
+        "passes",
+        "pairs",
+        "graphs",
+        "blocks",
+        "dynamic",
+        "artifacts",
+        "quantization",
+    )
+}
+"""The modules of the levels, in the order in which they run."""
+
+
+def chosen_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> dict[str, str]:
+    """Return the levels that are wanted, in the order of the plan; all of them where ``wanted`` is empty.
+
+    Raises:
+        ClikaError: a level is unknown.
+    """
+    unknown = [name for name in wanted if name not in levels]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], levels, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        msg = f"there is no level {unknown[0]!r}{hint} Levels are {', '.join(levels)}."
+        raise ClikaError(msg)
+    return {name: module for name, module in levels.items() if not wanted or name in wanted}
+
+
+def level_at(module: str) -> Level:
+    """Import the module of a level."""
+    return cast("Level", importlib.import_module(module))
+
+
+def tasks_of(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
+    """Return the tasks of the plan: those of the given levels whose name contains a word of ``suite.subjects``.
+
+    Raises:
+        ClikaError: no task is left, or two tasks have one name.
+    """
+    every = [task for module in levels.values() for task in level_at(module).tasks(suite)]
+    twice = sorted({str(task) for task in every if every.count(task) > 1}) if len(set(every)) < len(every) else []
+    if twice:
+        msg = f"the plan holds tasks twice: {', '.join(twice)}; a level gives each of its tasks a subject of its own"
+        raise ClikaError(msg)
+    tasks = [task for task in every if _is_wanted(task, suite.subjects)]
+    if not tasks:
+        subjects = sorted({task.subject for task in every})
+        near = [m for word in suite.subjects for m in difflib.get_close_matches(word, subjects)]
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        msg = f"no task of the levels {', '.join(levels)} contains {' or '.join(suite.subjects) or 'anything'}{hint}"
+        raise ClikaError(msg)
+    return tasks
+
+
+def _is_wanted(task: Task, words: Sequence[str]) -> bool:
+    return not words or any(word == task.subject or word in str(task) for word in words)

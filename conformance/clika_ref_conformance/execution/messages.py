@@ -1,0 +1,61 @@
+"""What a run and its workers say to each other: lines of JSON, so that nothing that is read is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.record import Result
+from clika_ref_conformance.profiles import Profile
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first line that a worker reads: what to test, how thoroughly, and where to put files."""
+
+    target: str
+    profile: Profile
+    levels: Mapping[str, str]
+    """Names of levels and their modules."""
+    folder: str
+    """A folder of the run, for artifacts."""
+    out: str = ""
+    """The folder of the report, for reproducers; none are written where empty."""
+    path: tuple[str, ...] = field(default=())
+    """``sys.path`` of the run."""
+    arrange: str = ""
+    """``package.module:function`` that changes the suite before anything is planned, such as one that seeds a fault."""
+    argument: str = ""
+    """What ``arrange`` is called with, after the suite."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, document: Mapping[str, Any]) -> Setup:
+        """Return what `as_json` was called on."""
+        profile: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document["profile"].items()}
+        return cls(**{**document, "profile": Profile(**profile), "path": tuple(document["path"])})
+
+
+def result_to_json(result: Result) -> dict[str, Any]:
+    """Return a result as JSON; floats that are not finite stay what Python's JSON calls them."""
+    return asdict(result)
+
+
+def result_of_json(document: Mapping[str, Any]) -> Result:
+    """Return what `result_to_json` was given."""
+    comparison = {**document["comparison"], "verdict": Verdict(document["comparison"]["verdict"])}
+    lists = {name: tuple(document[name]) for name in ("deviations", "watched")}
+    return Result(
+        **{**document, **lists, "task": task_of_json(document["task"]), "comparison": Comparison(**comparison)}
+    )
+
+
+def task_of_json(document: Mapping[str, Any]) -> Task:
+    """Return the task whose fields these are."""
+    return Task(**document)

@@ -1,0 +1,139 @@
+"""One worker as the run sees it: a spawned process, the task it is doing, and when it must next be heard of."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.messages import Setup
+from clika_ref_conformance.execution.record import Result
+
+START_SECONDS = 120.0
+"""Until a worker has started: importing torch and a runtime takes 3 s, or tens of them on a busy machine."""
+
+PLAN_SECONDS = 600.0
+"""Until a task is planned, and between its checks: drawing a thousand calls takes seconds."""
+
+TAIL = 30
+"""Lines of standard error that a verdict quotes; a traceback of `faulthandler` takes about so many."""
+
+
+@dataclass
+class Progress:
+    """How far a task has come: it outlives the workers that die of it."""
+
+    task: Task
+    plan: list[str] | None = None
+    results: dict[str, Result] = field(default_factory=dict[str, Result])
+    started: str | None = None
+    """The check that a worker is running now."""
+    fruitless: int = 0
+    """How many workers died in a row without having run a check."""
+
+
+Event = tuple["WorkerProcess", str, Any]
+"""Who says it, what (``ended`` where the process is gone), and the content."""
+
+
+class WorkerProcess:
+    """A spawned worker. A thread of its own puts what it says into the queue of the run."""
+
+    def __init__(self, setup: Setup, events: queue.Queue[Event]) -> None:
+        self.setup = setup
+        self.progress: Progress | None = None
+        self.checks = 0
+        self.is_ready = False
+        self.deadline = time.monotonic() + START_SECONDS
+        self.overdue = False
+        """Whether it was killed because it was not heard of in time."""
+        self.stderr = tempfile.TemporaryFile("w+b", dir=setup.folder)  # noqa: SIM115 - closed with the process
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "clika_ref_conformance.execution.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            env=environment,
+            encoding="utf-8",
+        )
+        self._tell(json.dumps(setup.as_json()) + "\n")
+        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
+
+    def _listen(self, events: queue.Queue[Event]) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            try:
+                kind, content = json.loads(line)
+            except ValueError:  # the process died in the middle of a line
+                break
+            events.put((self, kind, content))
+        events.put((self, "ended", None))
+
+    def _tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it is gone already, which the thread that listens reports
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
+    def give(self, progress: Progress) -> None:
+        """Let it do what is left of a task."""
+        self.progress = progress
+        self.expect(PLAN_SECONDS)
+        self._tell(json.dumps({"task": asdict(progress.task), "done": list(progress.results)}) + "\n")
+
+    def expect(self, seconds: float) -> None:
+        """Allow it so long until it is heard of again."""
+        self.deadline = time.monotonic() + seconds
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+    def end(self) -> None:
+        """Let it end, or kill it where it does not."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.process.wait()
+        self.close()
+
+    def close(self) -> str:
+        """Free what it held, once it is gone; return the end of what it wrote to standard error."""
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        if self.stderr.closed:
+            return ""
+        self.stderr.seek(0)
+        text = self.stderr.read().decode("utf-8", "replace")
+        self.stderr.close()
+        return "\n".join(text.splitlines()[-TAIL:])
+
+
+def folder_for(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
+    """Make the folder of a run, which is removed with all that killed workers left in it."""
+    return tempfile.TemporaryDirectory(prefix="clika-ref-conformance-", dir=parent, ignore_cleanup_errors=True)
+
+
+def next_deadline(workers: Sequence[WorkerProcess]) -> float:
+    """Return the seconds until the first worker is overdue."""
+    return max(0.0, min(worker.deadline for worker in workers) - time.monotonic())

@@ -1,0 +1,310 @@
+"""A whole run: tasks go to workers, a worker that dies costs one check, and every planned check gets one result."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.registry import load_registry
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.deviations import Declarations, declarations_of
+from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
+from clika_ref_conformance.execution.case_checks import OUT_OF_MEMORY
+from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, tasks_of
+from clika_ref_conformance.execution.messages import Setup, result_of_json
+from clika_ref_conformance.execution.process import (
+    PLAN_SECONDS,
+    Event,
+    Progress,
+    WorkerProcess,
+    folder_for,
+    next_deadline,
+)
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.profiles import PROFILES, Profile
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+RECYCLE_CHECKS = 4000
+"""Checks after which a worker is replaced: a runtime that leaks is stopped, at 3 s of start for a minute of work."""
+
+FRUITLESS = 3
+"""Workers that may die in a row of one task without having run a check of it."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What to run."""
+
+    target: str
+    """The name of an installed target, or ``package.module:TARGET``."""
+    profile: Profile = PROFILES["quick"]
+    subjects: Sequence[str] = ()
+    """Words of which the name of a task must contain one."""
+    levels: Sequence[str] = ()
+    """Names of levels; all of them where empty."""
+    out: Path | None = None
+    """The folder of the report, for reproducers."""
+    workers: int = 2
+    catalogue: Mapping[str, str] = field(default_factory=lambda: LEVELS)
+    """All levels there are: their names and modules."""
+    arrange: str = ""
+    argument: str = ""
+    """See `clika_ref_conformance.execution.messages.Setup`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that was found sensible: its tasks, and what the target declares."""
+
+    request: RunRequest
+    levels: Mapping[str, str]
+    tasks: Sequence[Task]
+    declarations: Declarations
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing of the profile is left out."""
+        return not self.request.subjects and not self.request.levels
+
+
+def plan_run(request: RunRequest) -> Plan:
+    """Find out what a request asks for; nothing is run yet.
+
+    Raises:
+        ClikaError: there is no such target, level or subject, or the target's declarations make no sense.
+    """
+    registry = load_registry()
+    target = load_target(request.target, registry)
+    declarations = declarations_of(target, registry)
+    levels = chosen_levels(request.levels, request.catalogue)
+    suite = Suite(registry, target, request.profile, Path(), tuple(request.subjects), declarations.deviations)
+    return Plan(request, levels, tasks_of(suite, levels), declarations)
+
+
+Notice = Callable[[Result | None, "Execution"], None]
+"""Called after each result, and with None when a task has ended."""
+
+
+def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
+    """Run a plan and return what came of it.
+
+    Raises:
+        ClikaError: no worker can start.
+    """
+    with folder_for() as folder:
+        setup = Setup(
+            plan.request.target,
+            plan.request.profile,
+            plan.levels,
+            folder,
+            str(plan.request.out or ""),
+            tuple(sys.path),
+            plan.request.arrange,
+            plan.request.argument,
+        )
+        return Execution(plan, setup, notice).go()
+
+
+class Execution:
+    """The state of a run while it goes on."""
+
+    def __init__(self, plan: Plan, setup: Setup, notice: Notice | None) -> None:
+        self.plan = plan
+        self.setup = setup
+        self.notice = notice or (lambda _, __: None)
+        self.every = [Progress(task) for task in plan.tasks]
+        self.waiting = deque(self.every)
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.workers: list[WorkerProcess] = []
+        self.environment: dict[str, str] = {}
+        self.problems: list[str] = []
+        self.ended = 0
+        """Tasks that are done with."""
+
+    def go(self) -> RunRecord:
+        """Run everything, or until it is interrupted."""
+        start = time.perf_counter()
+        try:
+            for _ in range(min(max(self.plan.request.workers, 1), len(self.every))):
+                self._hire()
+            while self.workers:
+                self._wait()
+        except KeyboardInterrupt:
+            self._abandon("the run was interrupted")
+        finally:
+            for worker in self.workers:
+                worker.kill()
+                worker.close()
+        return self._record(time.perf_counter() - start)
+
+    def _hire(self) -> None:
+        self.workers.append(WorkerProcess(self.setup, self.events))
+
+    def _wait(self) -> None:
+        """Handle what the workers say next, or kill those that have not said anything for too long."""
+        try:
+            worker, kind, content = self.events.get(timeout=next_deadline(self.workers))
+        except queue.Empty:
+            for worker in self.workers:
+                if worker.deadline <= time.monotonic() and not worker.overdue:
+                    worker.overdue = True
+                    worker.expect(60)  # its end is reported within moments
+                    worker.kill()
+            return
+        if worker in self.workers:
+            getattr(self, f"_on_{kind}")(worker, content)
+
+    def _on_ready(self, worker: WorkerProcess, environment: dict[str, str]) -> None:
+        worker.is_ready = True
+        self.environment = environment
+        self._next(worker)
+
+    def _next(self, worker: WorkerProcess) -> None:
+        worker.progress = None
+        if self.waiting:
+            worker.give(self.waiting.popleft())
+        else:
+            self.workers.remove(worker)
+            worker.end()
+
+    def _on_plan(self, worker: WorkerProcess, names: list[str]) -> None:
+        progress = _progress(worker)
+        if progress.plan is None:
+            progress.plan = names
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                self.problems.append(f"{progress.task} plans checks twice: {', '.join(twice)}")
+        elif progress.plan != names:
+            self._give_up(progress, "another worker planned other checks: drawing must be the same in every process")
+            self.problems.append(f"{progress.task} is planned differently in different processes")
+            worker.progress = None
+            worker.kill()
+
+    def _on_start(self, worker: WorkerProcess, name: str) -> None:
+        profile = self.plan.request.profile
+        _progress(worker).started = name
+        worker.expect(profile.case_seconds + profile.shrink_seconds)
+
+    def _on_result(self, worker: WorkerProcess, document: dict[str, Any]) -> None:
+        progress = _progress(worker)
+        progress.started, progress.fruitless = None, 0
+        worker.checks += 1
+        worker.expect(PLAN_SECONDS)
+        self._enter(progress, result_of_json(document))
+
+    def _enter(self, progress: Progress, result: Result) -> None:
+        if result.name in progress.results:
+            self.problems.append(f"{progress.task}: {result.name} has two results")
+        progress.results[result.name] = result
+        self.notice(result, self)
+
+    def _on_done(self, worker: WorkerProcess, resident: int) -> None:
+        self._finish()
+        limit = self.plan.request.profile.memory_bytes
+        if self.waiting and (worker.checks >= RECYCLE_CHECKS or (limit and resident > limit / 2)):
+            self.workers.remove(worker)
+            worker.end()
+            self._hire()
+        else:
+            self._next(worker)
+
+    def _finish(self) -> None:
+        self.ended += 1
+        self.notice(None, self)
+
+    def _on_ended(self, worker: WorkerProcess, _: None) -> None:
+        """Blame the check that was running, and let another worker go on behind it."""
+        self.workers.remove(worker)
+        words = worker.close()
+        if not worker.is_ready:
+            msg = f"a worker ended before it was ready ({_manner(worker)}):\n{words}"
+            raise ClikaError(msg)
+        progress = worker.progress
+        if progress is not None:
+            self._blame(progress, worker, words)
+        if self.waiting and len(self.workers) < self.plan.request.workers:
+            self._hire()
+
+    def _blame(self, progress: Progress, worker: WorkerProcess, words: str) -> None:
+        verdict, message = _verdict_of(worker, words)
+        if progress.started is not None:
+            self._enter(progress, _result(progress.task, progress.started, verdict, message))
+            progress.started, progress.fruitless = None, 0
+        elif progress.plan is None:
+            progress.plan = ["plan"]
+            self._enter(progress, _result(progress.task, "plan", verdict, f"while the task was planned: {message}"))
+        else:
+            progress.fruitless += 1
+            if progress.fruitless >= FRUITLESS:
+                self._give_up(progress, f"{FRUITLESS} workers died before they ran a check: {message}")
+        if set(progress.plan or ()) <= progress.results.keys():
+            self._finish()
+        else:
+            self.waiting.appendleft(progress)
+
+    def _give_up(self, progress: Progress, reason: str) -> None:
+        if progress.plan is None:
+            progress.plan = ["plan"]
+        for name in progress.plan:
+            if name not in progress.results:
+                self._enter(progress, _result(progress.task, name, Verdict.NOT_RUN, reason))
+
+    def _abandon(self, reason: str) -> None:
+        for progress in self.every:
+            self._give_up(progress, reason)
+
+    def _record(self, seconds: float) -> RunRecord:
+        request = self.plan.request
+        planned = {p.task: tuple(p.plan or ()) for p in self.every}
+        results = [p.results[name] for p in self.every for name in p.plan or () if name in p.results]
+        results += [r for p in self.every for name, r in p.results.items() if name not in (p.plan or ())]
+        results = with_expected_failures(results, self.plan.declarations.xfails)
+        record = RunRecord(
+            request.target,
+            request.profile.name,
+            request.profile.seed,
+            self.environment,
+            planned,
+            results,
+            seconds,
+            deviation_accounts(self.plan.declarations.deviations, results),
+        )
+        gone = problems_of(record, self.plan.declarations, request.profile, is_full=self.plan.is_full)
+        return replace(record, problems=(*self.problems, *gone))
+
+
+def _progress(worker: WorkerProcess) -> Progress:
+    assert worker.progress is not None
+    return worker.progress
+
+
+def _result(task: Task, name: str, verdict: Verdict, message: str) -> Result:
+    return Result(task, name, Comparison(verdict, message))
+
+
+def _verdict_of(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
+    quoted = f"; it had written:\n{words}" if words else ""
+    if worker.overdue:
+        return Verdict.HANG, f"no end within the time of the profile; the worker was killed{quoted}"
+    if any(phrase in words for phrase in (*OUT_OF_MEMORY, "MemoryError")):
+        return Verdict.MEMORY, f"the worker reached its memory limit ({_manner(worker)}){quoted}"
+    return Verdict.CRASH, f"the worker died ({_manner(worker)}){quoted}"
+
+
+def _manner(worker: WorkerProcess) -> str:
+    """Say how a process ended."""
+    code = worker.process.returncode
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return f"{name}: the system was out of memory, or someone ended it" if name == "SIGKILL" else name
+    return f"exit status {code}"

@@ -1,0 +1,143 @@
+"""A worker process: reads tasks, plans each before it runs it, and reports every check as it starts and ends.
+
+Standard output is the channel to the run; what a target prints there goes to standard error instead.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import gc
+import importlib
+import json
+import os
+import resource
+import sys
+import tempfile
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from clika_ref.core.registry import load_registry
+from clika_ref_conformance.cases import Check, Outcome, Task
+from clika_ref_conformance.deviations import declared_deviations
+from clika_ref_conformance.execution.case_checks import is_out_of_memory
+from clika_ref_conformance.execution.environment import environment_of
+from clika_ref_conformance.execution.levels import level_at
+from clika_ref_conformance.execution.messages import Setup, result_to_json, task_of_json
+from clika_ref_conformance.execution.record import Result
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+
+def main() -> None:
+    """Read the setup, then one task a line, until standard input ends."""
+    faulthandler.enable()
+    channel = _channel()
+    setup = Setup.of_json(json.loads(sys.stdin.readline()))
+    sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
+    torch.set_num_threads(1)  # two workers share the cores, and kernels round by how they split work
+    suite = make_suite(setup)
+    limit = setup.profile.memory_bytes
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    worker = Worker(suite, setup, channel)
+    worker.say("ready", environment_of(suite))
+    for line in sys.stdin:
+        request = json.loads(line)
+        worker.do(task_of_json(request["task"]), frozenset(request["done"]))
+
+
+def _channel() -> TextIO:
+    """Take standard output for the run alone, and point the descriptor at standard error."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    return os.fdopen(kept, "w", encoding="utf-8", buffering=1)
+
+
+def make_suite(setup: Setup) -> Suite:
+    """Return the suite that a setup describes."""
+    registry = load_registry()
+    target = load_target(setup.target, registry)
+    folder = Path(tempfile.mkdtemp(dir=setup.folder))
+    suite = Suite(registry, target, setup.profile, folder, deviations=declared_deviations(target, registry))
+    if setup.arrange:
+        place, _, name = setup.arrange.partition(":")
+        suite = getattr(importlib.import_module(place), name)(suite, setup.argument)
+    return suite
+
+
+class Worker:
+    """Does the tasks that it is given, one after the other."""
+
+    def __init__(self, suite: Suite, setup: Setup, channel: TextIO) -> None:
+        self.suite = suite
+        self.setup = setup
+        self.channel = channel
+
+    def say(self, kind: str, content: Any = None) -> None:
+        """Send one line to the run."""
+        self.channel.write(json.dumps([kind, content]) + "\n")
+
+    def do(self, task: Task, done: frozenset[str]) -> None:
+        """Plan a task, say the plan, and run those of its checks that are not done yet."""
+        try:
+            checks = level_at(self.setup.levels[task.level]).checks(task, self.suite)
+        except Exception as error:  # noqa: BLE001 - whatever a level or a sampler raises fails its task alone
+            checks = [_broken_plan(error)]
+        self.say("plan", [check.name for check in checks])
+        for check in checks:
+            if check.name not in done:
+                self.say("start", check.name)
+                outcome = _run(check)
+                self.say("result", result_to_json(Result.of(task, outcome)))
+        gc.collect()
+        self.say("done", _resident_bytes())
+
+
+def _broken_plan(error: Exception) -> Check:
+    shown = _traceback(error)
+    return Check("plan", lambda: Outcome("plan", Comparison(Verdict.CONTRACT, f"planning the task failed:\n{shown}")))
+
+
+def _run(check: Check) -> Outcome:
+    """Run one check; what it raises becomes its verdict."""
+    try:
+        outcome = replace(check.run(), name=check.name)
+    except Exception as error:  # noqa: BLE001 - one check may cost no other
+        verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.CONTRACT
+        outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))
+    if flushes_denormals():
+        torch.set_flush_denormal(False)
+        message = "the target switched on flush-to-zero in this process, which changes what eager computes"
+        outcome = replace(outcome, comparison=Comparison(Verdict.CONTRACT, message))
+    return outcome
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread takes numbers below the smallest normal float32 for zero."""
+    return bool((torch.full((1,), 1e-39) * 1.0 == 0.0).item())
+
+
+def _traceback(error: BaseException, lines: int = 30) -> str:
+    return "\n".join("".join(traceback.format_exception(error)).splitlines()[-lines:])
+
+
+@functools.cache
+def _page() -> int:
+    return os.sysconf("SC_PAGE_SIZE")
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _page()
+    except OSError:  # not Linux
+        return 0
+
+
+if __name__ == "__main__":
+    main()

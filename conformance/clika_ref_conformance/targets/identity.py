@@ -1,0 +1,74 @@
+"""Eager itself as a target: what it returns is right by definition, so a failure of it is one of the suite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Pass
+from clika_ref.core.registry import load_registry
+from clika_ref.core.targets import Artifact, QuantizationScheme, Runner
+from clika_ref.saving.graph_format import graph_from_json, graph_to_json
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Writes a graph as safetensors with the graph as JSON in the header, and runs it through the interpreter."""
+
+    name: str = "identity"
+    scheme: QuantizationScheme = field(default_factory=QuantizationScheme)
+
+    def missing(self) -> str | None:
+        """Eager is always there."""
+        return None
+
+    def refusal(self, node: Node) -> str | None:  # noqa: ARG002 - the form of a target
+        """Refuse nothing."""
+        return None
+
+    def passes(self) -> Sequence[Pass]:
+        """Add nothing."""
+        return ()
+
+    def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:  # noqa: ARG002 - the form of a target
+        """Write a graph; operators that no plugin declares are kept beside the file, for this process."""
+        tensors = {name: v.data.contiguous().clone() for name, v in graph.constants.items() if v.data is not None}
+        save_file(tensors, path, {"graph": json.dumps(graph_to_json(graph), sort_keys=True)})
+        inputs = tuple(v.name for v in graph.inputs)
+        outputs = tuple(v.name for v in graph.outputs)
+        return Artifact(path, self.name, inputs, outputs, {"operators": {n.op.name: n.op for n in graph.nodes}})
+
+    def load(self, artifact: Artifact) -> Runner:
+        """Read a graph back."""
+        with safe_open(artifact.path, "pt") as file:
+            document = json.loads(file.metadata()["graph"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        own: Mapping[str, Operator] = artifact.facts.get("operators", {})
+        graph = graph_from_json(document, lambda name: own.get(name) or _installed().get(name), tensors)
+
+        def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            with torch.no_grad():
+                outputs, _ = interpret(graph, [t.clone() for t in inputs])
+            return [t.clone() for t in outputs]
+
+        return run
+
+    def explain(self, artifact: Artifact) -> Mapping[str, str]:  # noqa: ARG002 - the form of a target
+        """Say nothing: nodes run as they are written."""
+        return {}
+
+
+@cache
+def _installed() -> Mapping[str, Operator]:
+    return load_registry().operators
