@@ -13,6 +13,8 @@ class Profile:
     seed: int = 0
     dtypes: tuple[str, ...] = ("float32", "int64")
     """Columns of the operator level; an operator that takes none of them is run in what it takes."""
+    rows: int = 16
+    """Covering rows of an operator and dtype at most."""
     drawn: int = 30
     """Drawn calls of an operator and dtype, after the covering rows with their mandatory vectors."""
     pair_operators: int = 50

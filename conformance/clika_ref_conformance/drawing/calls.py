@@ -1,0 +1,48 @@
+"""A drawn call, before its tensors are filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call, Descriptions, Draw, TensorSample
+
+
+@dataclass(frozen=True)
+class DrawnCall:
+    """A call, the seed of its elements, and the number of the vector that it is run on besides typical elements.
+
+    ``beyond`` says that it has a dtype that its samples do not name, ``error`` what its sampler raised instead.
+    """
+
+    call: Call
+    seed: int = 0
+    vector: int = 0
+    beyond: bool = False
+    error: str = ""
+
+
+def sampled(op: Operator, draw: Draw) -> Call:
+    """Return a call that an operator's sampler made, every attribute spelled out."""
+    assert op.sampler is not None, f"{op.name} has samples: a level asks no operator without"
+    call = op.sampler(draw, Descriptions())
+    return op.call(*call.operands, **call.attrs)
+
+
+def filled(call: Call, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the operands of a call with its samples replaced by tensors, one for each in order."""
+    rest = iter(tensors)
+    return [next(rest) if isinstance(o, TensorSample) else o for o in call.operands]
+
+
+def shown(op: Operator, call: Call) -> str:
+    """Return a call as one line: ``add(float32[2, 3], 1.5, alpha=2)``."""
+    operands = [
+        f"{str(o.dtype).removeprefix('torch.')}{list(o.shape)}" if isinstance(o, TensorSample) else repr(o)
+        for o in call.operands
+    ]
+    return f"{op.name}({', '.join([*operands, *(f'{k}={v!r}' for k, v in call.attrs.items())])})"

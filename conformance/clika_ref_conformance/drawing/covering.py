@@ -1,0 +1,168 @@
+"""The first driver: few calls in which any two decisions of a sampler meet in every combination of their options."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call, Choice, Floats, Integers, TensorDescription, TensorSample
+from clika_ref_conformance.drawing.calls import DrawnCall, sampled
+from clika_ref_conformance.drawing.dtypes import DtypeAxis, choices_count, shows
+
+MOST_OPTIONS = 8
+"""Options of one choice that are told apart; of a longer list the first and some others are taken."""
+
+IDLE_ROWS = 4
+"""Rows without a new pair after which the cover is taken as whole: paths of a sampler are found by walking them."""
+
+
+@dataclass
+class Cover:
+    """Which options of which decisions have met. A decision is known by its place in the sampler's code."""
+
+    random: random.Random
+    pairs: set[tuple[Any, Any]] = field(default_factory=set[tuple[Any, Any]])
+    used: Counter[Any] = field(default_factory=Counter[Any])
+
+    def best(self, row: Sequence[Any], key: Any, count: int) -> int:
+        """Return the option that meets the most options of a row for the first time; the least used of equals."""
+        fresh = [sum((other, (key, i)) not in self.pairs for other in row) for i in range(count)]
+        return min(range(count), key=lambda i: (-fresh[i], self.used[key, i], i))
+
+    def add(self, row: Sequence[Any]) -> bool:
+        """Note a row; return whether anything in it is new."""
+        before = len(self.pairs), len(self.used)
+        self.pairs.update((a, b) for i, b in enumerate(row) for a in row[:i])
+        self.used.update(row)
+        return (len(self.pairs), len(self.used)) != before
+
+
+class CoveringDraw:
+    """What a sampler is given for one row: decides each description by what the cover still lacks."""
+
+    def __init__(self, cover: Cover, axis: DtypeAxis, *, empty: int | None = None) -> None:
+        self.cover = cover
+        self.axis = axis
+        self.empty = empty
+        """The side that becomes 0 long in the first tensor whose shape is free, counted from its last."""
+        self.row: list[Any] = []
+        self.seen: Counter[Any] = Counter()
+
+    def __call__(self, description: Any, /) -> Any:
+        """Decide a description."""
+        caller = inspect.currentframe().f_back  # pyright: ignore[reportOptionalMemberAccess] - CPython has frames
+        assert caller is not None
+        place = (caller.f_code, caller.f_lasti)
+        self.seen[place] += 1
+        key = (*place, self.seen[place])
+        description = self.axis.narrow(description)
+        match description:
+            case Choice(options):
+                shown = _few(options)
+                return shown[self._pick(key, len(shown))]
+            case Integers(low, high):
+                return self._within(key, low, high)
+            case Floats(low, high):
+                options = (low + (high - low) * 0.5, low, high) if high > low else (low,)
+                return options[self._pick(key, len(options))]
+            case TensorDescription():
+                return self._tensor(key, description)
+            case _:
+                msg = f"draw() takes a description made by `s`, not {description!r}"
+                raise TypeError(msg)
+
+    def _tensor(self, key: Any, d: TensorDescription) -> TensorSample:
+        dtypes = tuple(dict.fromkeys(d.dtypes))
+        dtype = dtypes[self._pick((*key, "dtype"), len(dtypes))]
+        shape = d.shape
+        if shape is None:
+            rank = self._within((*key, "rank"), *d.rank)
+            sides = [self.cover.random.randint(*d.side) for _ in range(rank)]
+            low = d.side[0]
+            if rank and low <= 1 and self._pick((*key, "one"), 2):
+                sides[self.cover.random.randrange(rank)] = max(low, 1)
+            if rank and self.empty is not None:
+                sides[-1 - self.empty % rank] = 0
+                self.empty = None
+            shape = tuple(sides)
+        return TensorSample(dtype, shape, d.low, d.high, d.domain, d.unique)
+
+    def _within(self, key: Any, low: int, high: int) -> int:
+        """Decide an integer of ``[low, high]``: one from the middle, the lowest, or the highest.
+
+        Raises:
+            ValueError: there is none, which a side of length 0 may bring about.
+        """
+        if low > high:
+            msg = f"no integer lies in [{low}, {high}]"
+            raise ValueError(msg)
+        middle = self.cover.random.randint(low + 1, high - 1) if high - low > 1 else None
+        options = [n for n in (middle, low, high) if n is not None]
+        return options[self._pick(key, len(options) if low < high else 1)]
+
+    def _pick(self, key: Any, count: int) -> int:
+        if count == 1:
+            return 0
+        index = self.cover.best(self.row, key, count)
+        self.row.append((key, index))
+        return index
+
+
+def _few(options: Sequence[Any]) -> list[Any]:
+    """Return the options that differ, at most `MOST_OPTIONS` of them."""
+    different = list({(type(o), repr(o)): o for o in options}.values())
+    if len(different) <= MOST_OPTIONS:
+        return different
+    return [different[i * (len(different) - 1) // (MOST_OPTIONS - 1)] for i in range(MOST_OPTIONS)]
+
+
+def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16) -> list[DrawnCall]:
+    """Return calls that show ``dtype``, the plainest first, at most ``limit``.
+
+    Raises:
+        Exception: whatever the sampler raises; it is the sampler's fault.
+    """
+    rng = random.Random(f"{op.name}/{dtype}/{seed}")  # noqa: S311 - no secret
+    cover, rows, idle = Cover(rng), list[DrawnCall](), 0
+    while len(rows) < limit and idle < IDLE_ROWS:
+        axis = DtypeAxis(dtype, choices=bool(choices_count(op, dtype)))
+        draw = CoveringDraw(cover, axis)
+        call = sampled(op, draw)
+        new = cover.add(draw.row)
+        idle = 0 if new else idle + 1
+        if (new or not rows) and (shows(call, dtype) or choices_count(op, dtype) is None):
+            rows.append(DrawnCall(call, beyond=axis.beyond))
+        if not draw.row:
+            break
+    return rows
+
+
+def empty_calls(op: Operator, dtype: torch.dtype, seed: int, accepts: Callable[[Call], bool]) -> list[DrawnCall]:
+    """Return calls with a side of length 0, the last or the first, as far as the sampler and eager take them.
+
+    Samples describe sides from 1 up, and not every call makes sense without elements: what is refused is left out.
+    """
+    found: dict[str, DrawnCall] = {}
+    for side in (0, 3):
+        rng = random.Random(f"{op.name}/{dtype}/{seed}/{side}")  # noqa: S311 - no secret
+        cover = Cover(rng)
+        for _ in range(3):  # the plainest row may have rank 0, or lie on a path without a free shape
+            axis = DtypeAxis(dtype, choices=bool(choices_count(op, dtype)))
+            draw = CoveringDraw(cover, axis, empty=side)
+            try:
+                call = sampled(op, draw)
+            except Exception:  # noqa: BLE001, S112 - no length but 0 was offered: the call has no such form
+                continue
+            finally:
+                cover.add(draw.row)
+            if draw.empty is None and shows(call, dtype) and accepts(call):
+                found.setdefault(repr(call), DrawnCall(call, beyond=axis.beyond))
+                break
+    return list(found.values())

@@ -1,0 +1,66 @@
+"""The second driver: a Hypothesis strategy of the calls that an operator's samples describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call, Choice, Floats, Integers, TensorDescription, TensorSample
+from clika_ref_conformance.drawing.calls import DrawnCall, sampled
+from clika_ref_conformance.drawing.dtypes import DtypeAxis, choices_count, shows
+
+
+def calls(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
+    """Return the strategy of all calls of an operator that show ``dtype``; it shrinks to the plainest.
+
+    Choices shrink to their first option, integers toward 0 or the end nearest to it, shapes to few and short sides.
+    """
+
+    @st.composite
+    def strategy(draw: Callable[[st.SearchStrategy[Any]], Any]) -> DrawnCall:
+        axis = DtypeAxis(dtype, choices=bool(choices_count(op, dtype)))
+        problem = ""
+        call = Call(())
+        try:
+            call = sampled(op, lambda d: _decided(draw, axis.narrow(d)))
+        except Exception as error:
+            if type(error).__module__.startswith("hypothesis"):
+                raise
+            problem = f"{type(error).__name__}: {error}"
+        assume(problem or choices_count(op, dtype) is None or shows(call, dtype))
+        return DrawnCall(call, draw(_SEEDS), draw(_VECTORS), axis.beyond, problem)
+
+    return strategy()
+
+
+_SEEDS = st.integers(0, 2**16)
+_VECTORS = st.integers(0, 255)
+
+
+def _decided(draw: Callable[[st.SearchStrategy[Any]], Any], description: Any) -> Any:
+    match description:
+        case Choice(options):
+            return options[draw(st.integers(0, len(options) - 1))]
+        case Integers(low, high):
+            return draw(st.integers(low, high))
+        case Floats(low, high):
+            return draw(st.floats(low, high, allow_subnormal=False))
+        case TensorDescription():
+            return _tensor(draw, description)
+        case _:
+            msg = f"draw() takes a description made by `s`, not {description!r}"
+            raise TypeError(msg)
+
+
+def _tensor(draw: Callable[[st.SearchStrategy[Any]], Any], d: TensorDescription) -> TensorSample:
+    dtypes = list(dict.fromkeys(d.dtypes))
+    dtype = dtypes[draw(st.integers(0, len(dtypes) - 1)) if len(dtypes) > 1 else 0]
+    shape = d.shape
+    if shape is None:
+        shape = tuple(draw(st.integers(*d.side)) for _ in range(draw(st.integers(*d.rank))))
+    return TensorSample(dtype, shape, d.low, d.high, d.domain, d.unique)

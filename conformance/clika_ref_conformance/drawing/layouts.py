@@ -1,0 +1,100 @@
+"""The forms in which a call can come: memory layouts of its inputs, types of its literals, signs of its sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call, TensorSample
+from clika_ref_conformance.cases import Run
+
+DIMENSIONS = frozenset(
+    {"dim", "dims", "axis", "dim0", "dim1", "dim1_", "dim2", "start_dim", "end_dim", "axis0", "axis1"}
+)
+"""Attributes that name sides of the first operand, which may be counted from the last."""
+
+
+def laid_out(typical: Run, samples: Sequence[TensorSample]) -> list[Run]:
+    """Return the inputs of a run in other memory layouts: ``strided``, ``offset``, ``channels-last``, ``expanded``.
+
+    The first three hold the same elements; ``expanded`` repeats a slice along a side of stride 0, where ties are legal.
+    """
+    forms = {
+        "strided": tuple(map(_strided, typical.inputs)),
+        "offset": tuple(map(_offset, typical.inputs)),
+        "channels-last": tuple(map(_channels_last, typical.inputs)),
+        "expanded": tuple(
+            t if sample.unique else _expanded(t) for t, sample in zip(typical.inputs, samples, strict=True)
+        ),
+    }
+    return [Run(name, inputs) for name, inputs in forms.items() if _is_new(inputs, typical.inputs)]
+
+
+def _is_new(inputs: tuple[torch.Tensor, ...], plain: tuple[torch.Tensor, ...]) -> bool:
+    return any(a.stride() != b.stride() or a.storage_offset() for a, b in zip(inputs, plain, strict=True))
+
+
+def _strided(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose sides lie in memory in the opposite order, every second element unused."""
+    if not tensor.ndim:
+        return tensor
+    turned = tensor.permute(*reversed(range(tensor.ndim)))
+    room = turned.new_zeros((*turned.shape[:-1], 2 * turned.shape[-1]))
+    room[..., ::2] = turned
+    return room[..., ::2].permute(*reversed(range(tensor.ndim)))
+
+
+def _offset(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that starts three elements into its memory, with others behind it."""
+    room = tensor.new_ones(tensor.numel() + 5)
+    room[3 : 3 + tensor.numel()] = tensor.reshape(-1)
+    return room[3 : 3 + tensor.numel()].view(tensor.shape)
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Return images and volumes with the channel as the innermost side, others as they are."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    form = formats.get(tensor.ndim)
+    return tensor if form is None else tensor.contiguous(memory_format=form)
+
+
+def _expanded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose slices along its first side that is longer than 1 are one slice in memory."""
+    for side, length in enumerate(tensor.shape):
+        if length > 1:
+            return tensor.narrow(side, 0, 1).expand(tensor.shape)
+    return tensor
+
+
+def literal_variants(op: Operator, call: Call) -> Iterator[tuple[str, Call]]:
+    """Yield a call with one literal in another form that PyTorch may take: a name, and the call.
+
+    Whole floats become integers, integers become floats where the schema has a float, and sides are counted from the
+    other end. Eager decides whether a form is legal: the caller asks it. Lists need no form: a graph holds tuples.
+    """
+    notes = op.reference.__annotations__
+    rank = next((o.rank for o in call.operands if isinstance(o, TensorSample)), 0)
+    for name, value in call.attrs.items():
+        forms = _sides(value, rank) if name in DIMENSIONS else _numbers(value, str(notes.get(name)))
+        for form, other in forms:
+            yield f"{name}-{form}", Call(call.operands, {**call.attrs, name: other})
+    for index, (value, parameter) in enumerate(zip(call.operands, op.operands, strict=False)):
+        for form, other in _numbers(value, str(notes.get(parameter.name))):
+            yield f"x{index}-{form}", Call((*call.operands[:index], other, *call.operands[index + 1 :]), call.attrs)
+
+
+def _sides(value: Any, rank: int) -> Iterator[tuple[str, Any]]:
+    values = value if isinstance(value, tuple) else (value,)
+    if values and all(type(v) is int and -rank <= v < rank for v in values):
+        turned = tuple(v - rank if v >= 0 else v + rank for v in values)
+        yield "other-end", turned if isinstance(value, tuple) else turned[0]
+
+
+def _numbers(value: Any, annotation: str) -> Iterator[tuple[str, Any]]:
+    if type(value) is float and value.is_integer():
+        yield "integer", int(value)
+    elif type(value) is int and ("float" in annotation or "Number" in annotation):
+        yield "float", float(value)

@@ -1,0 +1,215 @@
+"""The inputs that every call is run on: the vectors without which mutants survive whatever the tolerance is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from clika_ref.core.samples import TensorSample, realize
+from clika_ref_conformance.cases import Run
+
+SPECIAL = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "minus-zero": -0.0}
+"""Put into one element of one operand at a time: two of them in one tensor would hide each other."""
+
+Fill = Callable[[TensorSample, torch.Generator], torch.Tensor]
+
+
+def runs_of(operands: Sequence[Any], seed: int, row: int = 0) -> list[Run]:
+    """Return the runs of a call: one on typical elements, and one for each vector that is legal for its operands.
+
+    Special values stand first or last in one of the operands; ``row`` says where, so that consecutive rows of a cover
+    take turns, and `slots` of them reach every place.
+    """
+    samples = [o for o in operands if isinstance(o, TensorSample)]
+    runs = [Run("typical", _filled(samples, seed))]
+    for name, changed in _changes(samples, row):
+        if changed:
+            runs.append(Run(name, _filled(samples, seed, changed)))
+    return runs
+
+
+def slots(operands: Sequence[Any]) -> int:
+    """Return how many rows it takes until special values have stood first and last in every operand of floats."""
+    return 2 * sum(isinstance(o, TensorSample) and o.dtype.is_floating_point for o in operands)
+
+
+def _filled(
+    samples: Sequence[TensorSample], seed: int, changed: dict[int, Fill] | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Fill every sample, those of ``changed`` in their own way; the others are the same in all runs of a call."""
+    tensors: list[torch.Tensor] = []
+    for index, sample in enumerate(samples):
+        generator = torch.Generator().manual_seed(seed * 97 + index)
+        tensors.append((changed or {}).get(index, realize)(sample, generator))
+    return tuple(tensors)
+
+
+def _changes(samples: Sequence[TensorSample], row: int) -> Iterator[tuple[str, dict[int, Fill]]]:
+    """Yield the name of each vector and the operands that it fills, by their index; none where it is not legal."""
+    floats = [i for i, s in enumerate(samples) if s.dtype.is_floating_point and math.prod(s.shape)]
+    integers = [i for i, s in enumerate(samples) if _is_integer(s) and math.prod(s.shape)]
+    masks = [i for i, s in enumerate(samples) if s.dtype == torch.bool and math.prod(s.shape)]
+    for name, value in SPECIAL.items() if floats else ():
+        at, position = floats[row // 2 % len(floats)], row % 2
+        legal = _is_legal(samples[at], value)
+        yield f"{name}-{('first', 'last')[position]}:x{at}", {at: _placed(value, -position)} if legal else {}
+    for name, fill in _MAGNITUDES.items() if floats else ():
+        yield name, {i: fill for i in floats if not (samples[i].unique and name == "ties")}
+    if floats:
+        shift = (30.0, -50.0)[row % 2]
+        yield f"offset{shift:+g}", {i: _shifted(shift) for i in floats if _spans(samples[i], shift)}
+    free = [i for i in integers if samples[i].domain is None]
+    for name, fill in _WHOLE.items() if free else ():
+        at = free[row % len(free)]
+        yield f"{name}:x{at}", {at: fill} if _differs(samples[at], name) else {}
+    bounded = [i for i in integers if samples[i].domain is not None and not samples[i].unique]
+    for name, choose in _BOUNDED.items() if bounded else ():
+        yield name, {i: _constant(choose(samples[i].domain)) for i in bounded if _legal_index(samples[i], name)}
+    for name, fill in _MASKS.items() if masks else ():
+        yield name, dict.fromkeys(masks, fill)
+
+
+def _is_integer(sample: TensorSample) -> bool:
+    return not sample.dtype.is_floating_point and not sample.dtype.is_complex and sample.dtype != torch.bool
+
+
+# Floats
+
+
+def _is_legal(sample: TensorSample, value: float) -> bool:
+    return sample.domain is None or sample.domain[0] <= value <= sample.domain[1]
+
+
+def _placed(value: float, position: int) -> Fill:
+    """Return typical elements with ``value`` at a flat position."""
+
+    def fill(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+        tensor = realize(sample, generator).contiguous()
+        tensor.view(-1)[position] = value
+        return tensor
+
+    return fill
+
+
+def _within(sample: TensorSample, values: torch.Tensor) -> torch.Tensor:
+    """Return values in the dtype of a sample, moved to the nearest legal one."""
+    if sample.domain is not None:
+        values = values.clamp(*sample.domain)
+    return values.to(sample.dtype)
+
+
+def _wide(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """Magnitudes from 2^-8 to 2^8 of either sign."""
+    exponents = 16 * torch.rand(sample.shape, generator=generator, dtype=torch.float64) - 8
+    signs = torch.randint(0, 2, sample.shape, generator=generator) * 2 - 1
+    return _within(sample, signs * 2**exponents)
+
+
+def _ties(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """Half-integers between -8.5 and 8.5: what rounds either way, and what is equal."""
+    return _within(sample, torch.randint(-9, 9, sample.shape, generator=generator).double() + 0.5)
+
+
+def _tiny(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """A thousandth of typical elements."""
+    return _within(sample, realize(replace(sample, dtype=torch.float64), generator) * 1e-3)
+
+
+def _shifted(shift: float) -> Fill:
+    """Return typical elements far from 0: variances and sums that cancel show their rounding."""
+    return lambda sample, generator: _within(
+        sample, realize(replace(sample, dtype=torch.float64), generator) / 3 + shift
+    )
+
+
+def _spans(sample: TensorSample, shift: float) -> bool:
+    return sample.domain is None or sample.domain[0] <= shift - 1 < shift + 1 <= sample.domain[1]
+
+
+_MAGNITUDES: dict[str, Fill] = {"wide": _wide, "ties": _ties, "tiny": _tiny}
+
+
+# Integers
+
+
+def _limits(sample: TensorSample) -> tuple[int, int]:
+    info = torch.iinfo(sample.dtype)
+    return info.min, info.max
+
+
+def _small(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """0, 1 and, where there is a sign, -1."""
+    low = max(-1, _limits(sample)[0])
+    return torch.randint(low, 2, sample.shape, generator=generator).to(sample.dtype)
+
+
+def _extremes(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """Typical elements, the least of the dtype first and the greatest last."""
+    tensor = realize(sample, generator).contiguous()
+    tensor.view(-1)[0], tensor.view(-1)[-1] = _limits(sample)
+    return tensor
+
+
+def _large(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """Elements of which two already add up beyond the middle of 32 bits, or of the dtype where that is narrower."""
+    top = min(_limits(sample)[1], 2**31 - 1)
+    return torch.randint(top - top // 3, top, sample.shape, generator=generator).to(sample.dtype)
+
+
+def _signed(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """Elements of either sign without 0: dividends and divisors of every combination."""
+    signs = torch.randint(0, 2, sample.shape, generator=generator) * 2 - 1
+    return (signs * torch.randint(1, 10, sample.shape, generator=generator)).to(sample.dtype)
+
+
+def _far(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """Elements around 2^40, which 32 bits do not hold and neither does the fraction of a float32."""
+    return 2**40 + torch.randint(0, 9, sample.shape, generator=generator)
+
+
+_WHOLE: dict[str, Fill] = {"small": _small, "extremes": _extremes, "large": _large, "signed": _signed, "far": _far}
+
+
+def _differs(sample: TensorSample, name: str) -> bool:
+    """Whether an integer vector says anything about a dtype, and keeps elements apart where they must be."""
+    if sample.unique and name != "extremes":
+        return False
+    return {"signed": _limits(sample)[0] < 0, "far": sample.dtype == torch.int64}.get(name, True)
+
+
+_BOUNDED: dict[str, Callable[[Any], float]] = {
+    "lowest": lambda domain: domain[0],
+    "highest": lambda domain: domain[1],
+    "minus-one": lambda _: -1,
+}
+"""Indices: all elements at one end of what is legal, which are duplicates too."""
+
+
+def _legal_index(sample: TensorSample, name: str) -> bool:
+    assert sample.domain is not None
+    value = _BOUNDED[name](sample.domain)
+    return sample.domain[0] <= value <= sample.domain[1] and _limits(sample)[0] <= value <= _limits(sample)[1]
+
+
+def _constant(value: float) -> Fill:
+    return lambda sample, _: torch.full(sample.shape, int(value), dtype=sample.dtype)
+
+
+# Masks
+
+
+def _false_row(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
+    """All true but the first row along the last side, which is all false; a mask of one row is all false."""
+    mask = torch.ones(sample.shape, dtype=torch.bool)
+    mask.view(-1, sample.shape[-1] if sample.shape else 1)[0] = False
+    return mask
+
+
+_MASKS: dict[str, Fill] = {
+    "all-true": lambda sample, _: torch.ones(sample.shape, dtype=torch.bool),
+    "false-row": _false_row,
+}

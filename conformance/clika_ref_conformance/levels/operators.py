@@ -1,0 +1,187 @@
+"""L1: every operator in every dtype, on covering rows with the mandatory vectors, and then on drawn calls."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call, TensorSample
+from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.drawing.calls import DrawnCall, filled, shown
+from clika_ref_conformance.drawing.covering import covering_calls, empty_calls
+from clika_ref_conformance.drawing.dtypes import columns
+from clika_ref_conformance.drawing.generation import collect, shrink
+from clika_ref_conformance.drawing.hypothesis_driver import calls
+from clika_ref_conformance.drawing.layouts import laid_out, literal_variants
+from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.drawing.vectors import runs_of, slots
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+LEVEL = "operators"
+
+LITERAL_ROWS = 4
+"""Rows whose literals are written in other forms: a form is tried once, on the first row that has it."""
+
+
+def tasks(suite: Suite) -> list[Task]:
+    """Return one task for each operator and each of the profile's dtypes that it takes."""
+    wanted = tuple(getattr(torch, name) for name in suite.profile.dtypes)
+    return [
+        Task(LEVEL, op.name, str(dtype).removeprefix("torch."))
+        for op in suite.registry.operators.values()
+        if op.sampler is not None
+        for dtype in columns(op, wanted)
+    ]
+
+
+def checks(task: Task, suite: Suite) -> Sequence[Check]:
+    """Return the checks of one operator in one dtype: the cover, layouts, literals, empty sides, drawn calls."""
+    column = Column(suite.registry.operators[task.subject], getattr(torch, task.dtype), suite)
+    try:
+        rows = covering_calls(column.op, column.dtype, suite.profile.seed, suite.profile.rows)
+    except Exception as error:  # noqa: BLE001 - the sampler of a stranger may raise anything
+        text = f"the samples of {column.op.name} raise {type(error).__name__}: {error}"
+        return [Check("cover", lambda: Outcome("cover", Comparison(Verdict.SAMPLE, text)))]
+    found = [
+        Check(f"cover-{i:02}", functools.partial(column.covered, f"cover-{i:02}", rows, i)) for i in range(len(rows))
+    ]
+    largest = max(rows, key=lambda row: max((o.rank for o in _samples(row.call)), default=0))
+    if _samples(largest.call):
+        found.append(Check("layouts", functools.partial(column.laid_out, "layouts", largest)))
+    for name, row in column.variants(rows):
+        found.append(Check(name, functools.partial(column.typical, name, row)))
+    drawn = [f"drawn-{i:02}" for i in range(suite.profile.drawn)]
+    return [*found, *(Check(name, functools.partial(column.drawn, name, i)) for i, name in enumerate(drawn))]
+
+
+def _samples(call: Call) -> list[TensorSample]:
+    return [o for o in call.operands if isinstance(o, TensorSample)]
+
+
+@dataclass
+class Column:
+    """One operator in one dtype."""
+
+    op: Operator
+    dtype: torch.dtype
+    suite: Suite
+    shrunk: bool = False
+    """Whether a failure has been made small: what fails after it most often fails for the same reason."""
+
+    def variants(self, rows: Sequence[DrawnCall]) -> list[tuple[str, DrawnCall]]:
+        """Return the calls that eager takes although the samples do not describe them, by name."""
+        found: dict[str, DrawnCall] = {}
+        for row in rows[:LITERAL_ROWS]:
+            for form, call in literal_variants(self.op, row.call):
+                if f"literal-{form}" not in found and self._accepts(call):
+                    found[f"literal-{form}"] = replace(row, call=call)
+        empty = empty_calls(self.op, self.dtype, self.suite.profile.seed, self._accepts)
+        return [*found.items(), *((f"empty-{i}", row) for i, row in enumerate(empty))]
+
+    def covered(self, name: str, rows: Sequence[DrawnCall], index: int) -> Outcome:
+        """Run one row of the cover on its vectors; the first row takes the places that the others leave out."""
+        row = rows[index]
+        runs = runs_of(row.call.operands, self._seed(name), index)
+        if not index:
+            names = {run.name for run in runs}
+            for later in range(len(rows), slots(row.call.operands)):
+                more = runs_of(row.call.operands, self._seed(name), later)
+                runs += [run for run in more if run.name not in names]
+                names.update(run.name for run in more)
+        return self._judged(name, row, runs)
+
+    def laid_out(self, name: str, row: DrawnCall) -> Outcome:
+        """Run one row on inputs in other memory layouts."""
+        typical = runs_of(row.call.operands, self._seed(name))[0]
+        return self._judged(name, row, [typical, *laid_out(typical, _samples(row.call))])
+
+    def typical(self, name: str, row: DrawnCall) -> Outcome:
+        """Run a call on typical elements only."""
+        return self._judged(name, row, runs_of(row.call.operands, self._seed(name))[:1])
+
+    def drawn(self, name: str, index: int) -> Outcome:
+        """Run a drawn call on typical elements and on one of its vectors."""
+        if index >= len(self._collected):
+            text = f"there are only {len(self._collected)} different calls"
+            return Outcome(name, Comparison(Verdict.NOT_RUN, text))
+        return self._judged(name, self._collected[index])
+
+    @functools.cached_property
+    def _collected(self) -> list[DrawnCall]:
+        return collect(calls(self.op, self.dtype), self.suite.profile.drawn, self._seed("drawn"))
+
+    def _seed(self, name: str) -> int:
+        return zlib.crc32(f"{self.op.name}/{self.dtype}/{name}/{self.suite.profile.seed}".encode()) % 2**24
+
+    def _accepts(self, call: Call) -> bool:
+        """Whether eager takes a call."""
+        return self._refusal(call, runs_of(call.operands, 0)[0]) is None
+
+    def _refusal(self, call: Call, run: Run) -> str | None:
+        """Return what eager says against a call, or None; its operands are copies, in case it writes to them."""
+        try:
+            with torch.no_grad():
+                self.op(*filled(call, [t.clone() for t in run.inputs]), **call.attrs)
+        except Exception as error:  # noqa: BLE001 - any refusal will do
+            return f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
+        return None
+
+    def _judged(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
+        """Run a call, and make it small where it is the first that fails."""
+        outcome = self._outcome(name, row, runs)
+        if not outcome.verdict.is_failure or self.shrunk:
+            return outcome
+        self.shrunk = True
+        profile, strategy = self.suite.profile, calls(self.op, self.dtype)
+        smaller = shrink(
+            strategy,
+            profile.drawn,
+            self._seed("drawn"),
+            lambda other: self._outcome(name, other).verdict is outcome.verdict,
+            profile.shrink_seconds,
+        )
+        return outcome if smaller is None else self._outcome(name, smaller)
+
+    def _outcome(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
+        """Return what becomes of a call: refused by eager, without a type, or judged."""
+        if row.error:
+            return Outcome(name, Comparison(Verdict.SAMPLE, f"the samples of {self.op.name} raise {row.error}"))
+        text = shown(self.op, row.call)
+        if _is_random(self.op, row.call):
+            return Outcome(name, Comparison(Verdict.NOT_RUN, f"{text} is random: no two runs of it agree"))
+        if runs is None:
+            every = runs_of(row.call.operands, row.seed, row.vector)
+            runs = [every[0], *every[1:][row.vector % len(every) - 1 : row.vector % len(every)]]
+        refused = self._refusal(row.call, runs[0])
+        if refused is not None:
+            return Outcome(name, _blamed(text, refused, row))
+        accepted = [runs[0], *(run for run in runs[1:] if self._refusal(row.call, run) is None)]
+        try:
+            graph = graph_of(self.op, filled(row.call, accepted[0].inputs), row.call.attrs)
+        except ClikaError as error:
+            return Outcome(name, Comparison(Verdict.CONTRACT, f"{text}: {error}"))
+        facts = {"attrs": dict(row.call.attrs), "shapes": [list(o.shape) for o in _samples(row.call)], "call": text}
+        return replace(run_case(Case(f"{self.op.name}-{name}", graph, accepted, facts), self.suite), name=name)
+
+
+def _is_random(op: Operator, call: Call) -> bool:
+    return bool(call.attrs.get(op.random)) if isinstance(op.random, str) else op.random
+
+
+def _blamed(text: str, refused: str, row: DrawnCall) -> Comparison:
+    """Return whose fault a refusal of eager is: the samples', unless the dtype is not theirs or has no kernel."""
+    if "not implemented for" in refused or refused.startswith("NotImplementedError"):
+        return Comparison(Verdict.NOT_RUN, f"eager has no kernel for {text}: {refused}")
+    if row.beyond:
+        return Comparison(
+            Verdict.NOT_RUN, f"eager does not take {text}, a dtype that its samples do not name: {refused}"
+        )
+    return Comparison(Verdict.SAMPLE, f"the samples draw {text}, which eager refuses: {refused}")
