@@ -1,0 +1,56 @@
+"""Random graphs that hold a motif: nodes before it, beside it and behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from clika_ref.core.ir import Value
+from clika_ref.core.operators import Operator
+from clika_ref_conformance.cases import Case
+from clika_ref_conformance.drawing.growing import Drawing
+from clika_ref_conformance.drawing.near_misses import Rebuilding
+
+NODES = (2, 5)
+"""Nodes drawn before a motif and behind it, the fewest and the most."""
+
+POOL = 6
+"""The youngest values stand for new operands; older ones are forgotten."""
+
+
+def host(
+    random: Random, motif: Case, operators: Mapping[str, Operator], groups: Sequence[Sequence[str]]
+) -> Case | None:
+    """Draw nodes, place a motif on values that they made where types agree, and draw more; None where it is not legal."""
+    new = Rebuilding.of(motif, operators)
+    drawing = Drawing(random, new.growth, 0.7, random.choice((0.1, 0.5)))
+    swarm = [random.choice(random.choice(groups) if groups else sorted(operators)) for _ in range(2)]
+    swarm += random.choices(sorted(operators), k=3)
+    pool: list[Value] = []
+    _draw(random, drawing, pool, swarm, operators)
+    own: list[Value] = []
+    new.take_leaves()
+    for value in motif.graph.inputs:
+        alike = [v for v in pool if v.type == value.type]
+        if alike and random.random() < 3 / 4:  # noqa: PLR2004 - mostly, where it can be
+            new.mapping[value] = random.choice(alike)
+    if not new.take_nodes():
+        return None
+    own = [v for node in motif.graph.nodes for v in map(new.now, node.outputs)]
+    returned = [new.now(v) for v in motif.graph.outputs if random.random() < 1 / 2]
+    pool = [*pool[-2:], *own]
+    _draw(random, drawing, pool, swarm, operators)
+    unread = [v for node in new.growth.graph.nodes for v in node.outputs if not v.uses]
+    dead = {v for v in unread if len(unread) > 1 and random.random() < 1 / 10}  # noqa: PLR2004 - some dead code
+    outputs = [v for v in dict.fromkeys([*returned, *unread]) if v not in dead or v in returned]
+    return new.growth.finish(f"around {motif.name}", outputs)
+
+
+def _draw(
+    random: Random, drawing: Drawing, pool: list[Value], swarm: Sequence[str], operators: Mapping[str, Operator]
+) -> None:
+    for _ in range(random.randint(*NODES)):
+        node = drawing.call(operators[random.choice(swarm)], pool)
+        if node is not None:
+            pool.extend(node.outputs)
+            del pool[:-POOL]

@@ -1,0 +1,333 @@
+"""Near misses: graphs that differ from a motif in one respect, in which many a pass goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.operators import Operator, operator
+from clika_ref.core.samples import Descriptions, random_draw
+from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.drawing.growing import Growth, Leaf
+
+Operators = Mapping[str, Operator]
+Makes = Callable[[Case, Operators], Iterator[Case | None]]
+"""Yields the near misses of a motif; None for one that is not legal."""
+
+
+@operator(error=EXACT)
+def conformance_tap(x: Tensor) -> Tensor:
+    """``x``: a reader that no pass knows."""
+    return x.clone()
+
+
+UNCHECKED = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "as_strided", "as_strided_scatter", "ctc_loss"})
+"""Operators of which PyTorch trusts the attributes: called with others than they were drawn with, they corrupt memory."""
+
+
+@dataclass
+class Rebuilding:
+    """Builds a case again, call by call, with something changed on the way."""
+
+    case: Case
+    growth: Growth
+    mapping: dict[Value, Any]
+
+    @classmethod
+    def of(cls, case: Case, operators: Operators) -> Rebuilding:
+        """Start with nothing but an empty graph."""
+        return cls(case, Growth(operators), {})
+
+    @property
+    def leaves(self) -> list[tuple[Value, Tensor]]:
+        """The inputs and constants of the case, with their elements."""
+        graph = self.case.graph
+        constants = [(v, v.data.detach()) for v in graph.constants.values() if v.data is not None]
+        return [*zip(graph.inputs, self.case.runs[0].inputs, strict=True), *constants]
+
+    def take_leaves(self, change: Callable[[Value, Leaf], Leaf] = lambda _, leaf: leaf) -> None:
+        """Add every leaf, changed."""
+        for value, tensor in self.leaves:
+            leaf = change(value, Leaf(tensor, value.is_constant, name=value.name))
+            self.mapping[value] = self.growth.leaf(leaf)
+
+    def take(self, node: Node, inputs: Sequence[Any] | None = None, attrs: Mapping[str, Any] | None = None) -> bool:
+        """Add a node, on other operands or with other attributes; say whether that is legal."""
+        operands = [self.now(v) for v in (node.inputs if inputs is None else inputs)]
+        new = self.growth.place(node.op, operands, node.attrs if attrs is None else attrs)
+        if new is None or len(new.outputs) != len(node.outputs):
+            return False
+        self.mapping.update(zip(node.outputs, new.outputs, strict=True))
+        return True
+
+    def take_nodes(self) -> bool:
+        """Add every node as it is; say whether that is legal."""
+        return all(self.take(node) for node in self.case.graph.nodes)
+
+    def now(self, item: Any) -> Any:
+        """Return what an operand has become."""
+        return self.mapping.get(item, item) if isinstance(item, Value) else item
+
+    def done(self, name: str, extra: Sequence[Value] = (), *, first: bool = False) -> Case:
+        """Return the case, with outputs before or behind its own."""
+        own = [self.now(v) for v in self.case.graph.outputs]
+        return self.growth.finish(name, [*extra, *own] if first else [*own, *extra])
+
+
+def _changed_calls(
+    case: Case, operators: Operators, changes: Callable[[Node], Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]]
+) -> Iterator[Case | None]:
+    """Yield the case with one call changed, for each node and each change of it."""
+    for position, node in enumerate(case.graph.nodes):
+        for what, inputs, attrs in changes(node) if node.kind not in UNCHECKED else ():
+            new = Rebuilding.of(case, operators)
+            new.take_leaves()
+            legal = all(
+                new.take(n, inputs, attrs) if n is node else new.take(n) for n in case.graph.nodes
+            )  # fmt: skip
+            yield new.done(f"{node.kind} {position}: {what}") if legal else None
+
+
+def attribute_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Give one attribute another value: a near one, or one that the operator's samples have."""
+
+    def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
+        for name, value in node.attrs.items():
+            for other in _others(node.op, name, value):
+                yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
+
+    return _changed_calls(case, operators, changes)
+
+
+def _others(op: Operator, name: str, value: Any) -> list[Any]:
+    found: dict[str, Any] = {}
+    for other in (*_near(value), *_sampled(op, name)):
+        if type(other) is not type(value) or other != value or isinstance(value, float):
+            found[repr(other)] = other
+    found.pop(repr(value), None)
+    return list(found.values())[:MOST_VALUES]
+
+
+MOST_VALUES = 6
+"""Other values per attribute."""
+
+
+def _near(value: Any) -> Iterator[Any]:
+    match value:
+        case bool():
+            yield not value
+        case int():
+            yield from (value + 1, value - 1, -value)
+        case float():
+            yield from (value * 2, -value, value + 1)
+        case tuple() if value and all(isinstance(v, int) for v in value):
+            yield value[::-1]
+            yield value[1:] + value[:1]
+            yield (value[0] + 1, *value[1:])
+            yield (*value[:-1], value[-1] - 1)
+        case _:
+            return
+
+
+def _sampled(op: Operator, name: str) -> Iterator[Any]:
+    if op.sampler is None:
+        return
+    for seed in range(8):
+        call = op.sampler(random_draw(Random(seed)), Descriptions())
+        yield op.call(*call.operands, **call.attrs).attrs[name]
+
+
+def operands_swapped(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Swap the first two operands of a call, and replace the second by the first."""
+
+    def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
+        if len(node.inputs) > 1:
+            first, second, *rest = node.inputs
+            yield "swapped", [second, first, *rest], node.attrs
+            yield "same operand twice", [first, first, *rest], node.attrs
+
+    return _changed_calls(case, operators, changes)
+
+
+NUMBERS = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, math.nan, math.inf, True)
+
+
+def scalar_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Write a number as another literal type, another number, or a tensor of rank 0 or 1; and one-element tensors back."""
+
+    def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
+        for i, item in enumerate(node.inputs):
+            for other in _scalars(item):
+                shown = f"tensor of rank {other.tensor.ndim}" if isinstance(other, Leaf) else repr(other)
+                yield f"operand {i} is {shown}", [*node.inputs[:i], other, *node.inputs[i + 1 :]], node.attrs
+
+    return _changed_calls(case, operators, changes)
+
+
+def _scalars(item: Any) -> Iterator[Any]:
+    if isinstance(item, Value):
+        if item.data is not None and item.data.numel() == 1:
+            yield item.data.item()
+    elif isinstance(item, int | float):
+        yield from (n for n in NUMBERS if repr(n) != repr(item))
+        for constant in (True, False):
+            yield Leaf(torch.tensor(item), constant)
+            yield Leaf(torch.tensor([item]), constant)
+
+
+def read_elsewhere(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Let something else read a value inside the motif: before its own reader and behind it, by node and as output."""
+    inner = [v for node in case.graph.nodes for v in node.outputs]
+    leaves = [v for v, _ in Rebuilding.of(case, operators).leaves]
+    for value in (*inner, *leaves):
+        new = Rebuilding.of(case, operators)
+        new.take_leaves()
+        if not new.take_nodes():
+            return
+        tap = new.growth.place(conformance_tap, [new.mapping[value]], {})
+        yield new.done(f"%{value.name} is read elsewhere", tap.outputs) if tap else None
+        for first in (True, False):
+            new = Rebuilding.of(case, operators)
+            new.take_leaves()
+            if new.take_nodes():
+                yield new.done(f"%{value.name} is an output too", [new.mapping[value]], first=first)
+
+
+def repeated(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Repeat the motif: on the same inputs, on others with shared constants, with copies of them, and on its own result."""
+    for name, share_inputs, share_constants in (
+        ("twice on one input", True, True),
+        ("twice, constants shared", False, True),
+        ("twice, constants equal", True, False),
+    ):
+        new = Rebuilding.of(case, operators)
+        new.take_leaves()
+        if new.take_nodes():
+            before = [new.now(v) for v in case.graph.outputs]
+            for value, tensor in new.leaves:
+                if not (share_constants if value.is_constant else share_inputs):
+                    other = tensor.clone() if value.is_constant else tensor.flip(0) if tensor.ndim else tensor
+                    new.mapping[value] = new.growth.leaf(Leaf(other, value.is_constant, name=f"{value.name}_again"))
+            yield new.done(name, before, first=True) if new.take_nodes() else None
+    new = Rebuilding.of(case, operators)
+    new.take_leaves()
+    if case.graph.inputs and new.take_nodes():
+        results = [new.now(v) for v in case.graph.outputs]
+        same = [v for v in case.graph.inputs if v.type == results[0].type]
+        if same:
+            new.mapping[same[0]] = results[0]
+            yield new.done("on its own result") if new.take_nodes() else None
+
+
+def outputs_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Return something twice, inputs and constants too, not everything, and in another order; add an unused input."""
+    leaves = [v for v, _ in Rebuilding.of(case, operators).leaves]
+    own = case.graph.outputs
+    ways: list[tuple[str, Sequence[Value], bool]] = [("every output twice", own, False), ("leaves too", leaves, True)]
+    for name, extra, first in ways:
+        new = Rebuilding.of(case, operators)
+        new.take_leaves()
+        if new.take_nodes():
+            yield new.done(name, [new.now(v) for v in extra], first=first)
+    for position, value in enumerate(own if len(own) > 1 else ()):
+        new = Rebuilding.of(case, operators)
+        new.take_leaves()
+        if new.take_nodes():
+            yield new.growth.finish(f"output {position} alone", [new.now(value)])
+    new = Rebuilding.of(case, operators)
+    new.growth.leaf(Leaf(torch.zeros(2, 3), name="unused"))
+    new.take_leaves()
+    if new.take_nodes():
+        tap = new.growth.place(conformance_tap, [new.now(own[-1])], {})
+        yield new.done("unused input, and not the last node", tap.outputs) if tap else None
+
+
+def leaves_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Make a constant an input and an input a constant, compute a leaf, and overwrite one in the call."""
+    for value, _ in Rebuilding.of(case, operators).leaves:
+        yield _with_leaf(case, operators, value, "other role", lambda leaf: Leaf(leaf.tensor, not leaf.constant))
+        yield _with_leaf(
+            case, operators, value, "literal", lambda leaf: Leaf(leaf.tensor, constant=True), "clika.lifted_tensor_9"
+        )
+        new = Rebuilding.of(case, operators)
+        new.take_leaves()
+        tap = new.growth.place(conformance_tap, [new.mapping[value]], {})
+        if tap is not None:
+            plain, new.mapping[value] = new.mapping[value], tap.output
+            if new.take_nodes():
+                yield new.done(f"%{value.name} is computed")
+            new = Rebuilding.of(case, operators)
+            new.take_leaves()
+            plain = new.mapping[value]
+            tap = new.growth.place(conformance_tap, [plain], {})
+            if tap is not None and new.take_nodes():
+                made = new.done(f"%{value.name} is overwritten")
+                made.graph.set_state(plain.name, tap.output)
+                yield made
+
+
+def _with_leaf(
+    case: Case, operators: Operators, value: Value, what: str, change: Callable[[Leaf], Leaf], name: str = ""
+) -> Case | None:
+    new = Rebuilding.of(case, operators)
+
+    def changed(v: Value, leaf: Leaf) -> Leaf:
+        return leaf if v is not value else Leaf(change(leaf).tensor, change(leaf).constant, name=name or leaf.name)
+
+    new.take_leaves(changed)
+    return new.done(f"%{value.name}: {what}") if new.take_nodes() else None
+
+
+DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
+
+
+def dtype_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Give all tensors of one dtype another, or one tensor alone."""
+    leaves = Rebuilding.of(case, operators).leaves
+    for dtype in DTYPES if UNCHECKED.isdisjoint(node.kind for node in case.graph.nodes) else ():
+        chosen: list[Sequence[Value]] = [
+            [v for v, _ in leaves if v.type.dtype == d] for d in {t.dtype: 0 for _, t in leaves}
+        ]
+        chosen += [[v] for v, _ in leaves if len(leaves) > 1]
+        for values in chosen:
+            new = Rebuilding.of(case, operators)
+            new.take_leaves(
+                lambda v, leaf, values=values: Leaf(leaf.tensor.to(dtype), leaf.constant, name=leaf.name)
+                if v in values
+                else leaf
+            )  # fmt: skip
+            yield new.done(f"{dtype} at {[v.name for v in values]}") if new.take_nodes() else None
+
+
+SPECIALS = (math.nan, math.inf, -math.inf, -0.0)
+
+
+def special_elements(case: Case, _: Operators) -> Iterator[Case | None]:
+    """Put NaN, Inf and -0.0 first and last into every float input."""
+    if not any(t.is_floating_point() and t.numel() for t in case.runs[0].inputs):
+        return
+    runs = [
+        Run(
+            f"{special} {'first' if place == 0 else 'last'}",
+            tuple(_put(t, special, place) for t in case.runs[0].inputs),
+        )
+        for special in SPECIALS
+        for place in (0, -1)
+    ]
+    yield Case("special elements", case.graph, runs)
+
+
+def _put(tensor: Tensor, special: float, place: int) -> Tensor:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    flat = tensor.flatten().clone()
+    flat[place] = special
+    return flat.reshape(tensor.shape)

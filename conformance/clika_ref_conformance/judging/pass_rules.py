@@ -1,0 +1,302 @@
+"""What every pass must keep: structure, interface, weights and numbers; checked on one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import PassError
+from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.ir import Graph, Node, Value, verify
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Pass, Phase
+from clika_ref.core.symbols import resolve
+from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+Operators = Mapping[str, Operator]
+
+
+class BrokenRule(PassError):
+    """A pass broke a rule; says which, and what it made."""
+
+    def __init__(self, verdict: Verdict, message: str) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of a pass on a case: a verdict, the inputs that decided, and whether the pass changed anything."""
+
+    comparison: Comparison
+    run: str = ""
+    fired: bool = False
+    compared: int = 0
+    """Runs whose numbers were compared; 0 where the pass changed nothing."""
+
+
+def check_pass(p: Pass, operators: Operators, case: Case) -> Finding:
+    """Run a pass alone on a clone of a graph, and hold the result against all rules."""
+    return check_passes([p], operators, case)
+
+
+def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> Finding:
+    """Run passes one after another on a clone of a graph, and hold what each makes against all rules."""
+    graph = case.graph.clone()
+    fired, compared, worst, decided = False, 0, Comparison(Verdict.PASS), ""
+    for p in passes:
+        before = graph.clone()
+        try:
+            changed = _run_checked(p, operators, graph)
+            results = _numbers(p, before, graph, case.runs) if changed else []
+        except BrokenRule as broken:
+            shown = f"{p.name}: {broken}\nbefore:\n{before}\nafter:\n{graph}"
+            return Finding(Comparison(broken.verdict, shown), fired=True)
+        fired, compared = fired or changed, compared + len(results)
+        for run, found in results:
+            if found.verdict.is_failure:
+                message = f"{p.name}: {found.message}\nbefore:\n{before}\nafter:\n{graph}"
+                return Finding(_with_message(found, message), run, fired, compared)
+            if found.ratio > worst.ratio:
+                worst, decided = found, run
+    return Finding(worst, decided, fired, compared)
+
+
+def _with_message(found: Comparison, message: str) -> Comparison:
+    return Comparison(
+        found.verdict, message, found.error, found.bound, found.ratio, found.quality, found.elements, found.ambiguous
+    )
+
+
+def _run_checked(p: Pass, operators: Operators, graph: Graph) -> bool:
+    """Run a pass on a graph, and check all but numbers; say whether it changed anything.
+
+    Raises:
+        BrokenRule: with the first rule that it breaks.
+    """
+    before, revision, text = graph.clone(), graph.revision, str(graph)
+    twin = graph.clone()
+    tensors = {name: (v.data, _bits(v.data)) for name, v in graph.constants.items() if v.data is not None}
+    _call(p, graph, operators)
+    _require(str(before) == text, "the pass changed a node in place: attributes are shared with the stored graph")
+    for name, (tensor, bits) in tensors.items():
+        _require(torch.equal(_bits(tensor), bits), f"the constant {name!r} was changed in place")
+    changed = graph.revision != revision
+    _require(changed or str(graph) == text, "the pass changed the graph, but its revision stayed")
+    try:
+        verify(graph)
+    except PassError as error:
+        raise BrokenRule(Verdict.CONTRACT, f"an invariant is broken: {error}") from error
+    if changed:
+        _check_interface(before, graph)
+        _check_constants(p, before, graph)
+        _check_nodes(p, before, graph, operators)
+        _call(p, twin, operators)
+        _require(str(twin) == str(graph), f"a second run on the same graph made another:\n{twin}")
+        _check_settled(p, graph, operators)
+    return changed
+
+
+def _call(p: Pass, graph: Graph, operators: Operators) -> None:
+    try:
+        p(graph, operators)
+    except Exception as error:
+        raise BrokenRule(Verdict.CONTRACT, f"the pass raised {type(error).__name__}: {error}") from error
+
+
+def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as an assertion
+    if not holds:
+        raise BrokenRule(Verdict.CONTRACT, message)
+
+
+def _check_settled(p: Pass, graph: Graph, operators: Operators) -> None:
+    if not getattr(p, "idempotent", True):
+        return
+    again = graph.clone()
+    revision = again.revision
+    _call(p, again, operators)
+    _require(
+        again.revision == revision, f"the pass is not idempotent: run on what it made, it changes it again:\n{again}"
+    )
+
+
+def _check_interface(before: Graph, after: Graph) -> None:
+    """Names and types of inputs and outputs, state, guards and symbols stay as they were."""
+    for what, old, new in (
+        ("inputs", before.inputs, after.inputs),
+        ("outputs", before.outputs, after.outputs),
+        ("state", before.state.values(), after.state.values()),
+    ):
+        shown = [[f"%{v.name}: {v.type}" if what != "state" else str(v.type) for v in values] for values in (old, new)]
+        _require(shown[0] == shown[1], f"the {what} are {shown[1]} instead of {shown[0]}")
+    _require(list(before.state) == list(after.state), f"the state is {list(after.state)}, was {list(before.state)}")
+    _require(before.guards == after.guards, f"the guards are {after.guards} instead of {before.guards}")
+    leaves = {v.name for v in (*after.inputs, *after.constants.values())}
+    made = {v.name for node in after.nodes for v in node.outputs}
+    _require(not leaves & made, f"two values are named {sorted(leaves & made)}")
+    inputs = {v.name for v in before.inputs}
+    for name, symbol in before.symbols.items():
+        if symbol.side.name in inputs:
+            _require(after.symbols.get(name) == symbol, f"the symbol {symbol} is gone or changed")
+    for symbol in after.symbols.values():
+        _require(symbol.side.name in leaves | made, f"the symbol {symbol} is read from what no node makes any more")
+
+
+def _check_constants(p: Pass, before: Graph, after: Graph) -> None:
+    """Constants under an old name are the old tensors; a weight that several nodes share has no copy."""
+    if p.phase == Phase.CLEAN:
+        lost = sorted(n for n in before.constants.keys() - after.constants.keys() if not n.startswith(LITERALS))
+        _require(not lost, f"a pass of phase CLEAN keeps every parameter, but {lost} are gone")
+        _require(before.aliases == after.aliases, f"the aliases are {after.aliases} instead of {before.aliases}")
+    for name, value in after.constants.items():
+        old = before.constants.get(name)
+        _require(value.name == name, f"the constant {name!r} is named {value.name!r}")
+        _require(old is None or old.data is value.data, f"the constant {name!r} holds another tensor")
+    added = [v for name, v in after.constants.items() if name not in before.constants and v.data is not None]
+    for name, old in before.constants.items():
+        for new in added if len(old.uses) > 1 and old.data is not None and old.data.numel() > 1 else ():
+            same = new.type == old.type and torch.equal(_bits(new.data), _bits(old.data))
+            _require(not same, f"{new.name!r} is a copy of {name!r}, which several nodes share")
+
+
+def _check_nodes(p: Pass, before: Graph, after: Graph, operators: Operators) -> None:
+    """The graph does not grow, and consists of complete calls of known operators."""
+    grown = len(after) > len(before) and not getattr(p, "may_grow", False)
+    _require(not grown, f"{len(before)} nodes became {len(after)}: a pass that makes more states `may_grow = True`")
+    known = {node.op for node in before.nodes}
+    for node in after.nodes:
+        _require(node.op in known or operators.get(node.kind) is node.op, f"{node!r} is no call of a known operator")
+        _require(node.attrs.keys() == node.op.attributes.keys(), f"{node!r} does not have the attributes of its schema")
+
+
+LITERALS = "clika."
+"""Constants that no module of the user's owns: numbers written in its code."""
+
+SEEDS = range(4)
+"""A call that gives the same for each of these is not random: dropout of probability 0."""
+
+
+def _random_nodes(graph: Graph, inputs: Sequence[Tensor]) -> tuple[int, int]:
+    """Return how many nodes of a graph are random, and how many of these make its results so."""
+    drawn = [node for node in graph.nodes if node.is_random]
+    seen: dict[Node, list[Tensor]] = {node: [] for node in drawn}
+    for seed in SEEDS:
+        with torch.random.fork_rng(devices=()), torch.no_grad():
+            torch.manual_seed(seed)
+            interpret(graph, inputs, lambda node, results: seen[node].append(results[0]) if node in seen else None)
+    live = set(_live(graph))
+    varying = {n for n, (first, *rest) in seen.items() if any(not torch.equal(_bits(first), _bits(r)) for r in rest)}
+    return len(drawn), len(live & varying)
+
+
+def _live(graph: Graph) -> list[Node]:
+    needed: set[Value] = {*graph.outputs, *graph.state.values()}
+    found: list[Node] = []
+    for node in graph.reversed_nodes():
+        if not needed.isdisjoint(node.outputs):
+            found.append(node)
+            needed.update(v for v in node.inputs if isinstance(v, Value))
+    return found
+
+
+def _bits(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor.detach().contiguous().reshape(-1).clone().view(torch.uint8)
+
+
+# Numbers
+
+
+def _numbers(p: Pass, before: Graph, after: Graph, runs: Sequence[Run]) -> list[tuple[str, Comparison]]:
+    """Compare the results of two graphs on all inputs on which the first one is legal."""
+    if any(node.is_random for node in before.nodes):
+        counts = [_random_nodes(graph, runs[0].inputs) for graph in (before, after)]
+        _require(counts[0][1] == counts[1][1], f"{counts[0][1]} nodes that make results random became {counts[1][1]}")
+        if counts[0] != counts[1] or (counts[0][1] and p.error.kind != "exact"):
+            return []  # dead random nodes went, and with them their part of the stream of numbers
+    found: list[tuple[str, Comparison]] = []
+    for run in runs:
+        try:
+            expected = _computed(before, run.inputs)
+        except Exception:  # noqa: BLE001, S112 - eager refuses these sizes or elements: no case
+            continue
+        try:
+            actual = _computed(after, run.inputs)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the graph ran before
+            return [(run.name, Comparison(Verdict.VALUE, f"ran on {run.name} before, now: {error}"))]
+        found.append((run.name, _compare(p, before, after, run, expected, actual)))
+    return found
+
+
+def _compare(
+    p: Pass, before: Graph, after: Graph, run: Run, expected: Sequence[Tensor], actual: Sequence[Tensor]
+) -> Comparison:
+    if p.error.kind != "exact":
+        return Reference(_stateless(before), run.inputs).judge(actual)
+    found = _differs(expected, actual)
+    if found is not None and found.verdict is Verdict.VALUE:
+        # The class EXACT leaves the sign of a zero open, and 1 / -0.0 is not 1 / 0.0: compare without signs of zeros.
+        unsigned = Run(run.name, tuple(map(_unsigned, run.inputs)))
+        found = _differs(*(_computed(_unsigned_graph(g), unsigned.inputs, unsigned=True) for g in (before, after)))
+    return found or Comparison(Verdict.PASS, elements=sum(t.numel() for t in expected))
+
+
+def _differs(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Comparison | None:
+    for index, (e, a) in enumerate(zip(expected, actual, strict=True)):
+        if e.dtype != a.dtype or e.shape != a.shape:
+            kinds = [f"{t.dtype}{list(t.shape)}" for t in (a, e)]
+            return Comparison(Verdict.STRUCTURE, f"result {index} is {kinds[0]} instead of {kinds[1]}")
+        same = (e == a) | ((e != e) & (a != a))
+        if not bool(same.all()):
+            message = f"result {index} differs in {int((~same).sum())} of {e.numel()} elements: {a} instead of {e}"
+            return Comparison(Verdict.VALUE, message, elements=e.numel())
+    return None
+
+
+def _computed(graph: Graph, inputs: Sequence[Tensor], *, unsigned: bool = False) -> list[Tensor]:
+    """Run a graph with a fixed seed, every result contiguous, since kernels round by layout.
+
+    Raises:
+        BrokenRule: a node made another type than the graph states.
+    """
+    sizes = read_sizes(graph, inputs)
+
+    def hook(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        for value, result in zip(node.outputs, results, strict=True):
+            symbols = {str(s) for side in value.type.shape for s in getattr(side, "free_symbols", ())}
+            shape: Any = resolve(value.type.shape, sizes) if symbols <= sizes.keys() else tuple(result.shape)
+            if result.dtype != value.type.dtype or tuple(result.shape) != shape:
+                message = f"{node!r} makes {result.dtype}{list(result.shape)}: the type that the graph states is wrong"
+                raise BrokenRule(Verdict.STRUCTURE, message)
+        return tuple(_unsigned(r) if unsigned else r.contiguous() for r in results)
+
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(0)
+        outputs, state = interpret(graph, inputs, hook)
+    return [t.detach() for t in (*outputs, *state.values())]
+
+
+def _unsigned(tensor: Tensor) -> Tensor:
+    """Return a tensor whose zeros are all positive."""
+    return tensor.detach().contiguous() + 0 if tensor.is_floating_point() else tensor.contiguous()
+
+
+def _unsigned_graph(graph: Graph) -> Graph:
+    copy = graph.clone()
+    for value in copy.constants.values():
+        value.data = None if value.data is None else _unsigned(value.data)
+    return copy
+
+
+def _stateless(graph: Graph) -> Graph:
+    """Return a graph that returns its new state behind its outputs."""
+    copy = graph.clone()
+    for value in copy.state.values():
+        copy.add_output(value)
+    return copy

@@ -1,0 +1,185 @@
+"""L2: every pass, on the graphs on which it fires and on those that nearly look like them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from random import Random
+
+from clika_ref.core.passes import Pass, Pipeline, ordered
+from clika_ref_conformance.cases import Case, Check, Outcome, Task
+from clika_ref_conformance.drawing import near_misses
+from clika_ref_conformance.drawing.freed_sides import sides_freed
+from clika_ref_conformance.drawing.hosts import host
+from clika_ref_conformance.drawing.mentions import mentions
+from clika_ref_conformance.drawing.motifs import Motifs, find_motifs, smallest
+from clika_ref_conformance.judging.pass_rules import Finding, check_pass, check_passes
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+LEVEL = "passes"
+
+NEAR_MISSES: dict[str, near_misses.Makes] = {
+    "attribute changed": near_misses.attribute_changed,
+    "operands swapped": near_misses.operands_swapped,
+    "scalar changed": near_misses.scalar_changed,
+    "read elsewhere": near_misses.read_elsewhere,
+    "repeated": near_misses.repeated,
+    "outputs changed": near_misses.outputs_changed,
+    "leaves changed": near_misses.leaves_changed,
+    "dtype changed": near_misses.dtype_changed,
+    "special elements": near_misses.special_elements,
+    "side freed": sides_freed,
+}
+"""What is changed in a motif, and what makes the graphs."""
+
+GRAPHS_PER_MOTIF = 20
+"""The profile's random graphs per pass over this are the motifs of each goal: 10 of the 200 of ``quick``."""
+
+
+def passes_of(suite: Suite) -> dict[str, Pass]:
+    """Return the registered passes and those that the target adds, by name."""
+    return {**suite.registry.passes, **{p.name: p for p in suite.target.passes()}}
+
+
+def tasks(suite: Suite) -> list[Task]:
+    """Return one task for each pass."""
+    return [Task(LEVEL, name) for name in sorted(passes_of(suite))]
+
+
+def checks(task: Task, suite: Suite) -> Sequence[Check]:
+    """Return the checks of a pass; motifs are looked for when the first of them runs."""
+    trial = Trial(passes_of(suite)[task.subject], suite)
+    named: list[tuple[str, Callable[[], Outcome]]] = [("fires", trial.fires), ("motifs", trial.motifs_kept)]
+    named += [(name, trial.near_miss(makes)) for name, makes in NEAR_MISSES.items()]
+    named += [("random graphs", trial.random_graphs), ("pipeline order", trial.pipeline_order)]
+    named += [("random order", trial.random_order)]
+    return [Check(name, _timed(name, run)) for name, run in named]
+
+
+def _timed(name: str, run: Callable[[], Outcome]) -> Callable[[], Outcome]:
+    def timed() -> Outcome:
+        start = time.perf_counter()
+        return replace(run(), name=name, seconds=time.perf_counter() - start)
+
+    return timed
+
+
+@dataclass
+class Trial:
+    """One pass on trial: its motifs, found once, and the checks that are made of them."""
+
+    p: Pass
+    suite: Suite
+
+    @property
+    def _operators(self):  # noqa: ANN202 - a mapping of operators
+        return self.suite.registry.operators
+
+    @cached_property
+    def motifs(self) -> Motifs:
+        """The motifs of the pass; how many are wanted follows from the profile."""
+        graphs = self.suite.profile.pass_graphs
+        wanted = max(1, graphs // GRAPHS_PER_MOTIF)
+        return find_motifs(
+            self.p, self._operators, seed=self.suite.profile.seed, wanted=wanted, tries=20 * graphs, patience=graphs
+        )
+
+    def fires(self) -> Outcome:
+        """Fail if the pass, or a rule of it, fires on no graph that was found."""
+        silent = self.motifs.silent
+        if not silent:
+            message = f"{len(self.motifs.cases)} motifs of {self.motifs.tried} chains"
+            return Outcome("", Comparison(Verdict.PASS, message))
+        message = (
+            f"{self.p.name}: no graph was found on which {' and '.join(silent)} fires ({self.motifs.tried} chains of "
+            "drawn calls were tried). Either it cannot fire, or the samples of its operators never draw what it looks "
+            "for; show the suite how with `motifs`, a tuple of functions from a builder to the outputs of a graph"
+        )
+        return Outcome("", Comparison(Verdict.CONTRACT, message))
+
+    def motifs_kept(self) -> Outcome:
+        """Check the pass on its motifs."""
+        return self._check(self.motifs.cases)
+
+    def near_miss(self, makes: near_misses.Makes) -> Callable[[], Outcome]:
+        """Return the check of the pass on one sort of near misses of its motifs."""
+        most = self.suite.profile.pass_graphs // 2
+
+        def cases() -> Iterator[Case]:
+            for motif in self.motifs.cases:
+                every = islice(makes(motif, self._operators), most)
+                yield from (replace(c, name=f"{motif.name}, {c.name}") for c in every if c is not None)
+
+        return lambda: self._check(cases())
+
+    def random_graphs(self) -> Outcome:
+        """Check the pass on random graphs that hold its motifs."""
+        return self._check(self._hosts("random", self.suite.profile.pass_graphs))
+
+    def pipeline_order(self) -> Outcome:
+        """Check every pass in pipeline order, twice, on random graphs that hold the motifs of this one, and that they settle."""
+        passes = ordered(list(passes_of(self.suite).values()))
+
+        def check(case: Case) -> Finding:
+            found = check_passes([*passes, *passes], self._operators, case)
+            if found.comparison.verdict.is_failure:
+                return found
+            try:
+                Pipeline(passes, self._operators).run(case.graph.clone())
+            except Exception as error:  # noqa: BLE001 - a pass may raise anything
+                return Finding(Comparison(Verdict.CONTRACT, f"the pipeline fails: {error}\non:\n{case.graph}"))
+            return found
+
+        return self._check(self._hosts("pipeline", self.suite.profile.pass_graphs // 10), check)
+
+    def random_order(self) -> Outcome:
+        """Check every pass in random orders on random graphs that hold the motifs of this one."""
+        random = Random(f"{self.p.name}-order-{self.suite.profile.seed}")
+        passes = [p for _, p in sorted(passes_of(self.suite).items())]
+
+        def check(case: Case) -> Finding:
+            return check_passes(random.sample(passes, len(passes)), self._operators, case)
+
+        return self._check(self._hosts("order", self.suite.profile.pass_graphs // 10), check)
+
+    def _hosts(self, purpose: str, count: int) -> Iterator[Case]:
+        random = Random(f"{self.p.name}-{purpose}-{self.suite.profile.seed}")
+        groups = mentions(self.p, self._operators)
+        for number in range(count if self.motifs.cases else 0):
+            motif = self.motifs.cases[number % len(self.motifs.cases)]
+            case = host(random, motif, self._operators, groups)
+            if case is not None:
+                yield case
+
+    def _check(self, cases: Iterable[Case], check: Callable[[Case], Finding] | None = None) -> Outcome:
+        """Check the pass on cases until one fails, which is then made as small as possible."""
+        judge = check or self._alone
+        count = fired = 0
+        worst, run = Comparison(Verdict.PASS), ""
+        for case in cases:
+            found = judge(case)
+            count, fired = count + 1, fired + found.fired
+            if found.comparison.verdict.is_failure:
+                return self._failed(case, found, judge)
+            if found.comparison.ratio > worst.ratio:
+                worst, run = found.comparison, f"{case.name}, {found.run}"
+        return Outcome("", replace(worst, message=f"fired on {fired} of {count} graphs"), run)
+
+    def _alone(self, case: Case) -> Finding:
+        return check_pass(self.p, self._operators, case)
+
+    @staticmethod
+    def _failed(case: Case, found: Finding, judge: Callable[[Case], Finding]) -> Outcome:
+        def fails(smaller: Case) -> bool:
+            return judge(smaller).comparison.verdict is found.comparison.verdict
+
+        named = next((r for r in case.runs if r.name == found.run), case.runs[0])
+        alone = replace(case, runs=[named])
+        if fails(alone):
+            case = smallest(alone, fails)
+            found = judge(case)
+        return Outcome("", found.comparison, f"{case.name}, {found.run}", case)
