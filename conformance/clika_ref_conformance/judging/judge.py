@@ -3,32 +3,236 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
-from clika_ref.core.execution import interpret
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, ties
+from clika_ref_conformance.judging.jitter import Local
+from clika_ref_conformance.judging.rounding import Call, is_float
+from clika_ref_conformance.judging.special_values import Expected
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 
+@dataclass(slots=True)
+class _Exact:
+    """The run in float64: every value, and for every node its call and its bounds."""
+
+    values: dict[Value, torch.Tensor] = field(default_factory=dict[Value, torch.Tensor])
+    calls: dict[Node, Call] = field(default_factory=dict[Node, Call])
+    local: dict[Node, Local] = field(default_factory=dict[Node, Local])
+
+
 class Reference:
-    """What a graph must return for one set of inputs, computed once and then held against any number of targets."""
+    """What a graph must return for one set of inputs, computed once and then held against any number of targets.
+
+    Eager is run in the declared dtypes and the graph in float64. A graph of one node is judged by the bound that the
+    error class of its operator gives. In a larger one every node's bound becomes the size of an error drawn at random,
+    and eight such runs show what the graph makes of them. What is declared in float64 has no wider arithmetic to
+    be held against: there the bound, in units of float64, lies around the same run, and is doubled.
+
+    Args:
+        graph: what was compiled.
+        inputs: one tensor for each input of the graph, in order; they are copied.
+        seed: of the errors drawn at random.
+
+    """
 
     def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor], *, seed: int = 0) -> None:
         self.graph = graph
         self.inputs = [t.clone() for t in inputs]
         self.seed = seed
         with torch.no_grad():
-            self.eager, _ = interpret(graph, self.inputs)
+            self._eager = exact_arithmetic.walk(graph, self.inputs, exact_arithmetic.eagerly, wide=False)
+
+    @property
+    def eager(self) -> list[torch.Tensor]:
+        """What eager returns."""
+        return [self._eager[v] for v in self.graph.outputs]
+
+    @cached_property
+    def expected(self) -> list[Expected]:
+        """What each output may be."""
+        with torch.no_grad(), exact_arithmetic.float64_by_default():
+            generator = torch.Generator().manual_seed(self.seed)
+            same, drawn = self._exact_values()
+            needed = [v for v in self.graph.outputs if v not in same and v not in drawn]
+            exact = self._run_exactly(generator) if needed else _Exact()
+            runs = self._jittered(exact, generator) if needed and len(self.graph) > 1 else []
+            return [self._expect(v, exact, runs, same=v in same, random=v in drawn) for v in self.graph.outputs]
 
     def judge(self, actual: Sequence[torch.Tensor]) -> Comparison:
-        """Compare the outputs of a target."""
-        for index, (e, a) in enumerate(zip(self.eager, actual, strict=True)):
+        """Hold the outputs of a target against eager, exact arithmetic and the bound between them."""
+        problem = self._structure(actual)
+        if problem:
+            return Comparison(Verdict.STRUCTURE, problem)
+        with torch.no_grad():
+            found = [self._judge_output(i, actual) for i in range(len(actual))]
+        return combined(found)
+
+    def _structure(self, actual: Sequence[torch.Tensor]) -> str:
+        eager = self.eager
+        if len(actual) != len(eager):
+            return f"{len(actual)} outputs instead of {len(eager)}"
+        for index, (e, a) in enumerate(zip(eager, actual, strict=True)):
+            if not isinstance(a, torch.Tensor):
+                return f"output {index} is a {type(a).__name__}, not a tensor"
             if e.dtype != a.dtype or e.shape != a.shape:
-                message = f"output {index} is {a.dtype}{list(a.shape)} instead of {e.dtype}{list(e.shape)}"
-                return Comparison(Verdict.STRUCTURE, message)
-            scale = float(e.double().nan_to_num(0, 0, 0).abs().max()) if e.numel() else 0.0
-            eps = torch.finfo(e.dtype).eps if e.dtype.is_floating_point else 0.0
-            if not torch.allclose(e.double(), a.double(), rtol=0, atol=100 * eps * scale, equal_nan=True):
-                return Comparison(Verdict.VALUE, f"output {index} is {a} instead of {e}")
+                return f"output {index} is {_type(a)} instead of {_type(e)}"
+        return ""
+
+    def _exact_values(self) -> tuple[set[Value], set[Value]]:
+        """Return the values that no rounding has touched, and those that depend on chance."""
+        same = {*self.graph.inputs, *self.graph.constants.values()}
+        drawn: set[Value] = set()
+        for node in self.graph.nodes:
+            operands = [v for v in node.inputs if isinstance(v, Value)]
+            if node.is_random or not drawn.isdisjoint(operands):
+                drawn.update(node.outputs)
+            elif node.op.error.kind == "exact" and same.issuperset(operands) and not self._may_choose(node):
+                same.update(node.outputs)
+        return same, drawn
+
+    def _may_choose(self, node: Node) -> bool:
+        return ties.is_open(node) and len(self.graph) > 1
+
+    def _run_exactly(self, generator: torch.Generator) -> _Exact:
+        run = _Exact()
+
+        def compute(node: Node, call: Call) -> list[torch.Tensor]:
+            call, results = exact_arithmetic.computed(node, call, self._eager)
+            dtype = exact_arithmetic.declared_dtype(node) or torch.float32
+            run.calls[node] = call
+            run.local[node] = jitter.local(call, node.op.error, results, dtype, generator)
+            return results
+
+        run.values = exact_arithmetic.walk(self.graph, self.inputs, compute, wide=True)
+        return run
+
+    def _jittered(self, exact: _Exact, generator: torch.Generator) -> list[dict[Value, torch.Tensor]]:
+        def compute(node: Node, call: Call) -> list[torch.Tensor]:
+            if self._may_choose(node):
+                call = ties.broken(call, generator)
+            _, results = exact_arithmetic.computed(node, call, self._eager)
+            found = exact.local[node].bounds
+            fits = [r.shape == exact.values[v].shape for r, v in zip(results, node.outputs, strict=True)]
+            return [
+                jitter.noisy(r, b, generator) if ok and is_float(r) else r
+                for r, b, ok in zip(results, found, fits, strict=True)
+            ]
+
+        return [exact_arithmetic.walk(self.graph, self.inputs, compute, wide=True) for _ in range(jitter.RUNS)]
+
+    def _expect(
+        self, value: Value, exact: _Exact, runs: list[dict[Value, torch.Tensor]], *, same: bool, random: bool
+    ) -> Expected:
+        eager = self._eager[value]
+        if same or random:
+            bound = torch.zeros(eager.shape, dtype=torch.float64) if is_float(eager) else None
+            return Expected(eager, eager, bound, same=True, random=random, label="exact")
+        node, centre = value.producer, exact.values[value]
+        assert node is not None, "an input is exact"
+        if centre.shape != eager.shape:  # a size depends on an element that rounding decides
+            return Expected(eager, eager, None, same=True, random=True)
+        if runs:
+            varied = [run[value] for run in runs if run[value].shape == eager.shape]
+            bound = jitter.deviation(centre, varied, eager.dtype) if is_float(eager) else None
+            found = Expected(eager, centre, bound, varied, label="jitter")
+        else:
+            local = exact.local[node]
+            varied = [run[value.index] for run in local.runs]
+            bound, one = local.bounds[value.index], local.products[value.index] if local.products else None
+            found = Expected(eager, centre, bound, varied, products=one, label=str(node.op.error))
+        if found.bound is not None and eager.dtype is torch.float64:
+            found.bound = 2 * found.bound
+        return found
+
+    def _judge_output(self, index: int, actual: Sequence[torch.Tensor]) -> Comparison:
+        expected, tensor = self.expected[index], actual[index].detach()
+        if expected.random:
+            return Comparison(Verdict.PASS, elements=tensor.numel())
+        right = expected.accepts(tensor)
+        if not bool(right.all()) and len(self.graph) == 1:
+            right |= self._chosen(index, actual)
+        return _compared(index, expected, tensor, right)
+
+    def _chosen(self, index: int, actual: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return where the index of an operator that may choose among equal elements is as right as eager's."""
+        value, eager = self.graph.outputs[index], self.eager
+        node = value.producer
+        nothing = torch.zeros(eager[index].shape, dtype=torch.bool)
+        if node is None or not ties.is_open(node):
+            return nothing
+        own = [i for i, v in enumerate(self.graph.outputs) if v.producer is node]
+        values = dict(zip(self.graph.inputs, self.inputs, strict=True))
+        operands = tuple(values.get(v, v) if isinstance(v, Value) else v for v in node.inputs)
+        call = Call(node.op.name, node.op, operands, node.attrs)
+        if is_float(eager[index]):
+            return nothing
+        return ties.same_choice(call, [eager[i] for i in own], [actual[i] for i in own])
+
+
+def combined(found: Sequence[Comparison]) -> Comparison:
+    """Join the comparisons of all outputs: the first failure or the worst ratio, and the totals."""
+    if not found:
         return Comparison(Verdict.PASS)
+    failed = next((c for c in found if c.verdict.is_failure), None)
+    worst = failed or max(found, key=lambda c: c.ratio)
+    elements, unstable = sum(c.elements for c in found), sum(c.unstable for c in found)
+    verdict = worst.verdict
+    if failed is None:
+        verdict = Verdict.UNSTABLE if unstable and unstable == elements else Verdict.PASS
+    return Comparison(
+        verdict,
+        worst.message if failed else "",
+        worst.error,
+        worst.bound,
+        worst.ratio,
+        max(c.quality for c in found),
+        elements,
+        sum(c.ambiguous for c in found),
+        unstable,
+    )
+
+
+def _compared(index: int, expected: Expected, actual: torch.Tensor, right: torch.Tensor) -> Comparison:
+    elements = actual.numel()
+    if not elements:
+        return Comparison(Verdict.PASS)
+    unstable = int(expected.unstable.sum())
+    error, bound = expected.error(actual).flatten(), expected.allowed().flatten()
+    error = torch.where(right.flatten() & error.isinf(), 0.0, error)  # overflow, or a special value that may be
+    ratio = torch.where(error == 0, 0.0, error / bound)
+    at = int((ratio + ~right.flatten()).nan_to_num(0.0).argmax())
+    worst = float(ratio[at])
+    grade = statistics.quality(expected, actual)
+    verdict, message = Verdict.PASS, ""
+    if unstable == elements:
+        verdict = Verdict.UNSTABLE
+    elif not bool(right.all()):
+        verdict, message = _blame(index, expected, actual, at, int((~right).sum()))
+    else:
+        message = statistics.coarseness(expected, actual, grade)
+        verdict = Verdict.PRECISION if message else Verdict.PASS
+        message = message and f"output {index}: {message}"
+    counts = (elements, int(expected.ambiguous.sum()), unstable)
+    return Comparison(verdict, message, float(error[at]), float(bound[at]), worst, grade, *counts)
+
+
+def _blame(index: int, expected: Expected, actual: torch.Tensor, at: int, wrong: int) -> tuple[Verdict, str]:
+    """Return the verdict on the worst element, and where it is, what it is and what it should be."""
+    place = [int(i) for i in torch.unravel_index(torch.tensor(at), actual.shape)] if actual.ndim else []
+    got, eager, exact = (t.flatten()[at].item() for t in (actual, expected.eager, expected.exact))
+    special = actual.is_floating_point() and not bool(torch.isfinite(torch.tensor([float(got), float(eager)])).all())
+    message = f"output {index}{place} is {got!r} instead of {eager!r}"
+    if not expected.same:
+        allowed = float(expected.allowed().flatten()[at])
+        message += f" (exact {exact!r}, allowed {allowed:.3g} by {expected.label})"
+    message += f"; {wrong} of {actual.numel()} elements are wrong"
+    return Verdict.SPECIAL if special else Verdict.VALUE, message
+
+
+def _type(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,141 @@
+"""Bounds of one call: how far a correct result in a given dtype may lie from the exact one, by its error class."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clika_ref.core.accuracy import ErrorClass
+from clika_ref_conformance.judging.rounding import Call, mapped, ulp_of, unit_of
+
+COORDINATE_ULPS = 4
+"""Roundings in a coordinate of an interpolation: scale, shift, product."""
+TAPS = 16
+"""Neighbours that the widest interpolation (cubic, two sides) weighs."""
+EXP_ULPS = 8
+"""Of an exponential or a logarithm, as in the class ``ulp``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What the statistics of a sum of products need: ``terms[...]`` summed, and ``weight[...] = sum |x| |w|``."""
+
+    terms: torch.Tensor
+    weight: torch.Tensor
+
+
+def ulps(call: Call, result: torch.Tensor, dtype: torch.dtype, error: ErrorClass) -> torch.Tensor:
+    """``n * ulp(max(|y|, companion))``, the companion being a number or the first operand."""
+    at = result.abs()
+    if error.companion == "x":
+        at = torch.maximum(at, _companion(call, result))
+    elif error.companion is not None:
+        at = at.clamp(min=float(error.companion))
+    return error.ulps * ulp_of(at, dtype)
+
+
+def _companion(call: Call, result: torch.Tensor) -> torch.Tensor:
+    """Return ``|x|`` of the first operand per element of the result, or its maximum where the shapes do not fit."""
+    x = _finite(call.first.abs())
+    try:
+        return x.expand_as(result)
+    except RuntimeError:
+        return torch.full_like(result, float(x.amax()) if x.numel() else 0.0)
+
+
+def products(call: Call, results: list[torch.Tensor]) -> list[Products]:
+    """Run the call on absolute values, for ``sum |x| |w|``, and on ones, for the number of terms.
+
+    An average of ones is one, however many there are: it has as many terms as elements fall on one result.
+    """
+    weights = _scaled(call, abs, torch.abs).run()
+    ones = _scaled(call, lambda _: 1, torch.ones_like).run()
+    found: list[Products] = []
+    for result, weight, one in zip(results, weights, ones, strict=True):
+        fewest = _averaged(call, result)
+        terms = one.double().abs().nan_to_num(1.0, 1.0).clamp(min=fewest) + 1
+        found.append(Products(terms, weight.double().abs()))
+    return found
+
+
+def _scaled(call: Call, number: Any, tensor: Any) -> Call:
+    """Return the call with its factors (``alpha``, ``beta``) and its floating tensors changed."""
+    attrs = {k: number(v) if k in ("alpha", "beta") else v for k, v in call.attrs.items()}
+    return Call(call.name, call.function, mapped(call.operands, tensor), attrs)
+
+
+def _averaged(call: Call, result: torch.Tensor) -> float:
+    kernel = call.attribute("kernel_size", 1)
+    if isinstance(kernel, list | tuple) and all(isinstance(k, int) for k in kernel):
+        return float(math.prod(kernel))
+    largest = max((t.numel() for t in call.floats), default=1)
+    return max(1.0, math.ceil(largest / max(result.numel(), 1)))
+
+
+def dot(found: Products, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``K u sum |x| |w|`` and the rounding of the result; no limit where a partial sum may overflow."""
+    bound = found.terms * unit_of(dtype) * found.weight + ulp_of(result, dtype) / 2
+    return torch.where(found.weight > torch.finfo(dtype).max, math.inf, bound)
+
+
+def softmax(call: Call, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bound ``exp(x - max x)``, a sum of ``K`` of them, and a quotient or a logarithm.
+
+    Relative for a softmax: ``8 + K + |x - max x|`` units and as many again for the sum. Absolute for a logarithm:
+    ``K + 8`` units and 8 ulp of the largest element of the row, from which the logarithm is subtracted.
+    """
+    x, u = _finite(call.first), unit_of(dtype)
+    dim: Any = call.attribute("dim", 1)
+    if x.ndim == 0 or x.numel() == 0:
+        return EXP_ULPS * ulp_of(torch.maximum(result.abs(), x.abs()), dtype) if x.ndim == 0 else result.abs()
+    keepdim = result.ndim == x.ndim
+    top = x.abs().amax(dim, keepdim=keepdim)
+    terms = x.numel() / max(top.numel(), 1)
+    if "log" in call.name:
+        return (terms + EXP_ULPS) * u + EXP_ULPS * ulp_of(torch.maximum(result.abs(), top.expand_as(result)), dtype)
+    below = x.amax(dim, keepdim=True) - x
+    return result.abs() * u * (2 * EXP_ULPS + terms + 2 * below) + EXP_ULPS * ulp_of(result * 0, dtype)
+
+
+def interpolation(call: Call, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``K u max |x|`` over the image, and what coordinates that are 4 ulp off move the result by."""
+    x = _finite(call.first)
+    if x.numel() == 0 or result.numel() == 0:
+        return torch.zeros_like(result)
+    sides = tuple(range(2, x.ndim))
+    top, spread = x.abs().amax(sides, keepdim=True), x.amax(sides, keepdim=True) - x.amin(sides, keepdim=True)
+    taps = TAPS * max(1.0, x.numel() / result.numel())
+    moved = 2 * COORDINATE_ULPS * max(*x.shape[2:], *result.shape[2:]) * spread
+    return (unit_of(dtype) * (taps * 2 * top + moved)).expand_as(result) + ulp_of(result, dtype)
+
+
+def variance(call: Call, results: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Bounds of ``var``, ``std``, ``var_mean`` and ``std_mean``: ``2 K u mean(x^2)``, also where done in one pass.
+
+    The mean squared enters as both are subtracted; a deviation is bounded by the roots of the ends of that interval.
+    """
+    x, u = call.first, unit_of(dtype)
+    first = results[0].abs()
+    terms = x.numel() / max(first.numel(), 1)
+    square = x.square()
+    dim = next((v for v in (call.attrs.get("dim"), *call.operands[1:2]) if v is not None), None)
+    dims = tuple(range(x.ndim)) if dim is None or dim in ((), []) else dim
+    mean = square.mean(dims, keepdim=first.ndim == x.ndim).reshape(first.shape)
+    correction = call.attrs.get("correction", 1)
+    grown = terms / max(terms - (1 if correction is None else float(correction)), 1)
+    slack = 2 * (terms + 2) * u * mean * grown
+    if "std" in call.name:
+        squared = first.square()
+        slack = (squared + slack).sqrt() - (squared - slack).clamp(min=0).sqrt()
+    bounds = [slack + EXP_ULPS * ulp_of(first, dtype)]
+    if len(results) > 1:
+        at = x.abs().mean(dims, keepdim=first.ndim == x.ndim).reshape(first.shape)
+        bounds.append((terms + 1) * u * at + ulp_of(results[1], dtype))
+    return bounds
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    return x.nan_to_num(0.0, 0.0, 0.0)

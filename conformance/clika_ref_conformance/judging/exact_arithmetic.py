@@ -1,0 +1,120 @@
+"""A graph in float64: what it returns where no operation rounds, with the casts that it spells out still rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from clika_ref.core.execution import read_sizes
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.symbols import resolve
+from clika_ref_conformance.judging.rounding import Call, as_list, is_float, mapped, rounded
+
+Compute = Callable[[Node, Call], Sequence[torch.Tensor]]
+"""Computes one node from its call."""
+
+WIDE = torch.float64
+
+
+def walk(graph: Graph, inputs: Sequence[torch.Tensor], compute: Compute, *, wide: bool) -> dict[Value, torch.Tensor]:
+    """Run a graph node by node with ``compute``; return every value.
+
+    Args:
+        graph: what to run.
+        inputs: one tensor for each input of the graph, in order.
+        compute: returns the results of a node.
+        wide: whether floating inputs and constants become float64.
+
+    """
+    constants = {v: v.data for v in graph.constants.values() if v.data is not None}
+    given = {**dict(zip(graph.inputs, inputs, strict=True)), **constants}
+    values = {v: t.to(WIDE) if wide and is_float(t) else t for v, t in given.items()}
+    sizes = dict(read_sizes(graph, inputs))
+    late = [s for s in graph.symbols.values() if s.name not in sizes]
+    for node in graph.nodes:
+        operands = tuple(values[v] if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs)
+        attrs = {name: resolve(v, sizes) for name, v in node.attrs.items()}
+        results = compute(node, Call(node.op.name, node.op, operands, attrs))
+        for value, result in zip(node.outputs, results, strict=True):
+            values[value] = result
+            for symbol in late:
+                if symbol.side.name == value.name:
+                    dim = symbol.side.dim
+                    sizes[symbol.name] = int(result) if dim is None else result.shape[dim]
+    return values
+
+
+def eagerly(_node: Node, call: Call) -> list[torch.Tensor]:
+    """Compute a node as eager does, in the dtypes that it declares."""
+    return call.run()
+
+
+@contextmanager
+def float64_by_default() -> Iterator[None]:
+    """Make float64 what integers become where they are divided."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(WIDE)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def widened(node: Node, call: Call) -> Call:
+    """Return a call on float64 operands as one that computes in float64.
+
+    A cast stays one: where an attribute names a floating dtype that is coarser than an operand's, the operand is
+    rounded to it. Numbers of an operator that rounds nothing (a bound of ``clamp``) are rounded as eager rounds them.
+    """
+    asked = [d for d in call.attrs.values() if isinstance(d, torch.dtype) and d.is_floating_point]
+    operands = call.operands
+    if asked:
+        declared = [v.type.dtype if isinstance(v, Value) else None for v in node.inputs]
+        operands = tuple(
+            rounded(o, asked[0]) if d is not None and is_float(o) and _is_coarser(asked[0], d) else o
+            for o, d in zip(operands, declared, strict=True)
+        )
+    attrs = {k: WIDE if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in call.attrs.items()}
+    dtype = declared_dtype(node)
+    if node.op.error.kind == "exact" and dtype is not None and dtype is not WIDE:
+        operands = tuple(_as_in(o, dtype) for o in operands)
+        attrs = {k: _as_in(v, dtype) for k, v in attrs.items()}
+    return Call(call.name, call.function, operands, attrs)
+
+
+def _is_coarser(dtype: torch.dtype, than: torch.dtype) -> bool:
+    return than.is_floating_point and torch.finfo(dtype).eps > torch.finfo(than).eps
+
+
+def _as_in(item: Any, dtype: torch.dtype) -> Any:
+    return torch.tensor(item, dtype=dtype).item() if isinstance(item, float) else item
+
+
+def declared_dtype(node: Node) -> torch.dtype | None:
+    """Return the floating dtype that a node computes in: that of its result, or else of its first floating operand."""
+    values = (*node.outputs, *(v for v in node.inputs if isinstance(v, Value)))
+    return next((v.type.dtype for v in values if v.type.dtype.is_floating_point), None)
+
+
+def computed(node: Node, call: Call, eager: Mapping[Value, torch.Tensor]) -> tuple[Call, list[torch.Tensor]]:
+    """Return a node's call in float64, and its results.
+
+    What is made from nothing (``arange``) is a constant and has eager's elements. Where the reference does not know
+    float64, or draws at random, it is run in the declared dtypes.
+    """
+    if node.is_random or not any(isinstance(o, torch.Tensor) for o in call.operands):
+        return call, [_wide(eager[v]) for v in node.outputs]
+    wide = widened(node, call)
+    try:
+        results = wide.run()
+    except (RuntimeError, TypeError, ValueError):
+        narrow = iter([v.type.dtype for v in node.inputs if isinstance(v, Value) and v.type.dtype.is_floating_point])
+        results = as_list(call.function(*mapped(call.operands, lambda t: t.to(next(narrow))), **call.attrs))
+    return wide, [_wide(r) for r in results]
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(WIDE) if tensor.is_floating_point() else tensor

@@ -1,0 +1,230 @@
+"""Monte-Carlo arithmetic in float64: rounding errors drawn at random show what a composition makes of them."""
+
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
+# torch._ops and torch._decomp are where PyTorch keeps overloads and what they consist of.
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch._decomp import decomposition_table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clika_ref.core.accuracy import EXACT, ErrorClass, ulp
+from clika_ref.core.registry import load_registry
+from clika_ref_conformance.judging import bounds as formulas
+from clika_ref_conformance.judging.rounding import Call, flattened, is_float, mapped, ulp_of, unit_of
+
+RUNS = 8
+"""Jittered runs; the largest of so many uniform draws falls short of half the bound once in 256."""
+SAFETY = 2
+"""Factor on the largest deviation among the runs: they sample the worst case and rarely hit it."""
+FINAL_ULPS = 2
+"""Added to what jitter gives: the last rounding, of the target and of eager."""
+VARIANCES = frozenset({"var", "std", "var_mean", "std_mean"})
+# fmt: off
+MOVES = frozenset({
+    "_to_copy", "_unsafe_view", "broadcast_in_dim", "clone", "convert_element_type", "copy", "detach", "empty",
+    "empty_like", "empty_strided", "fill", "full", "index", "lift_fresh", "new_empty", "new_full", "new_ones",
+    "new_zeros", "ones", "ones_like", "pad", "resize", "scalar_tensor", "select", "slice", "split", "squeeze", "t",
+    "transpose", "unbind", "unsqueeze", "view", "view_of", "where", "zeros", "zeros_like",
+})
+# fmt: on
+"""Overloads that no operator claims and that only move elements; every other unclaimed one is taken to round."""
+
+
+@dataclass(slots=True)
+class Local:
+    """What is known of one call: a bound per result (None where nothing rounds), and what they come from."""
+
+    bounds: list[torch.Tensor | None]
+    runs: list[list[torch.Tensor]] = field(default_factory=list[list[torch.Tensor]])
+    """Jittered results, where the bounds come from such."""
+    products: list[formulas.Products] = field(default_factory=list[formulas.Products])
+
+
+def local(
+    call: Call, error: ErrorClass, results: Sequence[torch.Tensor], dtype: torch.dtype, generator: torch.Generator
+) -> Local:
+    """Bound the results of one call in ``dtype`` by the class of its operator."""
+    if error.kind == "exact" or not any(map(is_float, results)):
+        return Local([torch.zeros_like(r) if is_float(r) else None for r in results])
+    if call.name in VARIANCES and error.kind == "norm":
+        return Local(list(formulas.variance(call, list(results), dtype)))
+    if error.kind in ("compose", "norm"):
+        return _composed(call, results, dtype, generator)
+    if error.kind == "interpolation" and len(call.floats) > 1:
+        return _with_points(call, results, dtype, generator)
+    return _simple(call, error, results, dtype)
+
+
+def _simple(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], dtype: torch.dtype) -> Local:
+    """Bound a call of a class with a formula; anything else is taken to round once per element that it sums up."""
+    if error.kind == "dot":
+        found = formulas.products(call, list(results))
+        limits = [formulas.dot(p, r, dtype) if is_float(r) else None for p, r in zip(found, results, strict=True)]
+        return Local(list(limits), products=found)
+    formula = {"softmax": formulas.softmax, "interpolation": formulas.interpolation}.get(error.kind, _summed)
+    if error.kind == "ulp":
+        formula = functools.partial(formulas.ulps, error=error)
+    return Local([formula(call, r, dtype) if is_float(r) else None for r in results])
+
+
+def _summed(call: Call, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    terms = max((t.numel() for t in call.floats), default=1) / max(result.numel(), 1)
+    return (terms * unit_of(dtype)) * result.abs() + 8 * ulp_of(result, dtype)
+
+
+def noisy(tensor: torch.Tensor, bound: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor with an error drawn uniformly from ``[-bound, bound]`` added to every finite element."""
+    if bound is None or not tensor.numel():
+        return tensor
+    noise = (torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1).mul_(bound)
+    return tensor + noise.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def deviation(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Return ``2 max_j |R_j - R| + 2 ulp`` over the runs in which an element is finite."""
+    worst = torch.zeros_like(exact)
+    for run in runs:
+        worst = torch.maximum(worst, (run - exact).abs().nan_to_num_(0.0, 0.0))
+    return SAFETY * worst + FINAL_ULPS * ulp_of(exact, dtype)
+
+
+def _composed(call: Call, results: Sequence[torch.Tensor], dtype: torch.dtype, generator: torch.Generator) -> Local:
+    """Record the ATen calls that a reference consists of, and repeat them with jitter."""
+    tape = Tape(dtype, generator)
+    with tape:
+        base = call.run()
+    runs = [tape.replay(base) for _ in range(RUNS)]
+    runs = [[new.reshape(old.shape) for new, old in zip(run, base, strict=True)] for run in runs]
+    return _by_runs(results, base, runs, dtype)
+
+
+def _with_points(call: Call, results: Sequence[torch.Tensor], dtype: torch.dtype, generator: torch.Generator) -> Local:
+    """Bound a sampling at points that are themselves rounded: rounding decides which neighbour is nearest."""
+    x, points, *rest = call.operands
+    sides = max(x.shape[2:])
+    off = formulas.COORDINATE_ULPS * unit_of(dtype) * points.abs().clamp(min=1, max=float(sides))
+    moved = [noisy(points, off, generator) for _ in range(RUNS)]
+    runs = [Call(call.name, call.function, (x, p, *rest), call.attrs).run() for p in moved]
+    found = _by_runs(results, results, runs, dtype)
+    top = float(x.abs().nan_to_num(0.0, 0.0, 0.0).amax()) if x.numel() else 0.0
+    found.bounds = [b + 2 * formulas.TAPS * unit_of(dtype) * top if b is not None else b for b in found.bounds]
+    return found
+
+
+def _by_runs(
+    results: Sequence[torch.Tensor],
+    base: Sequence[torch.Tensor],
+    runs: list[list[torch.Tensor]],
+    dtype: torch.dtype,
+) -> Local:
+    limits = [
+        deviation(b, [run[i] for run in runs], dtype) if is_float(r) else None
+        for i, (r, b) in enumerate(zip(results, base, strict=True))
+    ]
+    return Local(list(limits), runs)
+
+
+@dataclass(slots=True)
+class _Entry:
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Any]
+    bounds: list[torch.Tensor | None]
+
+
+class Tape(TorchDispatchMode):
+    """Records every ATen call made within it, with its bound in ``dtype``; `replay` repeats them with errors."""
+
+    def __init__(self, dtype: torch.dtype, generator: torch.Generator) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.generator = generator
+        self.entries: list[_Entry] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute one call in float64 and record it."""
+        name, error = _facts_of(func)
+        whole = error.kind in ("compose", "norm") and name not in VARIANCES
+        if whole and func in decomposition_table:
+            with self:
+                return decomposition_table[func](*args, **(kwargs or {}))
+        kwargs = {k: torch.float64 if _is_floating(v) else v for k, v in (kwargs or {}).items()}
+        mutates = func._schema.is_mutable and error.kind != "exact"  # noqa: SLF001 - of an overload
+        before = mapped(args, torch.clone) if mutates else args
+        result = func(*args, **kwargs)
+        found: list[torch.Tensor | None] = []
+        if error.kind != "exact":
+            found = self._bounds(Call(name, func, before, kwargs), error, result, mutates=mutates)
+        self.entries.append(_Entry(func, args, kwargs, flattened([result]), found))
+        return result
+
+    def _bounds(self, call: Call, error: ErrorClass, result: Any, *, mutates: bool) -> list[torch.Tensor | None]:
+        results = [r for r in flattened([result]) if isinstance(r, torch.Tensor)]
+        if error.kind == "norm" and call.name in VARIANCES:
+            return list(formulas.variance(call, results, self.dtype))
+        if mutates:  # a second call on the operands would change them, so a formula that needs none
+            error = error if error.kind == "ulp" else _UNCLAIMED
+        return _simple(call, error, results, self.dtype).bounds
+
+    def replay(self, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Repeat the record, with an error after every call that rounds; return what ``wanted`` has become."""
+        now: dict[int, Any] = {}
+        for entry in self.entries:
+            args = _current(entry.args, now)
+            result = entry.function(*args, **_current(entry.kwargs, now))
+            results = flattened([result])
+            for new, bound in zip((r for r in results if isinstance(r, torch.Tensor)), entry.bounds, strict=False):
+                if bound is not None and new.is_floating_point():
+                    new.copy_(noisy(new, bound, self.generator))
+            for old, new in zip(entry.results, results, strict=True):
+                now[id(old)] = new
+        return [now.get(id(t), t) for t in wanted]
+
+
+def _is_floating(item: Any) -> bool:
+    return isinstance(item, torch.dtype) and item.is_floating_point
+
+
+def _current(items: Any, now: Mapping[int, Any]) -> Any:
+    """Return recorded arguments with each tensor replaced by what it is in this run."""
+    if isinstance(items, dict):
+        return {k: _current(v, now) for k, v in cast("dict[str, Any]", items).items()}
+    if isinstance(items, list | tuple):
+        return type(items)([_current(item, now) for item in items])
+    return now.get(id(items), items) if isinstance(items, torch.Tensor) else items
+
+
+_UNCLAIMED = ulp()
+
+
+@functools.cache
+def _declared() -> tuple[Mapping[Any, ErrorClass], Mapping[str, ErrorClass]]:
+    """Return the error classes of the declared operators, by overload and by the name of the overload's packet."""
+    overloads = load_registry().overloads
+    by_name = {_plain(f): op.error for f, op in overloads.items() if not isinstance(f, str)}
+    return {f: op.error for f, op in overloads.items()}, by_name
+
+
+@functools.cache
+def _facts_of(func: Any) -> tuple[str, ErrorClass]:
+    """Return the plain name of an overload and the class of the operator that declares it, or a sister of it."""
+    by_overload, by_name = _declared()
+    name = _plain(func)
+    exact = func.is_view or name in MOVES
+    return name, EXACT if exact else by_overload.get(func) or by_name.get(name, _UNCLAIMED)
+
+
+def _plain(func: Any) -> str:
+    """Return the name of an overload without namespace, overload, ``native_`` and underscores."""
+    name = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - of an overload
+    return name if name in MOVES else name.strip("_").removeprefix("native_")

@@ -1,0 +1,81 @@
+"""Rounding units of a dtype, and one call of an operator or an ATen overload as the bounds look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function and the arguments that it is called with, floating tensors in float64."""
+
+    name: str
+    function: Callable[..., Any]
+    operands: tuple[Any, ...]
+    attrs: Mapping[str, Any]
+
+    @property
+    def floats(self) -> list[torch.Tensor]:
+        """The operands that are floating tensors, in order."""
+        return [t for t in flattened(self.operands) if is_float(t)]
+
+    @property
+    def first(self) -> torch.Tensor:
+        """The first operand that is a tensor, in float64; a number where there is none."""
+        tensors = [t for t in flattened(self.operands) if isinstance(t, torch.Tensor)]
+        numbers = [abs(float(o)) for o in self.operands if isinstance(o, int | float)]
+        return tensors[0].double() if tensors else torch.tensor(max(numbers, default=0.0), dtype=torch.float64)
+
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """Compute the call, with ``change`` applied to every operand that is a floating tensor."""
+        operands = self.operands if change is None else mapped(self.operands, change)
+        return as_list(self.function(*operands, **self.attrs))
+
+    def attribute(self, name: str, position: int, default: Any = None) -> Any:
+        """Return an attribute, which an ATen overload takes by ``position``."""
+        if name in self.attrs:
+            return self.attrs[name]
+        return self.operands[position] if position < len(self.operands) else default
+
+
+def is_float(item: Any) -> bool:
+    """Whether an operand is a floating tensor."""
+    return isinstance(item, torch.Tensor) and item.is_floating_point()
+
+
+def as_list(result: Any) -> list[torch.Tensor]:
+    """Return what a call returned as a list of tensors."""
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def flattened(items: Any) -> list[Any]:
+    """Return operands with lists of operands spread out."""
+    return [i for item in items for i in (flattened(item) if isinstance(item, list | tuple) else [item])]
+
+
+def mapped(items: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return operands with ``change`` applied to their floating tensors."""
+    if isinstance(items, list | tuple):
+        return type(items)([mapped(item, change) for item in items])
+    return change(items) if is_float(items) else items
+
+
+def unit_of(dtype: torch.dtype) -> float:
+    """Return the largest relative error of one rounding: 2^-24 for float32."""
+    return torch.finfo(dtype).eps / 2
+
+
+def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the distance between neighbours of ``dtype`` at each of the float64 ``values``; NaN counts as zero."""
+    info = torch.finfo(dtype)
+    magnitude = values.abs().nan_to_num(0.0, info.max).clamp(info.smallest_normal, info.max)
+    return torch.ldexp(torch.tensor(info.eps / 2, dtype=torch.float64), torch.frexp(magnitude).exponent)
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return float64 values as the nearest ones of another floating dtype, still in float64."""
+    return values if dtype is torch.float64 else values.to(dtype).double()

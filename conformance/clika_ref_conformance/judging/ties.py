@@ -1,0 +1,54 @@
+"""Operators that leave open which of several equal elements they choose, and what is right then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from clika_ref.core.ir import Node
+from clika_ref_conformance.judging.rounding import Call, is_float
+from clika_ref_conformance.judging.special_values import equal
+
+CHOOSERS = frozenset({"topk", "sort", "argsort", "kthvalue", "median_dim", "nanmedian_dim", "mode"})
+"""The others (argmax, max along a side) promise the first."""
+ORDERED = frozenset({"topk", "sort", "argsort"})
+"""These give every index at most once."""
+TIE_BREAK = 2.0**-45
+"""Relative size of what tells equal elements apart: far below the dtypes under test, far above float64's own unit."""
+
+
+def is_open(node: Node) -> bool:
+    """Whether a node may choose among equal elements as it likes."""
+    return node.op.name in CHOOSERS and not node.attrs.get("stable", False)
+
+
+def broken(call: Call, generator: torch.Generator) -> Call:
+    """Return the call on an operand whose equal elements are told apart at random."""
+    x, *rest = call.operands
+    if not is_float(x) or not x.numel():
+        return call
+    noise = torch.rand(x.shape, generator=generator, dtype=torch.float64) - 0.5
+    scale = x.abs().nan_to_num(0.0, 0.0).clamp(min=2.0**-100)
+    return Call(call.name, call.function, (x + noise * scale * TIE_BREAK, *rest), call.attrs)
+
+
+def same_choice(call: Call, eager: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return for every chosen index whether it stands for an element equal to the one that eager chose."""
+    x = call.operands[0]
+    dim, indices, chosen = call.attrs.get("dim", -1), eager[-1], actual[-1]
+    if x.ndim == 0:
+        return chosen == indices
+    if chosen.numel() and (int(chosen.min()) < 0 or int(chosen.max()) >= x.shape[dim]):
+        return chosen == indices
+    flat = indices.ndim < x.ndim
+    at, to = (indices.unsqueeze(dim), chosen.unsqueeze(dim)) if flat else (indices, chosen)
+    wanted, got = x.gather(dim, at), x.gather(dim, to)
+    if call.attrs.get("sorted") is False:
+        wanted, got = wanted.sort(dim).values, got.sort(dim).values
+    right = equal(got, wanted)
+    if call.name in ORDERED and to.numel():
+        ordered = to.sort(dim).values
+        if bool((ordered.diff(dim=dim) == 0).any()):
+            return torch.zeros_like(chosen, dtype=torch.bool)
+    return right.squeeze(dim) if flat else right
