@@ -1,0 +1,74 @@
+"""From the record of a run to its report."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.reporting.report import SEVERITY, Detail, Report, TaskReport
+from clika_ref_conformance.verdicts import Verdict
+
+LIMIT_LISTING_BYTES = 2**20
+"""Facts of a reproducer larger than this are not read for the listing: a report stays small."""
+
+
+def report_of(record: RunRecord, folder: Path | None = None) -> Report:
+    """Return the report of a run; listings are read from the reproducers below ``folder``."""
+    found: dict[Task, list[Result]] = {task: [] for task in record.plan}
+    for result in record.results:
+        found.setdefault(result.task, []).append(result)
+    reasons = Counter(r.comparison.message or "no reason given" for r in record.results if r.verdict is Verdict.NOT_RUN)
+    return Report(
+        record.target,
+        record.profile,
+        record.seed,
+        dict(record.environment),
+        record.seconds,
+        record.planned,
+        [_task_report(task, results, folder) for task, results in found.items()],
+        [dict(deviation) for deviation in record.deviations],
+        list(record.problems),
+        dict(reasons.most_common()),
+    )
+
+
+def _task_report(task: Task, results: Sequence[Result], folder: Path | None) -> TaskReport:
+    counts = Counter(result.verdict for result in results)
+    verdicts = sorted(counts, key=SEVERITY.__getitem__, reverse=True)
+    chosen = [max((r for r in results if r.verdict is verdict), key=_weight) for verdict in verdicts]
+    return TaskReport(
+        task,
+        {verdict: counts[verdict] for verdict in verdicts},
+        [_detail(result, folder) for result in chosen],
+        sum(result.comparison.elements for result in results),
+        sum(result.comparison.ambiguous for result in results),
+        sum(result.comparison.unstable for result in results),
+        sum(result.seconds for result in results),
+    )
+
+
+def _weight(result: Result) -> tuple[bool, float, float]:
+    """Rank the cases of one verdict: those that can be replayed, then by how far off they are."""
+    ratio, quality = result.comparison.ratio, result.comparison.quality
+    # NaN compares false with everything, so that the first of several would win.
+    return bool(result.reproducer), ratio if ratio == ratio else float("inf"), quality if quality == quality else 0.0  # noqa: PLR0124
+
+
+def _detail(result: Result, folder: Path | None) -> Detail:
+    listing = _listing(folder / result.reproducer) if folder is not None and result.reproducer else ""
+    return Detail(result.name, result.comparison, result.run, dict(result.facts), result.reproducer, listing)
+
+
+def _listing(path: Path) -> str:
+    """Return the text of the graph in a reproducer, or nothing: a report must not fail because a zip is gone."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entry = archive.getinfo("meta.json")
+            return str(json.loads(archive.read(entry))["listing"]) if entry.file_size < LIMIT_LISTING_BYTES else ""
+    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile):
+        return ""

@@ -1,0 +1,151 @@
+"""``report.json``: a report for machines, with the version of its schema, written and read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from clika_ref.storage import write_atomically
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.reporting.errors import ReportError
+from clika_ref_conformance.reporting.json_values import number, to_json
+from clika_ref_conformance.reporting.report import Detail, Report, TaskReport
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+SCHEMA = 1
+"""Raised whenever reports written before cannot be read by the code as it is."""
+
+FILE = "report.json"
+
+LIMIT_BYTES = 512 * 2**20
+"""Of a report that is read; those of the suite have a few megabytes, because cases are not listed one by one."""
+
+_COUNTS = ("elements", "ambiguous", "unstable")
+_REPRODUCER = re.compile(r"cases/[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def write_json(report: Report, path: Path) -> None:
+    """Write a report.
+
+    Raises:
+        ModelError: the path cannot be written.
+    """
+    with write_atomically(path) as file:
+        file.write(json.dumps(to_json(document_of(report)), indent=1, allow_nan=False).encode())
+
+
+def document_of(report: Report) -> dict[str, Any]:
+    """Return a report as the document that is written; numbers may still be infinite."""
+    return {
+        "schema": SCHEMA,
+        "target": report.target,
+        "profile": report.profile,
+        "seed": report.seed,
+        "seconds": report.seconds,
+        "environment": report.environment,
+        "planned": report.planned,
+        "verdicts": {str(verdict): count for verdict, count in report.counts.items()},
+        "failures": report.failures,
+        "problems": report.problems,
+        "not_run": report.not_run,
+        "deviations": report.deviations,
+        "tasks": [_task(entry) for entry in report.tasks],
+    }
+
+
+def _task(entry: TaskReport) -> dict[str, Any]:
+    return {
+        **asdict(entry.task),
+        "verdict": str(entry.verdict),
+        "grade": entry.grade,
+        "verdicts": {str(verdict): count for verdict, count in entry.verdicts.items()},
+        **{key: getattr(entry, key) for key in _COUNTS},
+        "seconds": entry.seconds,
+        "details": [_detail(detail) for detail in entry.details],
+    }
+
+
+def _detail(detail: Detail) -> dict[str, Any]:
+    comparison = asdict(detail.comparison) | {"verdict": str(detail.verdict), "grade": detail.comparison.grade}
+    rest = {"check": detail.check, "run": detail.run, "facts": detail.facts}
+    return rest | comparison | {"reproducer": detail.reproducer, "listing": detail.listing}
+
+
+def read_json(path: Path) -> Report:
+    """Read a report and check that its accounts add up.
+
+    Raises:
+        ReportError: it is no report, is damaged, or was written by a newer version.
+    """
+    try:
+        if path.stat().st_size > LIMIT_BYTES:
+            msg = f"{path} has {path.stat().st_size:,} bytes, more than the {LIMIT_BYTES:,} that a report may have"
+            raise ReportError(msg)  # noqa: TRY301 - the handlers below are for what reading raises
+        return _read(json.loads(path.read_bytes()))
+    except OSError as error:
+        msg = f"cannot read the report {str(path)!r}: {error.strerror}; give a report.json that a run has written"
+        raise ReportError(msg) from error
+    except ReportError as error:
+        error.add_note(f"in {path}")
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        msg = f"{path} is no report of a conformance run, or is damaged: {type(error).__name__}: {error}"
+        raise ReportError(msg) from error
+
+
+def _read(document: Mapping[str, Any]) -> Report:
+    if document["schema"] > SCHEMA:
+        msg = f"the report has schema {document['schema']}, this suite reads up to {SCHEMA}; update it"
+        raise ReportError(msg)
+    report = Report(
+        str(document["target"]),
+        str(document["profile"]),
+        int(document["seed"]),
+        _texts(document["environment"]),
+        number(document["seconds"], "seconds"),
+        _count(document["planned"], "planned"),
+        [_read_task(entry) for entry in document["tasks"]],
+        [dict(entry) for entry in document["deviations"]],
+        [str(problem) for problem in document["problems"]],
+        {str(reason): _count(count, "not_run") for reason, count in document["not_run"].items()},
+    )
+    stated, summed = document["verdicts"], {str(v): c for v, c in report.counts.items()}
+    if stated != summed:
+        msg = f"the accounts do not add up: the report states {stated}, its tasks have {summed}; write it anew"
+        raise ReportError(msg)
+    return report
+
+
+def _read_task(entry: Mapping[str, Any]) -> TaskReport:
+    level, subject, dtype = (str(entry[key]) for key in ("level", "subject", "dtype"))
+    task = Task(level, subject, dtype, bool(entry["dynamic"]))
+    verdicts = {Verdict(verdict): _count(count, f"{task} {verdict}") for verdict, count in entry["verdicts"].items()}
+    details = [_read_detail(detail) for detail in entry["details"]]
+    counts = {key: _count(entry[key], f"{task} {key}") for key in _COUNTS}
+    return TaskReport(task, verdicts, details, seconds=number(entry["seconds"], f"seconds of {task}"), **counts)
+
+
+def _read_detail(entry: Mapping[str, Any]) -> Detail:
+    error, bound, ratio, quality = (number(entry[key], key) for key in ("error", "bound", "ratio", "quality"))
+    counts = [_count(entry[key], key) for key in _COUNTS]
+    comparison = Comparison(Verdict(entry["verdict"]), str(entry["message"]), error, bound, ratio, quality, *counts)
+    check, run, reproducer, listing = (str(entry[key]) for key in ("check", "run", "reproducer", "listing"))
+    if reproducer and not _REPRODUCER.fullmatch(reproducer):
+        msg = f"the reproducer {reproducer!r} lies outside the folder cases/"
+        raise ReportError(msg)
+    return Detail(check, comparison, run, _texts(entry["facts"]), reproducer, listing)
+
+
+def _texts(entries: Mapping[str, Any]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in entries.items()}
+
+
+def _count(item: Any, what: str) -> int:
+    if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+        msg = f"{what} is {item!r}, not a count"
+        raise ReportError(msg)
+    return item

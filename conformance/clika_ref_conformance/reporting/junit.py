@@ -1,0 +1,81 @@
+"""JUnit XML for continuous integration: a suite for each level, a test case for each task."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from clika_ref.storage import write_atomically
+from clika_ref_conformance.reporting.report import Detail, Report, TaskReport
+from clika_ref_conformance.verdicts import Verdict
+
+FILE = "junit.xml"
+
+_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 cannot hold in any form. Source: Extensible Markup Language 1.0, section 2.2, Char."""
+
+_SKIPPED = frozenset({Verdict.UNSUPPORTED, Verdict.NOT_RUN})
+
+
+def write_junit(report: Report, path: Path) -> None:
+    """Write the report as JUnit XML.
+
+    Raises:
+        ModelError: the path cannot be written.
+    """
+    with write_atomically(path) as file:
+        file.write(junit_of(report))
+
+
+def junit_of(report: Report) -> bytes:
+    """Return the report as JUnit XML; tasks of which every check was refused or not run count as skipped."""
+    root = ET.Element("testsuites", name=_text(f"clika-ref conformance: {report.target}"))
+    for level in report.levels:
+        entries = [entry for entry in report.tasks if entry.task.level == level]
+        suite = ET.SubElement(root, "testsuite", name=_text(level))
+        for entry in entries:
+            _add(suite, report, entry)
+        _count(suite, sum(entry.seconds for entry in entries))
+    if report.problems:
+        suite = ET.SubElement(root, "testsuite", name="run")
+        for problem in report.problems:
+            case = ET.SubElement(suite, "testcase", classname="run", name=_text(problem), time="0")
+            ET.SubElement(case, "failure", message=_text(problem))
+        _count(suite, 0.0)
+    _count(root, report.seconds)
+    return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+
+
+def _add(suite: ET.Element, report: Report, entry: TaskReport) -> None:
+    classname = _text(f"{report.target}.{entry.task.level}")
+    case = ET.SubElement(
+        suite, "testcase", classname=classname, name=_text(str(entry.task)), time=f"{entry.seconds:.3f}"
+    )
+    failed = [detail for detail in entry.details if detail.verdict.is_failure]
+    if failed:
+        message = ", ".join(f"{count} {verdict}" for verdict, count in entry.verdicts.items() if verdict.is_failure)
+        failure = ET.SubElement(case, "failure", type=_text(failed[0].verdict), message=_text(message))
+        failure.text = _text("\n\n".join(_shown(detail) for detail in failed))
+    elif set(entry.verdicts) <= _SKIPPED:
+        reason = entry.details[0].comparison.message if entry.details else "no checks are planned"
+        ET.SubElement(case, "skipped", message=_text(reason))
+
+
+def _shown(detail: Detail) -> str:
+    lines = [f"{detail.verdict} in {detail.check}" + f" on the inputs {detail.run}" * bool(detail.run)]
+    lines += [detail.comparison.message, *(f"{key}: {value}" for key, value in detail.facts.items())]
+    lines += [f"clika-ref conformance replay {detail.reproducer}"] * bool(detail.reproducer)
+    return "\n".join(filter(None, lines))
+
+
+def _count(element: ET.Element, seconds: float) -> None:
+    element.set("tests", str(len(list(element.iter("testcase")))))
+    element.set("failures", str(len(list(element.iter("failure")))))
+    element.set("skipped", str(len(list(element.iter("skipped")))))
+    element.set("errors", "0")
+    element.set("time", f"{seconds:.3f}")
+
+
+def _text(text: str) -> str:
+    return _ILLEGAL.sub("\ufffd", text)

@@ -1,0 +1,222 @@
+"""Reports: the worst of each task is kept, what is written is read back, damage is refused, differences are found."""
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.reporting import json_report
+from clika_ref_conformance.reporting.difference import difference
+from clika_ref_conformance.reporting.errors import ReportError
+from clika_ref_conformance.reporting.gathering import report_of
+from clika_ref_conformance.reporting.json_report import document_of, read_json, write_json
+from clika_ref_conformance.reporting.junit import junit_of, write_junit
+from clika_ref_conformance.reporting.report import SEVERITY, worst
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+RELU = Task("operators", "relu", "float32")
+SUM = Task("operators", "sum", "float32")
+SUM_DYNAMIC = Task("dynamic", "sum", "float32", dynamic=True)
+FOLD = Task("passes", "fold-batch-norm")
+
+
+def passed(task, name, ratio=0.5, quality=1.0):
+    """A check that passed."""
+    comparison = Comparison(Verdict.PASS, "", 1e-7, 2e-7, ratio, quality, elements=6, ambiguous=1)
+    return Result(task, name, comparison, "typical", {"x": "[2, 3]"}, seconds=0.25)
+
+
+def failed(task, name, verdict=Verdict.VALUE, ratio=9.0, reproducer=""):
+    """A check that did not."""
+    comparison = Comparison(verdict, f"off by {ratio}", 3.0, math.inf, ratio, math.nan, elements=6)
+    return Result(task, name, comparison, "nan-first", {"dim": "-1"}, seconds=0.5, reproducer=reproducer)
+
+
+def record(*results, **changes):
+    """A run of which these are the results."""
+    plan = {}
+    for result in results:
+        plan.setdefault(result.task, []).append(result.name)
+    deviations = [{"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org", "seen": 2, "watched": 3}]
+    made = RunRecord("onnxruntime", "quick", 7, {"torch": "2.13"}, plan, results, 12.5, deviations)
+    return replace(made, **changes)
+
+
+def small():
+    """A run of three tasks."""
+    return record(
+        passed(RELU, "a", 0.1),
+        passed(RELU, "b", 0.7, quality=4.0),
+        failed(SUM, "c", ratio=5.0),
+        failed(SUM, "d", ratio=9.0),
+        failed(SUM, "e", Verdict.CRASH, 0.0),
+        failed(FOLD, "f", Verdict.NOT_RUN),
+        failed(FOLD, "g", Verdict.UNSUPPORTED),
+    )
+
+
+def test_every_verdict_has_a_rank_and_every_failure_outranks_the_rest():
+    assert set(SEVERITY) == set(Verdict)
+    assert min(SEVERITY[v] for v in Verdict if v.is_failure) > max(SEVERITY[v] for v in Verdict if not v.is_failure)
+
+
+def test_one_check_that_passed_says_more_than_any_that_were_refused():
+    assert worst({Verdict.UNSUPPORTED: 9, Verdict.PASS: 1, Verdict.NOT_RUN: 3}) is Verdict.PASS
+    assert worst({Verdict.PASS: 9, Verdict.VALUE: 1, Verdict.CRASH: 0}) is Verdict.VALUE
+    assert worst({}) is Verdict.NOT_RUN
+
+
+def test_of_each_task_and_verdict_the_worst_case_is_kept_and_the_others_are_counted():
+    relu, total, fold = report_of(small()).tasks
+    assert [(d.verdict, d.check) for d in relu.details] == [(Verdict.PASS, "b")]
+    assert [(d.verdict, d.check) for d in total.details] == [(Verdict.CRASH, "e"), (Verdict.VALUE, "d")]
+    assert dict(total.verdicts) == {Verdict.CRASH: 1, Verdict.VALUE: 2}
+    assert (relu.elements, relu.ambiguous, relu.seconds, relu.grade) == (12, 2, 0.5, "B")
+    assert (total.verdict, total.grade, fold.verdict) == (Verdict.CRASH, "", Verdict.UNSUPPORTED)
+
+
+def test_a_case_that_can_be_replayed_goes_before_one_that_is_further_off():
+    found = report_of(record(failed(SUM, "a", ratio=1e9), failed(SUM, "b", ratio=2.0, reproducer="cases/b.zip")))
+    assert found.tasks[0].details[0].check == "b"
+
+
+def test_a_ratio_that_is_nan_counts_as_the_largest():
+    found = report_of(
+        record(failed(SUM, "a", ratio=1.0), failed(SUM, "b", ratio=math.nan), failed(SUM, "c", ratio=2.0))
+    )
+    assert found.tasks[0].details[0].check == "b"
+
+
+def test_the_accounts_of_a_report_are_those_of_the_run():
+    run = small()
+    report = report_of(run)
+    assert report.counts == run.counts
+    assert (report.planned, report.failures) == (7, 3)
+    assert report.not_run == {"off by 9.0": 1}
+    assert report.levels == ["operators", "passes"]
+
+
+def test_a_report_is_read_back_as_it_was_written(tmp_path):
+    report = report_of(small())
+    write_json(report, tmp_path / "report.json")
+    text = (tmp_path / "report.json").read_text()
+    assert json.loads(text)["schema"] == json_report.SCHEMA
+    assert "Infinity" not in text
+    assert document_of(read_json(tmp_path / "report.json"))["tasks"][0] == document_of(report)["tasks"][0]
+    write_json(read_json(tmp_path / "report.json"), tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == text
+
+
+def set_at(*path, value):
+    """A change of one entry."""
+
+    def change(document):
+        place = document
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        return document
+
+    return change
+
+
+DAMAGES = {
+    "a newer schema": (set_at("schema", value=99), "schema 99, this suite reads up to 1; update it"),
+    "no tasks": (set_at("tasks", value=None), "is no report of a conformance run, or is damaged: TypeError"),
+    "an unknown verdict": (set_at("tasks", 0, "verdicts", value={"fine": 1}), "'fine' is not a valid Verdict"),
+    "a negative count": (set_at("tasks", 0, "verdicts", value={"pass": -1}), "pass is -1, not a count"),
+    "a text for a number": (set_at("tasks", 0, "details", 0, "error", value="x"), "error is 'x', not a number"),
+    "other accounts": (set_at("tasks", 0, "verdicts", value={"pass": 5}), "the accounts do not add up"),
+    "a case elsewhere": (
+        set_at("tasks", 0, "details", 0, "reproducer", value="../../etc/passwd"),
+        "lies outside the folder cases/",
+    ),
+    "a list": (lambda document: [document], "is no report of a conformance run"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_report_is_refused_with_what_is_wrong(tmp_path, damage):
+    change, message = DAMAGES[damage]
+    write_json(report_of(small()), tmp_path / "report.json")
+    document = change(json.loads((tmp_path / "report.json").read_text()))
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    with pytest.raises(ReportError, match=message):
+        read_json(tmp_path / "report.json")
+
+
+def test_a_report_that_is_missing_or_no_json_or_too_large_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    with pytest.raises(ReportError, match=r"cannot read the report .*report\.json.*No such file"):
+        read_json(path)
+    path.write_bytes(b"\xff{")
+    with pytest.raises(ReportError, match="is no report of a conformance run"):
+        read_json(path)
+    monkeypatch.setattr(json_report, "LIMIT_BYTES", 1)
+    with pytest.raises(ReportError, match="more than the 1 that a report may have"):
+        read_json(path)
+
+
+def test_junit_has_a_suite_for_each_level_and_a_case_for_each_task(tmp_path):
+    write_junit(report_of(small()), tmp_path / "junit.xml")
+    root = ET.parse(tmp_path / "junit.xml").getroot()  # noqa: S314 - written above
+    assert [suite.get("name") for suite in root] == ["operators", "passes"]
+    assert (root.get("tests"), root.get("failures"), root.get("skipped")) == ("3", "1", "1")
+    (failure,) = root.iter("failure")
+    assert failure.get("type") == "crash"
+    assert failure.get("message") == "1 crash, 2 fail:value"
+    assert "fail:value in d on the inputs nan-first\noff by 9.0\ndim: -1" in failure.text
+
+
+def test_junit_takes_names_and_messages_that_xml_cannot_hold():
+    result = failed(Task("operators", "<script>&\x00\x1b"), "a\x08")
+    written = junit_of(report_of(record(result, problems=["gone & <forgotten>\x00"])))
+    root = ET.fromstring(written)  # noqa: S314 - written above
+    names = [case.get("name") for case in root.iter("testcase")]
+    assert names == ["operators/<script>&\ufffd\ufffd", "gone & <forgotten>\ufffd"]
+    assert root.get("failures") == "2"
+
+
+def compare(old, new):
+    """The subjects of each kind of change."""
+    found = difference(report_of(record(*old)), report_of(record(*new)))
+    kinds = (found.regressions, found.fixed, found.new, found.gone)
+    return [[change.task.subject for change in kind] for kind in kinds], found
+
+
+def test_a_failure_that_appears_is_a_regression_and_one_that_goes_is_fixed():
+    subjects, found = compare(
+        [passed(RELU, "a"), failed(SUM, "b"), passed(FOLD, "c")],
+        [failed(RELU, "a", ratio=3.0), passed(SUM, "b"), passed(FOLD, "c")],
+    )
+    assert subjects == [["relu"], ["sum"], [], []]
+    assert str(found.regressions[0]) == "operators/relu/float32: 1 fail:value, was 0 (a: off by 3.0)"
+    assert str(found.fixed[0]) == "operators/sum/float32: 0 fail:value, was 1"
+    assert found.exit_code == 1
+
+
+def test_more_failures_among_as_many_checks_are_a_regression_and_fewer_are_fixed():
+    one, two = [failed(SUM, "a"), passed(SUM, "b")], [failed(SUM, "a"), failed(SUM, "b")]
+    assert compare(one, two)[0] == [["sum"], [], [], []]
+    assert compare(two, one)[0] == [[], ["sum"], [], []]
+
+
+def test_more_failures_among_more_checks_are_none():
+    one, three = [failed(SUM, "a")], [failed(SUM, "a"), failed(SUM, "b"), passed(SUM, "c")]
+    assert compare(one, three)[0] == [[], [], [], []]
+
+
+def test_a_task_that_proves_nothing_any_more_is_a_regression():
+    subjects, found = compare([passed(SUM, "a")], [failed(SUM, "a", Verdict.UNSUPPORTED)])
+    assert subjects == [["sum"], [], [], []]
+    assert found.regressions[0].text == "proves nothing any more: 1 unsupported:declared, was 1 pass"
+
+
+def test_what_is_new_or_gone_is_listed_and_is_no_regression():
+    subjects, found = compare([passed(SUM, "a")], [failed(RELU, "a"), passed(SUM_DYNAMIC, "a")])
+    assert subjects == [[], [], ["relu", "sum"], ["sum"]]
+    assert str(found.gone[0]) == "operators/sum/float32: was 1 pass"
+    assert found.exit_code == 0
