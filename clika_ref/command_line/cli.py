@@ -27,6 +27,9 @@ app = typer.Typer(
     help="Compress a PyTorch model and deploy it; operators, passes and targets are plugins.",
 )
 
+COMMANDS = "clika_ref.commands"
+"""The entry-point group of commands that other distributions add."""
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -48,7 +51,22 @@ def options(
 
 def main() -> None:
     """Run the command line: the entry point ``clika-ref``."""
+    join_commands(app)
     app()
+
+
+def join_commands(into: typer.Typer) -> None:
+    """Add the commands of other distributions: entry points of `COMMANDS`, each a group of commands under its name.
+
+    One that cannot be loaded is named on stderr, and costs no other.
+    """
+    for entry in sorted(importlib.metadata.entry_points(group=COMMANDS), key=lambda e: e.name):
+        try:
+            into.add_typer(entry.load(), name=entry.name)
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            owner = entry.dist.name if entry.dist else "unknown distribution"
+            reason = f"{type(error).__name__}: {error}"
+            print(f"clika-ref {entry.name} ({owner}) cannot be used: {reason}", file=sys.stderr)  # noqa: T201
 
 
 @app.command(name="compile")
@@ -73,7 +91,7 @@ def compile_command(
     debug: Debug = False,
 ) -> None:
     """Compile a model and write the artifact of a target."""
-    with _plain_errors(debug=debug):
+    with plain_errors(debug=debug):
         if not dry_run:
             _refuse_no_place(output)
         torch, arguments = _late("torch"), _late("clika_ref.command_line.arguments")
@@ -111,7 +129,7 @@ def plugins(
     debug: Debug = False,
 ) -> None:
     """List the installed plugins, what each adds, and why some cannot be used."""
-    with _plain_errors(debug=debug):
+    with plain_errors(debug=debug):
         inspection = _late("clika_ref.command_line.inspection")
         installed = inspection.installed_plugins()
         if as_json:
@@ -143,7 +161,7 @@ def explain(
     debug: Debug = False,
 ) -> None:
     """Show what is known of an operator: schema, meaning, ATen calls, quantization, rounding, lowering, samples."""
-    with _plain_errors(debug=debug):
+    with plain_errors(debug=debug):
         inspection = _late("clika_ref.command_line.inspection")
         # Of the plugins that work: one that fails to load must not hide what another declares.
         registry = inspection.build_registry(inspection.installed_plugins().plugins)
@@ -162,7 +180,7 @@ def _late(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _plain_errors(*, debug: bool) -> Iterator[None]:
+def plain_errors(*, debug: bool) -> Iterator[None]:
     """Turn an error meant for the reader into its message and the exit status 2."""
     try:
         yield

@@ -45,6 +45,11 @@ class Verdict(StrEnum):
         """Whether a run that holds this verdict has failed."""
         return self not in _HARMLESS
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether this verdict says nothing about the numbers: the check was refused or not run."""
+        return self in (Verdict.UNSUPPORTED, Verdict.NOT_RUN)
+
 
 _HARMLESS = frozenset(
     {Verdict.PASS, Verdict.DEVIATION, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.UNSTABLE, Verdict.NOT_RUN}

@@ -41,6 +41,8 @@ class Progress:
     """The check that a worker is running now."""
     fruitless: int = 0
     """How many workers died in a row without having run a check."""
+    is_ended: bool = False
+    """Whether every check has its result."""
 
 
 Event = tuple["WorkerProcess", str, Any]

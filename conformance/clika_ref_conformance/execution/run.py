@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import secrets
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,20 @@ class RunRequest:
     """See `clika_ref_conformance.execution.messages.Setup`."""
 
 
+def chosen_profile(name: str, seed: int | None = None) -> Profile:
+    """Return a profile with a seed: 0, or for ``nightly`` one that is drawn, where none is given.
+
+    Raises:
+        ClikaError: there is no such profile.
+    """
+    if name not in PROFILES:
+        msg = f"there is no profile {name!r}; profiles are {', '.join(PROFILES)}"
+        raise ClikaError(msg)
+    if seed is None:
+        seed = secrets.randbelow(2**31) if name == "nightly" else 0
+    return replace(PROFILES[name], seed=seed)
+
+
 @dataclass(frozen=True)
 class Plan:
     """A request that was found sensible: its tasks, and what the target declares."""
@@ -96,11 +112,23 @@ Notice = Callable[[Result | None, "Execution"], None]
 
 
 def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
-    """Run a plan and return what came of it.
+    """Run a plan and return what came of it; an interrupted run has results for all that it had done.
 
     Raises:
         ClikaError: no worker can start.
     """
+    start = time.perf_counter()
+    with execution(plan, plan.tasks, notice) as running:
+        try:
+            running.go()
+        except KeyboardInterrupt:
+            running.abandon("the run was interrupted")
+        return running.record(time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def execution(plan: Plan, tasks: Sequence[Task], notice: Notice | None = None) -> Iterator[Execution]:
+    """Start the workers on tasks of a plan, and end them at the end of the block."""
     with folder_for() as folder:
         setup = Setup(
             plan.request.target,
@@ -112,18 +140,23 @@ def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
             plan.request.arrange,
             plan.request.argument,
         )
-        return Execution(plan, setup, notice).go()
+        running = Execution(plan, setup, tasks, notice)
+        try:
+            running.start()
+            yield running
+        finally:
+            running.close()
 
 
 class Execution:
     """The state of a run while it goes on."""
 
-    def __init__(self, plan: Plan, setup: Setup, notice: Notice | None) -> None:
+    def __init__(self, plan: Plan, setup: Setup, tasks: Sequence[Task], notice: Notice | None) -> None:
         self.plan = plan
         self.setup = setup
         self.notice = notice or (lambda _, __: None)
-        self.every = [Progress(task) for task in plan.tasks]
-        self.waiting = deque(self.every)
+        self.every = {task: Progress(task) for task in tasks}
+        self.waiting = deque(self.every.values())
         self.events: queue.Queue[Event] = queue.Queue()
         self.workers: list[WorkerProcess] = []
         self.environment: dict[str, str] = {}
@@ -131,21 +164,33 @@ class Execution:
         self.ended = 0
         """Tasks that are done with."""
 
-    def go(self) -> RunRecord:
-        """Run everything, or until it is interrupted."""
-        start = time.perf_counter()
-        try:
-            for _ in range(min(max(self.plan.request.workers, 1), len(self.every))):
-                self._hire()
-            while self.workers:
-                self._wait()
-        except KeyboardInterrupt:
-            self._abandon("the run was interrupted")
-        finally:
-            for worker in self.workers:
-                worker.kill()
-                worker.close()
-        return self._record(time.perf_counter() - start)
+    def start(self) -> None:
+        """Start the workers."""
+        for _ in range(min(max(self.plan.request.workers, 1), len(self.every))):
+            self._hire()
+
+    def go(self) -> None:
+        """Run everything."""
+        while self.workers:
+            self._wait()
+
+    def results_of(self, task: Task) -> list[Result]:
+        """Go on until a task is done, and return its results."""
+        progress = self.every[task]
+        while not progress.is_ended and self.workers:
+            self._wait()
+        return with_expected_failures(list(progress.results.values()), self.plan.declarations.xfails)
+
+    def abandon(self, reason: str) -> None:
+        """Enter everything that has no result as not run."""
+        for progress in self.every.values():
+            self._give_up(progress, reason)
+
+    def close(self) -> None:
+        """End the workers at once."""
+        for worker in self.workers:
+            worker.kill()
+            worker.close()
 
     def _hire(self) -> None:
         self.workers.append(WorkerProcess(self.setup, self.events))
@@ -209,7 +254,7 @@ class Execution:
         self.notice(result, self)
 
     def _on_done(self, worker: WorkerProcess, resident: int) -> None:
-        self._finish()
+        self._finish(_progress(worker))
         limit = self.plan.request.profile.memory_bytes
         if self.waiting and (worker.checks >= RECYCLE_CHECKS or (limit and resident > limit / 2)):
             self.workers.remove(worker)
@@ -218,7 +263,8 @@ class Execution:
         else:
             self._next(worker)
 
-    def _finish(self) -> None:
+    def _finish(self, progress: Progress) -> None:
+        progress.is_ended = True
         self.ended += 1
         self.notice(None, self)
 
@@ -248,7 +294,7 @@ class Execution:
             if progress.fruitless >= FRUITLESS:
                 self._give_up(progress, f"{FRUITLESS} workers died before they ran a check: {message}")
         if set(progress.plan or ()) <= progress.results.keys():
-            self._finish()
+            self._finish(progress)
         else:
             self.waiting.appendleft(progress)
 
@@ -259,15 +305,13 @@ class Execution:
             if name not in progress.results:
                 self._enter(progress, _result(progress.task, name, Verdict.NOT_RUN, reason))
 
-    def _abandon(self, reason: str) -> None:
-        for progress in self.every:
-            self._give_up(progress, reason)
-
-    def _record(self, seconds: float) -> RunRecord:
+    def record(self, seconds: float) -> RunRecord:
+        """Return what came of it."""
         request = self.plan.request
-        planned = {p.task: tuple(p.plan or ()) for p in self.every}
-        results = [p.results[name] for p in self.every for name in p.plan or () if name in p.results]
-        results += [r for p in self.every for name, r in p.results.items() if name not in (p.plan or ())]
+        every = self.every.values()
+        planned = {p.task: tuple(p.plan or ()) for p in every}
+        results = [p.results[name] for p in every for name in p.plan or () if name in p.results]
+        results += [r for p in every for name, r in p.results.items() if name not in (p.plan or ())]
         results = with_expected_failures(results, self.plan.declarations.xfails)
         record = RunRecord(
             request.target,

@@ -29,6 +29,7 @@ from clika_ref_conformance.execution.environment import environment_of
 from clika_ref_conformance.execution.levels import level_at
 from clika_ref_conformance.execution.messages import Setup, result_to_json, task_of_json
 from clika_ref_conformance.execution.record import Result
+from clika_ref_conformance.reporting.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -90,13 +91,27 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - whatever a level or a sampler raises fails its task alone
             checks = [_broken_plan(error)]
         self.say("plan", [check.name for check in checks])
+        detailed: set[Verdict] = set()
         for check in checks:
             if check.name not in done:
                 self.say("start", check.name)
                 outcome = _run(check)
-                self.say("result", result_to_json(Result.of(task, outcome)))
+                self.say("result", result_to_json(self._result(task, outcome, detailed)))
         gc.collect()
         self.say("done", _resident_bytes())
+
+    def _result(self, task: Task, outcome: Outcome, detailed: set[Verdict]) -> Result:
+        """Write a reproducer for the first failure of each verdict: hundreds of one fault would tell no more."""
+        path = ""
+        if self.setup.out and outcome.verdict.is_failure and outcome.case and outcome.verdict not in detailed:
+            detailed.add(outcome.verdict)
+            try:
+                path = write_reproducer(outcome, task, self.suite, self.setup.target, Path(self.setup.out))
+            except Exception as error:  # noqa: BLE001 - a failure is reported even where it cannot be written down
+                comparison = outcome.comparison
+                message = f"{comparison.message}\n(no reproducer: {type(error).__name__}: {error})"
+                outcome = replace(outcome, comparison=replace(comparison, message=message))
+        return Result.of(task, outcome, path)
 
 
 def _broken_plan(error: Exception) -> Check:

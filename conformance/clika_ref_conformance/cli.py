@@ -1,0 +1,53 @@
+"""The commands ``clika-ref conformance ...``; everything heavy is imported when a command needs it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from clika_ref.command_line.cli import plain_errors
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # what escapes is a bug of ours: its whole traceback, in a form to paste
+    help="Prove operators, passes and targets right, or show where they are not.",
+)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.command()
+def run(
+    *,
+    target: Annotated[str, typer.Option(help="An installed target, 'identity', or package.module:TARGET.")],
+    profile: Annotated[str, typer.Option(help="How thorough: quick, ci or nightly.")] = "quick",
+    seed: Annotated[int | None, typer.Option(help="Of all that is drawn; nightly draws one.", min=0)] = None,
+    word: Annotated[
+        list[str] | None, typer.Option("-k", help="Only tasks whose name holds this; may be given again.")
+    ] = None,
+    level: Annotated[list[str] | None, typer.Option(help="Only this level; may be given again.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the report and reproducers into this folder.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    debug: Debug = False,
+) -> None:
+    """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the accounts do not add up."""
+    with plain_errors(debug=debug):
+        running, showing = _late("execution.run"), _late("execution.showing")
+        request = running.RunRequest(
+            target,
+            running.chosen_profile(profile, seed),
+            tuple(word or ()),
+            tuple(level or ()),
+            None if out is None else showing.report_folder(out),
+            workers,
+        )
+        record = showing.run_and_show(request)
+        raise typer.Exit(record.exit_code)
+
+
+def _late(name: str) -> Any:
+    """Import a module of the suite: torch takes a second, for which ``--help`` should not wait."""
+    return importlib.import_module(f"clika_ref_conformance.{name}")

@@ -1,0 +1,102 @@
+"""A run as its user sees it: a bar while it lasts, then counts, what failed, and how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.reporting.console import duration, result_console
+from clika_ref.reporting.progress import SimpleProgressBar
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.execution.run import Execution, RunRequest, execute, plan_run
+from clika_ref_conformance.reporting.gathering import report_of
+from clika_ref_conformance.reporting.json_report import write_json
+from clika_ref_conformance.reporting.junit import write_junit
+from clika_ref_conformance.verdicts import Verdict
+
+SHOWN = 20
+"""Failures that are printed in full; the report holds them all."""
+
+
+def report_folder(path: Path) -> Path:
+    """Make the folder of a report.
+
+    Raises:
+        ClikaError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"the folder {path} for the report cannot be made: {error}"
+        raise ClikaError(msg) from error
+    return path.absolute()
+
+
+def run_and_show(request: RunRequest) -> RunRecord:
+    """Run a request, write its report where it asks for one, and print what came of it."""
+    plan = plan_run(request)
+    failed = 0
+    with SimpleProgressBar[None](total=len(plan.tasks), desc=f"Conformance of {request.target}", unit="tasks") as bar:
+
+        def notice(result: Result | None, run: Execution) -> None:
+            nonlocal failed
+            failed += result is not None and result.verdict.is_failure
+            bar.desc = f"Conformance of {request.target}" + (f", {failed} failed" if failed else "")
+            bar.update(run.ended - bar.count)
+
+        record = execute(plan, notice)
+    if request.out is not None:
+        write_report(record, request.out)
+    show(record, result_console())
+    if request.out is not None:
+        result_console().print(f"Report in {request.out}", markup=False)
+    return record
+
+
+def write_report(record: RunRecord, out: Path) -> None:
+    """Write every form of the report into a folder."""
+    report = report_of(record, out)
+    write_json(report, out / "report.json")
+    write_junit(report, out / "junit.xml")
+
+
+def show(record: RunRecord, console: Console) -> None:
+    """Print the failures, the declared deviations that were seen, and the accounts."""
+    failures = record.failures
+    for result in failures[:SHOWN]:
+        console.print(f"{result.verdict}: {result.task}: {result.name}" + _where(result), style="red", markup=False)
+        console.print(_indented(result.comparison.message), markup=False, soft_wrap=True)
+    if len(failures) > SHOWN:
+        console.print(f"... and {len(failures) - SHOWN:,} failures more, all in the report (--out)", markup=False)
+    for problem in (*record.problems, *record.imbalance()):
+        console.print(problem, style="red", markup=False, soft_wrap=True)
+    for account in record.deviations:
+        if account["seen"]:
+            console.print(f"deviation {account['id']}: {account['seen']} checks: {account['reason']}", markup=False)
+    console.print(_accounts(record), markup=False, soft_wrap=True)
+
+
+def _where(result: Result) -> str:
+    parts = [f"inputs {result.run}" if result.run else "", result.reproducer]
+    shown = ", ".join(part for part in parts if part)
+    return f" ({shown})" if shown else ""
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _accounts(record: RunRecord) -> str:
+    counts = ", ".join(f"{count:,} {verdict}" for verdict, count in _by_weight(record))
+    outcome = {0: "passed", 1: "FAILED", 3: "ACCOUNTS DO NOT ADD UP"}[record.exit_code]
+    return (
+        f"{record.target} {outcome}: {record.planned:,} checks of {len(record.plan):,} tasks in "
+        f"{duration(record.seconds)} ({record.profile}, seed {record.seed}): {counts or 'none'}"
+    )
+
+
+def _by_weight(record: RunRecord) -> Sequence[tuple[Verdict, int]]:
+    return sorted(record.counts.items(), key=lambda item: (item[0].is_failure, item[1]), reverse=True)

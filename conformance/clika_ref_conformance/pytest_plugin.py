@@ -1,0 +1,15 @@
+"""What ``pytest --pyargs clika_ref_conformance --target NAME`` understands: loaded by every pytest, so it is light."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of a run."""
+    group = parser.getgroup("clika-ref conformance")
+    group.addoption("--target", help="The target to test: an installed one, 'identity', or package.module:TARGET.")
+    group.addoption("--profile", default="quick", help="How thorough: quick, ci or nightly.")
+    group.addoption("--conformance-seed", type=int, default=None, help="Of all that is drawn.")
+    group.addoption("--conformance-out", default=None, help="Write reproducers of failures into this folder.")
+    group.addoption("--conformance-workers", type=int, default=2, help="Processes.")
