@@ -12,8 +12,8 @@ import torch
 from clika_ref.argument_checks import refuse_scripted
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
-from clika_ref.capture.collector import spared
 from clika_ref.capture.inputs import ModelCall, refuse_odd_weights
+from clika_ref.capture.memory import spared
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry

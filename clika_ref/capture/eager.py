@@ -11,13 +11,14 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
 from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.memory import trimmed
 from clika_ref.signature import register_dataclasses
 
 
 def run_eager(callee: Callee, call: ModelCall) -> tuple[list[Any], pytree.TreeSpec]:
     """Return the leaves and the structure of what the model returns for a call; tensors are copies."""
     copy = call.copy()
-    with unchanged(callee.module), callee.as_module() as module, torch.no_grad():
+    with trimmed(), unchanged(callee.module), callee.as_module() as module, torch.no_grad():
         result = module(*copy.args, **copy.kwargs)
         register_dataclasses(result)
         leaves, spec = pytree.tree_flatten(result)

@@ -12,6 +12,7 @@ import torch
 from clika_ref.capture.dimensions import InputSide, resized
 from clika_ref.capture.eager import run_eager
 from clika_ref.capture.examples import TracedCalls
+from clika_ref.capture.memory import trimmed
 from clika_ref.capture.messages import MismatchError, PathError
 from clika_ref.capture.program import TracedGraph
 from clika_ref.capture.symbols import TracedGuard
@@ -128,7 +129,7 @@ class Validation:
 
     def _disagreement(self, leaves: list[Any], expected: list[Any]) -> str | None:
         inputs = self.result.signature.graph_inputs([_own(leaf) for leaf in leaves])
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with trimmed(), torch.random.fork_rng(devices=[]), torch.no_grad():
             outputs, _ = interpret(self.result.graph, inputs)
         sizes = read_sizes(self.result.graph, inputs)
         outputs_of = self.result.signature.outputs
