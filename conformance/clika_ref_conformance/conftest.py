@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _plan(config: pytest.Config) -> Plan:
     if PLAN not in config.stash:
-        option: Callable[[str], Any] = config.getoption
+        option = cast("Callable[[str], Any]", config.getoption)
         out = option("--conformance-out")
         try:
             request = RunRequest(

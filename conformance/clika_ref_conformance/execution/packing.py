@@ -1,0 +1,131 @@
+"""Packs: many small cases as one graph, so that a target compiles and loads once for all of them.
+
+A pack only ever speaks of success: where it cannot be compiled, run or judged right, each case is run by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.exporting.interface import name_interface
+from clika_ref_conformance.cases import Case, Check, Outcome
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.deviating import judge_run
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+SIZE = 25
+"""Cases in a pack: a session costs ONNX Runtime 0.35 ms, and other runtimes a hundred times that."""
+
+
+def packed_checks(cases: Sequence[Case], suite: Suite) -> list[Check]:
+    """Return one check for each case, and before those of a pack one for the pack itself.
+
+    That one tries the pack. If it takes the process with it, the cases are run one by one in the next process, so that
+    each has a verdict of its own.
+    """
+    found: list[Check] = []
+    for index in range(0, len(cases), SIZE):
+        pack = Pack(f"pack-{index // SIZE}", cases[index : index + SIZE], suite)
+        found.append(Check(pack.name, pack.run))
+        found += [Check(case.name, lambda case=case, pack=pack: pack.outcome(case)) for case in pack.cases]
+    return found
+
+
+@dataclass
+class Pack:
+    """Cases that are compiled together."""
+
+    name: str
+    cases: Sequence[Case]
+    suite: Suite
+    found: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
+    """What was judged right in the pack, by the name of the case."""
+
+    def run(self) -> Outcome:
+        """Run the pack; it passes whatever becomes of it, as each of its cases is a check of its own."""
+        cases = [c for c in self.cases if not any(self.suite.target.refusal(n) is not None for n in c.graph.nodes)]
+        message = self._try(cases) if cases else "the target refuses all of it"
+        return Outcome(self.name, Comparison(Verdict.PASS, message))
+
+    def outcome(self, case: Case) -> Outcome:
+        """Return the outcome of a case: from the pack where it passed there, or else by itself."""
+        return self.found.get(case.name) or run_case(case, self.suite)
+
+    def _try(self, cases: Sequence[Case]) -> str:
+        """Run cases together, or in two halves where that fails."""
+        try:
+            self._together(cases)
+        except Exception as error:  # noqa: BLE001 - a target may raise anything; the cases are then tried with fewer
+            if len(cases) == 1:
+                return str(error)
+            half = len(cases) // 2
+            return "; ".join(filter(None, (self._try(cases[:half]), self._try(cases[half:]))))
+        return ""
+
+    def _together(self, cases: Sequence[Case]) -> None:
+        graph = merged([case.graph for case in cases])
+        name_interface(graph, self.suite.registry.operators, (), ())
+        target = self.suite.target
+        with TemporaryDirectory(dir=self.suite.folder) as folder:
+            runner = target.load(target.compile(graph, Path(folder) / "model.onnx"))
+            results = [runner(inputs) for inputs in _joint_inputs(cases)]
+        start = 0
+        for case in cases:
+            end = start + len(case.graph.outputs)
+            self._judge(case, [r[start:end] for r in results])
+            start = end
+
+    def _judge(self, case: Case, results: Sequence[Sequence[torch.Tensor]]) -> None:
+        judgements = [
+            judge_run(case.graph, run, result, self.suite.deviations)
+            for run, result in zip(case.runs, results, strict=False)
+        ]
+        if any(j.comparison.verdict.is_failure for j in judgements):
+            return
+        worst = max(
+            zip(case.runs, judgements, strict=True),
+            key=lambda item: (item[1].comparison.verdict is Verdict.DEVIATION, item[1].comparison.ratio),
+        )
+        self.found[case.name] = Outcome(
+            case.name,
+            worst[1].comparison,
+            worst[0].name,
+            case,
+            sorted({d for j in judgements for d in j.seen}),
+            sorted({d for j in judgements for d in j.watched}),
+        )
+
+
+def _joint_inputs(cases: Sequence[Case]) -> list[list[torch.Tensor]]:
+    """Return the inputs of the whole for each round; a case that has fewer runs than others repeats its first."""
+    rounds = max(len(case.runs) for case in cases)
+    return [
+        [t for case in cases for t in (case.runs[i] if i < len(case.runs) else case.runs[0]).inputs]
+        for i in range(rounds)
+    ]
+
+
+def merged(graphs: Sequence[Graph]) -> Graph:
+    """Return graphs side by side as one: inputs and outputs in order, names made unique."""
+    whole = Graph("pack")
+    for graph in graphs:
+        mapping: dict[Value, Value] = {v: whole.add_input(v.type, v.name) for v in graph.inputs}
+        for value in graph.constants.values():
+            assert value.data is not None
+            mapping[value] = whole.add_constant(value.data, value.name)
+        for node in graph.nodes:
+            operands = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
+            twin = whole.insert(Node(node.op, operands, node.attrs, node.origin), [v.type for v in node.outputs])
+            mapping.update(zip(node.outputs, twin.outputs, strict=True))
+        for value in graph.outputs:
+            whole.add_output(mapping[value])
+    return whole
+
+
