@@ -50,13 +50,22 @@ class PushTransposes:
     removes: ClassVar[str] = "transposes"
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Treat the regions of any order first, then the larger ones of orders that leave the last side in place."""
-        apply_rules(graph, [reduce_before_permute], operators)
-        if any(node.kind == "permute" for node in graph.nodes):
-            for last_stays in (False, True):
-                pushing = _Pushing(graph, operators, self.limit_bytes, last_stays)
-                for nodes in pushing.regions():
-                    pushing.improve(nodes)
+        """Treat the regions of any order first, then the larger ones of orders that leave the last side in place.
+
+        Until nothing changes: a permute that two regions share is an exit of one and an entry of the other.
+        """
+        revision = -1
+        while revision != graph.revision:
+            revision = graph.revision
+            apply_rules(graph, [reduce_before_permute], operators)
+            if any(node.kind == "permute" for node in graph.nodes):
+                for last_stays in (False, True):
+                    self._push(graph, operators, last_stays=last_stays)
+
+    def _push(self, graph: Graph, operators: Mapping[str, Operator], *, last_stays: bool) -> None:
+        pushing = _Pushing(graph, operators, self.limit_bytes, last_stays)
+        for nodes in pushing.regions():
+            pushing.improve(nodes)
 
 
 @rule(*sorted(REDUCTIONS))
@@ -119,7 +128,7 @@ class _Pushing:
 
     def _is_cheap(self, value: Value) -> bool:
         """Whether a constant can be permuted beforehand."""
-        if value.data is None or value.name in self.graph.state:
+        if value.is_deferred or value.data is None or value.name in self.graph.state:
             return False
         return value.data.nbytes <= self.limit_bytes or len(value.uses) == 1
 
@@ -177,7 +186,7 @@ class _Pushing:
 
     def _entry(self, value: Value, order: Order, build: Builder) -> Value:
         back = inverse(order)
-        if value.data is not None and self._is_cheap(value):
+        if self._is_cheap(value) and value.data is not None:
             full = value.data.detach().reshape((1,) * (len(order) - value.type.rank) + tuple(value.data.shape))
             return build.constant(full.permute(back).contiguous(), value.name)
         first = order_of(value.producer)

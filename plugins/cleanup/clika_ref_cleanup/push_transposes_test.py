@@ -259,3 +259,9 @@ def test_window_attention_loses_its_idle_steps(sketch, operators):
     Pipeline.of(passes, operators, Phase.FUSE, check_inputs=inputs).run(graph)
     assert sketch.kinds.count("permute") == 7
     assert "index" not in sketch.kinds
+
+
+def test_permutes_behind_each_other_are_both_pushed_in_one_run(sketch):
+    halves = sketch("glu", sketch.constant(torch.randn(5, 4)), dim=1)
+    swapped = sketch("permute", sketch("permute", halves, dims=(1, 0)), dims=(1, 0))
+    assert sketch.returns(swapped).clean(PushTransposes()) == ["glu"]
