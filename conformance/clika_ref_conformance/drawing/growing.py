@@ -68,10 +68,10 @@ class Growth:
         try:
             with torch.no_grad():
                 result = op(*tensors, **given)
-            types = infer(op, kinds, attrs)
+            results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
+            types = _types(op, kinds, attrs, results, dynamic=bool(self.sizes))
         except Exception:  # noqa: BLE001 - whatever eager or inference refuses is no legal call
             return None
-        results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
         inputs = [self.leaf(o) if isinstance(o, Leaf) else o for o in operands]
         node = self.graph.insert(Node(op, inputs, dict(attrs)), types)
         self.tensors.update(zip(node.outputs, results, strict=True))
@@ -88,6 +88,21 @@ class Growth:
         if isinstance(operand, Leaf):
             return operand.tensor
         return self.tensors[operand] if isinstance(operand, Value) else resolve(operand, self.sizes)
+
+
+_INFERRED: set[Operator] = set()
+"""Operators of which inference is known to work: sizes of their results do not depend on elements."""
+
+
+def _types(
+    op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], results: Sequence[torch.Tensor], *, dynamic: bool
+) -> Sequence[TensorType]:
+    """Infer the types of a call, or where no side is dynamic, read them off: inference takes longer than eager."""
+    if dynamic or op not in _INFERRED:
+        types = infer(op, operands, attrs)
+        _INFERRED.add(op)
+        return types
+    return [TensorType(r.dtype, tuple(r.shape)) for r in results]
 
 
 def resolve_attrs(op: Operator, attrs: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from clika_ref_conformance.cases import Case
 from clika_ref_conformance.drawing.growing import Drawing
 from clika_ref_conformance.drawing.near_misses import Rebuilding
 
-NODES = (2, 5)
+NODES = (1, 4)
 """Nodes drawn before a motif and behind it, the fewest and the most."""
 
 POOL = 6

@@ -33,6 +33,11 @@ UNCHECKED = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "as_strided", "as_
 """Operators of which PyTorch trusts the attributes: called with others than they were drawn with, they corrupt memory."""
 
 
+def is_checked(case: Case) -> bool:
+    """Whether PyTorch refuses every illegal form of a case, rather than to corrupt memory."""
+    return UNCHECKED.isdisjoint(node.kind for node in case.graph.nodes)
+
+
 @dataclass
 class Rebuilding:
     """Builds a case again, call by call, with something changed on the way."""
@@ -292,7 +297,7 @@ DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64
 def dtype_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
     """Give all tensors of one dtype another, or one tensor alone."""
     leaves = Rebuilding.of(case, operators).leaves
-    for dtype in DTYPES if UNCHECKED.isdisjoint(node.kind for node in case.graph.nodes) else ():
+    for dtype in DTYPES if is_checked(case) else ():
         chosen: list[Sequence[Value]] = [
             [v for v, _ in leaves if v.type.dtype == d] for d in {t.dtype: 0 for _, t in leaves}
         ]

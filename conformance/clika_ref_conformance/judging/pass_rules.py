@@ -184,15 +184,28 @@ SEEDS = range(4)
 
 def _random_nodes(graph: Graph, inputs: Sequence[Tensor]) -> tuple[int, int]:
     """Return how many nodes of a graph are random, and how many of these make its results so."""
-    drawn = [node for node in graph.nodes if node.is_random]
-    seen: dict[Node, list[Tensor]] = {node: [] for node in drawn}
+    values: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+    values.update((v, v.data) for v in graph.constants.values() if v.data is not None)
+    with torch.no_grad():
+        interpret(graph, inputs, lambda node, results: values.update(zip(node.outputs, results, strict=True)))
+    sizes = read_sizes(graph, inputs)
+    varying = {node for node in graph.nodes if node.is_random and _varies(node, values, sizes)}
+    return sum(node.is_random for node in graph.nodes), len(varying.intersection(_live(graph)))
+
+
+def _varies(node: Node, values: Mapping[Value, Tensor], sizes: Mapping[str, int]) -> bool:
+    """Whether a call gives one seed something else than another."""
+    operands = [values[v] if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs]
+    attrs = {name: resolve(value, sizes) for name, value in node.attrs.items()}
+    if node.op.takes_device and attrs["device"] is None:
+        attrs["device"] = torch.device("cpu")
+    seen: set[bytes] = set()
     for seed in SEEDS:
         with torch.random.fork_rng(devices=()), torch.no_grad():
             torch.manual_seed(seed)
-            interpret(graph, inputs, lambda node, results: seen[node].append(results[0]) if node in seen else None)
-    live = set(_live(graph))
-    varying = {n for n, (first, *rest) in seen.items() if any(not torch.equal(_bits(first), _bits(r)) for r in rest)}
-    return len(drawn), len(live & varying)
+            result = node.op(*operands, **attrs)
+            seen.add(_bits(result if isinstance(result, Tensor) else result[0]).numpy().tobytes())
+    return len(seen) > 1
 
 
 def _live(graph: Graph) -> list[Node]:
@@ -276,8 +289,10 @@ def _computed(graph: Graph, inputs: Sequence[Tensor], *, unsigned: bool = False)
                 raise BrokenRule(Verdict.STRUCTURE, message)
         return tuple(_unsigned(r) if unsigned else r.contiguous() for r in results)
 
-    with torch.random.fork_rng(devices=()), torch.no_grad():
-        torch.manual_seed(0)
+    random = any(node.is_random for node in graph.nodes)
+    with torch.random.fork_rng(devices=(), enabled=random), torch.no_grad():
+        if random:
+            torch.manual_seed(0)
         outputs, state = interpret(graph, inputs, hook)
     return [t.detach() for t in (*outputs, *state.values())]
 
