@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -26,8 +28,11 @@ def _(op, x, *, dtype):
 
 @to.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=ANY, low=0, high=9))  # C leaves open what unsigned integer a negative float becomes
-    return s.call(x, dtype=draw(s.choice(*ANY)))
+    x = draw(s.tensor(dtype=ANY, low=0, high=9))
+    dtype = draw(s.choice(*ANY))
+    if x.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
+        x = replace(x, domain=(0, 127))  # C leaves open what a float becomes that the integer cannot hold
+    return s.call(x, dtype=dtype)
 
 
 @to.write_back

@@ -66,7 +66,9 @@ def _draw_classes(draw, s, **scores):
     shape = list(draw(s.tensor(rank=(1, 4), side=(1, 4))).shape)
     shape[1 if len(shape) > 1 else 0] = classes
     x = draw(s.tensor(shape=shape, dtype=FLOATS, **scores))
-    target = draw(s.tensor(shape=_without_classes(x), dtype=torch.int64, low=0, high=classes - 1))
+    target = draw(
+        s.tensor(shape=_without_classes(x), dtype=torch.int64, low=0, high=classes - 1, domain=(0, classes - 1))
+    )
     weight = draw(s.tensor(shape=(classes,), dtype=x.dtype, low=0.1)) if draw(s.booleans()) else None
     return x, target, weight, draw(s.choice(-100, 0, 1))
 
@@ -206,7 +208,7 @@ def _(draw, s):
     classes = draw(s.integers(2, 5))
     shape = (draw(s.integers(1, 4)), classes) if draw(s.booleans()) else (classes,)
     x = draw(s.tensor(shape=shape, dtype=FLOATS[::2]))
-    target = draw(s.tensor(shape=shape[:-1], dtype=torch.int64, low=0, high=classes - 1))
+    target = draw(s.tensor(shape=shape[:-1], dtype=torch.int64, low=0, high=classes - 1, domain=(0, classes - 1)))
     weight = draw(s.tensor(shape=(classes,), dtype=x.dtype, low=0.1)) if draw(s.booleans()) else None
     return s.call(
         x,
@@ -250,5 +252,6 @@ multilabel_margin_loss.types(_reduced_type)
 def _(draw, s):
     shape = (draw(s.integers(1, 4)), draw(s.integers(1, 6)))[draw(s.integers(0, 1)) :]
     x = draw(s.tensor(shape=shape, dtype=FLOATS[::2]))
-    target = draw(s.tensor(shape=shape, dtype=torch.int64, low=-1, high=shape[-1] - 1))
+    last = shape[-1] - 1
+    target = draw(s.tensor(shape=shape, dtype=torch.int64, low=-1, high=last, domain=(-1, last)))
     return s.call(x, target, reduction=draw_reduction(draw, s))

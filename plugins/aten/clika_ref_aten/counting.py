@@ -106,7 +106,7 @@ def _(op, x, *, num_classes):
 
 @one_hot.samples
 def _(draw, s):
-    return s.call(draw(s.tensor(dtype=torch.int64, low=0, high=4)), num_classes=draw(s.choice(5, 7, -1)))
+    return s.call(draw(s.tensor(dtype=torch.int64, low=0, high=4, domain=(0, 4))), num_classes=draw(s.choice(5, 7, -1)))
 
 
 def _tally(op, positions, amounts, length):
@@ -136,7 +136,8 @@ def _(op, x, weights, *, minlength):
 
 @bincount.samples
 def _(draw, s):
-    x = draw(s.tensor(shape=(draw(s.integers(0, 6)),), dtype=(torch.int64, torch.int32, torch.uint8), low=0, high=6))
+    kinds = (torch.int64, torch.int32, torch.uint8)
+    x = draw(s.tensor(shape=(draw(s.integers(0, 6)),), dtype=kinds, low=0, high=6, domain=(0, 6)))
     weights = draw(s.tensor(shape=x.shape, dtype=(torch.float32, torch.int64))) if draw(s.booleans()) else None
     return s.call(x, weights, minlength=draw(s.choice(0, 3, 9)))
 

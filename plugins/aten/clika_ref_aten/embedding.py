@@ -39,7 +39,8 @@ def _(op, weight, indices, *, padding_idx, scale_grad_by_freq, sparse):
 @embedding.samples
 def _(draw, s):
     weight = draw(s.tensor(rank=2))
-    indices = draw(s.tensor(rank=(0, 3), dtype=(torch.int64, torch.int32), low=0, high=weight.shape[0] - 1))
+    last = weight.shape[0] - 1
+    indices = draw(s.tensor(rank=(0, 3), dtype=(torch.int64, torch.int32), low=0, high=last, domain=(0, last)))
     return s.call(
         weight,
         indices,
@@ -128,9 +129,10 @@ def _(draw, s):
     last = draw(s.booleans())
     count = 0 if last else draw(s.integers(1, 6))
     dtype = draw(s.choice(torch.int64, torch.int32))
-    indices = draw(s.tensor(shape=(count,), dtype=dtype, low=0, high=weight.shape[0] - 1))
+    rows = weight.shape[0] - 1
+    indices = draw(s.tensor(shape=(count,), dtype=dtype, low=0, high=rows, domain=(0, rows)))
     # Offsets must rise, which drawn elements do not: only the last bag holds any here, test_selection.py has others.
-    offsets = draw(s.tensor(shape=(1 + draw(s.integers(0, 2)) + last,), dtype=dtype, low=0, high=0))
+    offsets = draw(s.tensor(shape=(1 + draw(s.integers(0, 2)) + last,), dtype=dtype, low=0, high=0, domain=(0, 0)))
     mode = draw(s.choice(SUM, MEAN, MAX))
     per_sample = draw(s.tensor(shape=(count,))) if mode == SUM and draw(s.booleans()) else None
     return s.call(

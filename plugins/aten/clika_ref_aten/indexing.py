@@ -116,6 +116,12 @@ def only_mask(op, indices):
     return None
 
 
+def positions(s, length, *, dtype=torch.int64, negative=False, **description):
+    """Describe positions along a side, with ``negative`` also those counted from its end; no others are legal."""
+    legal = (-length if negative else 0, length - 1)
+    return s.tensor(dtype=dtype, low=legal[0], high=legal[1], domain=legal, **description)
+
+
 # Operators
 
 
@@ -166,8 +172,8 @@ def draw_indices(draw, s, x, *, masks=True):
         mask = draw(s.tensor(shape=x.shape[at : at + covered], dtype=torch.bool))
         free = rank - at - covered
         if free and draw(s.booleans()):
-            low = x.shape[at + covered]
-            return (*[None] * at, mask, draw(s.tensor(shape=(), dtype=torch.int64, low=-low, high=low - 1)))
+            position = draw(positions(s, x.shape[at + covered], shape=(), dtype=torch.int64, negative=True))
+            return (*[None] * at, mask, position)
         return (*[None] * at, mask)
     common = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 2))))
     dims = [d for d in range(rank) if draw(s.booleans())] or [rank - 1]
@@ -175,7 +181,7 @@ def draw_indices(draw, s, x, *, masks=True):
     for d in dims:
         shape = tuple(side if draw(s.booleans()) else 1 for side in common)[draw(s.integers(0, 1)) :]
         dtype = draw(s.choice(torch.int64, torch.int32))
-        indices[d] = draw(s.tensor(shape=shape, dtype=dtype, low=-x.shape[d], high=x.shape[d] - 1))
+        indices[d] = draw(positions(s, x.shape[d], shape=shape, dtype=dtype, negative=True))
     return tuple(indices)
 
 
@@ -199,8 +205,7 @@ def _(draw, s):
     x = draw(s.tensor(rank=(1, 4), dtype=(torch.float32, torch.int64)))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = (draw(s.integers(1, 4)),) if draw(s.integers(0, 3)) else ()
-    positions = s.tensor(shape=shape, dtype=(torch.int64, torch.int32), low=0, high=x.shape[dim] - 1)
-    return s.call(x, draw(positions), dim=dim)
+    return s.call(x, draw(positions(s, x.shape[dim], shape=shape, dtype=(torch.int64, torch.int32))), dim=dim)
 
 
 def as_vector(op, x):
@@ -224,12 +229,11 @@ def _(op, x, index, *, dim, sparse_grad):
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool)))
     if x.rank == 0:
-        return s.call(x, draw(s.tensor(shape=(), dtype=torch.int64, low=0, high=0)), dim=draw(s.choice(0, -1)))
+        return s.call(x, draw(positions(s, 1, shape=())), dim=draw(s.choice(0, -1)))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [draw(s.integers(1, side)) for side in x.shape]
     shape[dim] = draw(s.integers(1, 6))
-    positions = draw(s.tensor(shape=shape, dtype=torch.int64, low=0, high=x.shape[dim] - 1))
-    return s.call(x, positions, dim=dim, sparse_grad=draw(s.booleans()))
+    return s.call(x, draw(positions(s, x.shape[dim], shape=shape)), dim=dim, sparse_grad=draw(s.booleans()))
 
 
 @operator(aten.take.default, quant=SAME_SCALE, error=EXACT)
@@ -252,7 +256,7 @@ def _(op, x, index):
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64)))
     count = math.prod(x.shape)
-    return s.call(x, draw(s.tensor(rank=(0, 3), dtype=torch.int64, low=-count, high=count - 1)))
+    return s.call(x, draw(positions(s, count, rank=(0, 3), negative=True)))
 
 
 @operator(aten.take_along_dim.default, quant=SAME_SCALE, error=EXACT)
@@ -293,8 +297,8 @@ def _expand(op, x, shape):
 def _(draw, s):
     x = draw(s.tensor(rank=(1, 3)))
     if draw(s.integers(0, 3)) == 0:
-        return s.call(x, draw(s.tensor(dtype=torch.int64, low=0, high=math.prod(x.shape) - 1)), dim=None)
+        return s.call(x, draw(positions(s, math.prod(x.shape))), dim=None)
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [side if draw(s.booleans()) else 1 for side in x.shape]
     shape[dim] = draw(s.integers(1, 4))
-    return s.call(x, draw(s.tensor(shape=shape, dtype=torch.int64, low=0, high=x.shape[dim] - 1)), dim=dim)
+    return s.call(x, draw(positions(s, x.shape[dim], shape=shape)), dim=dim)

@@ -126,7 +126,8 @@ def _counts(draw: Any, s: Any, side: int, times: int) -> tuple[Any, int | None]:
     """Return counts, and their sum (``times`` over) or None: where it is given, all counts are equal."""
     low = draw(s.integers(0, 3))
     known = draw(s.booleans())
-    counts = s.tensor(shape=(side,), dtype=(torch.int64, torch.int32), low=low, high=low if known else 4)
+    span = (low, low if known else 4)
+    counts = s.tensor(shape=(side,), dtype=(torch.int64, torch.int32), low=span[0], high=span[1], domain=span)
     return draw(counts), low * side * times if known else None
 
 

@@ -24,6 +24,7 @@ from clika_ref_aten.indexing import (
     entries,
     is_mask,
     only_mask,
+    positions,
 )
 
 aten = torch.ops.aten
@@ -160,7 +161,8 @@ def _(draw, s):
     for d in dims:
         # Positions written twice have no defined order: all differ, and some count from the end.
         back = draw(s.choice(0, x.shape[d]))
-        indices[d] = draw(s.tensor(shape=(count,), dtype=torch.int64, low=-back, high=count - 1 - back, unique=True))
+        span = {"low": -back, "high": count - 1 - back, "domain": (-x.shape[d], x.shape[d] - 1)}
+        indices[d] = draw(s.tensor(shape=(count,), dtype=torch.int64, unique=True, **span))
     together = dims[-1] - dims[0] < len(dims)
     kept = [side for d, side in enumerate(x.shape) if d not in dims]
     at = dims[0] if together else 0
@@ -199,9 +201,9 @@ def _(draw, s):
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = list(x.shape)
     shape[dim] = draw(s.integers(1, 6))
-    positions = s.tensor(shape=(shape[dim],), dtype=(torch.int64, torch.int32), low=0, high=x.shape[dim] - 1)
+    index = draw(positions(s, x.shape[dim], shape=(shape[dim],), dtype=(torch.int64, torch.int32)))
     alpha = draw(s.choice(1, 2, -3))
-    return s.call(x, draw(positions), draw(s.tensor(shape=shape, dtype=x.dtype)), dim=dim, alpha=alpha)
+    return s.call(x, index, draw(s.tensor(shape=shape, dtype=x.dtype)), dim=dim, alpha=alpha)
 
 
 @operator(quant=KEEP_FLOAT, error=EXACT)
@@ -244,11 +246,11 @@ def _(op, x, index, src, *, dim):
 def _draw_positions(draw, s, x, *, unique):
     """Draw a side and positions along it, in a tensor that is no larger than ``x`` elsewhere."""
     if x.rank == 0:
-        return draw(s.choice(0, -1)), draw(s.tensor(shape=(), dtype=torch.int64, low=0, high=0))
+        return draw(s.choice(0, -1)), draw(positions(s, 1, shape=()))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [draw(s.integers(1, side)) for side in x.shape]
     shape[dim] = 1 if unique else draw(s.integers(1, 6))
-    return dim, draw(s.tensor(shape=shape, dtype=torch.int64, low=0, high=x.shape[dim] - 1))
+    return dim, draw(positions(s, x.shape[dim], shape=shape))
 
 
 @scatter.samples

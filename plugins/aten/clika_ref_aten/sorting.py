@@ -362,11 +362,15 @@ def _(op, sorted_sequence, x, sorter, *, out_int32, right):
 def _(draw, s):
     dtype = draw(s.choice(torch.float32, torch.int64))
     shape = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 2))))
-    sequence = draw(s.tensor(shape=(*shape, draw(s.integers(1, 5))), dtype=dtype, low=0, high=0))
+    sequence = draw(s.tensor(shape=(*shape, draw(s.integers(1, 5))), dtype=dtype, low=0, high=0, domain=(0, 0)))
     if not shape:
         sequence = draw(s.tensor(shape=(1,), dtype=dtype, low=-2, high=2))
         x = draw(s.choice(1, draw(s.tensor(dtype=dtype))))
     else:
         x = draw(s.tensor(shape=(*shape, draw(s.integers(1, 4))), dtype=dtype))
-    sorter = draw(s.tensor(shape=sequence.shape, dtype=torch.int64, low=0, high=0)) if draw(s.booleans()) else None
+    sorter = (
+        draw(s.tensor(shape=sequence.shape, dtype=torch.int64, low=0, high=0, domain=(0, 0)))
+        if draw(s.booleans())
+        else None
+    )
     return s.call(sequence, x, sorter, out_int32=draw(s.booleans()), right=draw(s.booleans()))
