@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clika_ref.core.accuracy import DOT, ulp
+from clika_ref.core.accuracy import COMPOSE, DOT
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten.linear import NUMBERS, in_int32
@@ -137,7 +137,7 @@ def _(draw, s):
     return s.call(draw(s.tensor(rank=2, dtype=NUMBERS)))
 
 
-@operator(aten.linalg_cross.default, error=ulp(8, 20.0))
+@operator(aten.linalg_cross.default, error=COMPOSE)
 def linalg_cross(x: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """The cross product of vectors of 3 elements along ``dim``; the other sides broadcast."""
     return torch.linalg.cross(x, other, dim=dim)

@@ -164,7 +164,7 @@ cummax.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool, l
 cummin.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool, low=0))
 
 
-@operator(quant=OWN_SCALE, error=DOT)
+@operator(quant=OWN_SCALE, error=COMPOSE)
 def diff(
     x: Tensor, prepend: Tensor | None = None, append: Tensor | None = None, *, n: int = 1, dim: int = -1
 ) -> Tensor:
