@@ -79,6 +79,8 @@ def widened(node: Node, call: Call) -> Call:
         )
     attrs = {k: WIDE if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in call.attrs.items()}
     dtype = declared_dtype(node)
+    if node.op.error.kind == "norm" and attrs.get("eps", 0) is None and dtype is not None:
+        attrs["eps"] = torch.finfo(dtype).eps  # what it is left out for: the unit of the dtype that is declared
     if node.op.error.kind == "exact" and dtype is not None and dtype is not WIDE:
         operands = tuple(_as_in(o, dtype) for o in operands)
         attrs = {k: _as_in(v, dtype) for k, v in attrs.items()}

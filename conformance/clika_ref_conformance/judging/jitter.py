@@ -101,34 +101,39 @@ def _composed(call: Call, results: Sequence[torch.Tensor], dtype: torch.dtype, g
     with tape:
         base = call.run()
     runs = [tape.replay(base) for _ in range(RUNS)]
-    runs = [[new.reshape(old.shape) for new, old in zip(run, base, strict=True)] for run in runs]
-    return _by_runs(results, base, runs, dtype)
+    base, *runs = ([t.reshape(r.shape) for t, r in zip(run, results, strict=True)] for run in (base, *runs))
+    return _by_runs(call, results, base, runs, dtype)
 
 
 def _with_points(call: Call, results: Sequence[torch.Tensor], dtype: torch.dtype, generator: torch.Generator) -> Local:
     """Bound a sampling at points that are themselves rounded: rounding decides which neighbour is nearest."""
     x, points, *rest = call.operands
     sides = max(x.shape[2:])
-    off = formulas.COORDINATE_ULPS * unit_of(dtype) * points.abs().clamp(min=1, max=float(sides))
+    off = 2 * formulas.COORDINATE_ULPS * unit_of(dtype) * points.abs().clamp(min=1, max=float(sides))
     moved = [noisy(points, off, generator) for _ in range(RUNS)]
     runs = [Call(call.name, call.function, (x, p, *rest), call.attrs).run() for p in moved]
-    found = _by_runs(results, results, runs, dtype)
+    found = _by_runs(call, results, results, runs, dtype)
     top = float(x.abs().nan_to_num(0.0, 0.0, 0.0).amax()) if x.numel() else 0.0
     found.bounds = [b + 2 * formulas.TAPS * unit_of(dtype) * top if b is not None else b for b in found.bounds]
     return found
 
 
 def _by_runs(
+    call: Call,
     results: Sequence[torch.Tensor],
     base: Sequence[torch.Tensor],
     runs: list[list[torch.Tensor]],
     dtype: torch.dtype,
 ) -> Local:
-    limits = [
-        deviation(b, [run[i] for run in runs], dtype) if is_float(r) else None
-        for i, (r, b) in enumerate(zip(results, base, strict=True))
-    ]
-    return Local(list(limits), runs)
+    """Bound results by jittered runs around ``base``; where that is special and a result is not, by the terms."""
+    limits: list[torch.Tensor | None] = []
+    for i, (result, centre) in enumerate(zip(results, base, strict=True)):
+        if not is_float(result):
+            limits.append(None)
+            continue
+        bound = deviation(centre, [run[i] for run in runs], dtype)
+        limits.append(torch.where(centre.isfinite() == result.isfinite(), bound, _summed(call, result, dtype)))
+    return Local(limits, runs)
 
 
 @dataclass(slots=True)
