@@ -21,6 +21,7 @@ from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.eager_values import eager_values, has_undefined, is_undefined, type_of
 from clika_ref_conformance.drawing.hypothesis_driver import _decided as decided
+from clika_ref_conformance.drawing.steering import Again, Steered, changes_for, plain
 
 MOST_ELEMENTS = 4096
 """Of any tensor: larger ones cost time and find nothing more."""
@@ -80,6 +81,7 @@ class Growth:
     refused: Counter[str] = field(default_factory=Counter[str])
     """How often a call of each operator was not taken."""
     _wanted: Value | None = None
+    _was_steered: bool = False
 
     def add(self, op: Operator, first: Value | None = None) -> Node | None:
         """Draw one call and append it, or return None where it is none.
@@ -89,17 +91,31 @@ class Growth:
             first: the value that should answer the first description that it fits.
 
         """
+        return self.take(op, self.drawn(op, first))
+
+    def drawn(self, op: Operator, first: Value | None = None) -> Call:
+        """Draw one call, without taking it; its tensors are `PlacedSample`s."""
         assert op.sampler is not None
+        self._wanted, self._was_steered = first, first is None
+        steered = Steered(self.draw, self._answer)
+        while True:
+            try:
+                call = op.sampler(steered, Descriptions())
+            except Again as again:
+                steered.repeat(again.changes)
+            else:
+                operands = tuple(map(plain, call.operands))
+                return op.call(*operands, **{k: plain(v) for k, v in call.attrs.items()})
+
+    def take(self, op: Operator, call: Call) -> Node | None:
+        """Append a drawn call, or return None where eager or the target refuses it."""
         self.tried += 1
-        self._wanted = first
-        call = op.sampler(self._answer, Descriptions())
-        full = op.call(*call.operands, **call.attrs)
-        if any(isinstance(o, TensorSample) and math.prod(o.shape) > MOST_ELEMENTS for o in full.operands):
+        if any(isinstance(o, TensorSample) and math.prod(o.shape) > MOST_ELEMENTS for o in call.operands):
             return self._reject(op, "too large")
-        tensors = {id(o): self._tensor(o) for o in full.operands if isinstance(o, TensorSample | torch.Tensor)}
-        operands = [tensors.get(id(o), o) for o in full.operands]
-        problem, results = self._evaluate(op, operands, full.attrs)
-        return self._append(op, full, tensors, results) if problem is None else self._reject(op, problem)
+        tensors = {id(o): self._tensor(o) for o in call.operands if isinstance(o, TensorSample | torch.Tensor)}
+        operands = [tensors.get(id(o), o) for o in call.operands]
+        problem, results = self._evaluate(op, operands, call.attrs)
+        return self._append(op, call, tensors, results) if problem is None else self._reject(op, problem)
 
     def _reject(self, op: Operator, problem: str) -> None:
         self.rejected.append(f"{op.name}: {problem}")
@@ -115,12 +131,27 @@ class Growth:
         known = tuple(d for d in description.dtypes if d in self.dtypes) or description.dtypes[:1]
         new: TensorSample = self.draw(replace(description, dtypes=known))
         constant = bool(self.samples) and self.draw(Choice((False, True)))
-        return PlacedSample(new.dtype, new.shape, new.low, new.high, new.domain, new.unique, constant=constant)
+        return PlacedSample(new.dtype, plain(new.shape), new.low, new.high, new.domain, new.unique, constant=constant)
+
+    def _steer(self, d: TensorDescription) -> None:
+        """Ask for the call anew where the value that is wanted would fit if other lengths had been drawn.
+
+        It is tried once for a call; what eager then refuses is rejected like any other call.
+        """
+        value = self._wanted
+        if value is None or self._was_steered or d.shape is None or value.type.rank != len(d.shape):
+            return
+        there = tuple(self.values[value].shape)
+        changes = changes_for(d.shape, there) if fits(replace(d, shape=there), self.values[value]) else None
+        if changes is not None and 0 not in there:
+            self._was_steered = True
+            raise Again(changes)
 
     def _existing(self, d: TensorDescription) -> Value | None:
         if self._wanted is not None and fits(d, self.values[self._wanted]):
             value, self._wanted = self._wanted, None
             return value
+        self._steer(d)
         found = [v for v, t in self.values.items() if fits(d, t) and _is_tame(t)]
         usual = (d.low, d.high) == USUAL_RANGE
         if not found or self.draw(Integers(0, 9)) >= (7 if usual else 2):

@@ -127,5 +127,3 @@ def merged(graphs: Sequence[Graph]) -> Graph:
         for value in graph.outputs:
             whole.add_output(mapping[value])
     return whole
-
-

@@ -1,0 +1,83 @@
+"""Graphs of two calls: one after the other, one after the other and returned too, and both of the same value."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from random import Random
+
+import torch
+
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call, random_draw
+from clika_ref_conformance.cases import Case
+from clika_ref_conformance.drawing.graphs import Growth, PlacedSample, case_of
+
+CHAIN, TAPPED, FORKED = "{}->{}", "{}->{}, tapped", "{}, {}"
+ATTEMPTS = 24
+"""Calls that are drawn until one fits the other; most fit at the first, 1 in 20 never."""
+STARTS = 12
+"""Different first calls that are tried: of another rank, with other attributes."""
+DTYPES = (torch.float32,)
+
+
+class Pairing:
+    """One operator, and all that may follow it."""
+
+    def __init__(self, first: Operator, seed: int) -> None:
+        self.first = first
+        self.seed = seed
+        self.starts = list(self._drawn_starts())
+
+    def _drawn_starts(self) -> Iterator[tuple[int, Call]]:
+        for index in range(STARTS):
+            seed = zlib.crc32(f"{self.first.name}-{self.seed}-{index}".encode())
+            growth = Growth(random_draw(Random(seed)), dtypes=DTYPES, seed=seed)  # noqa: S311 - no secret
+            call = growth.drawn(self.first)
+            if growth.take(self.first, call) is not None:
+                yield seed, call
+
+    def cases(self, second: Operator, *, fork: bool) -> Iterator[Case]:
+        """Yield chain and tapped chain of two operators, and with ``fork`` both calls on one operand.
+
+        A pair that cannot be, because no result of the first fits an operand of the second, is left out.
+        """
+        names = self.first.name, second.name
+        found = self._joined(second, forked=False)
+        if found is not None:
+            growth, one, two = found
+            case = _returning(growth, two.outputs, CHAIN.format(*names), self.seed)
+            yield case
+            graph = case.graph.clone()
+            for value in next(graph.nodes).outputs:
+                graph.add_output(value)
+            yield replace(case, name=TAPPED.format(*names), graph=graph)
+        found = self._joined(second, forked=True) if fork else None
+        if found is not None:
+            growth, one, two = found
+            yield _returning(growth, (*one.outputs, *two.outputs), FORKED.format(*names), self.seed)
+
+    def _joined(self, second: Operator, *, forked: bool) -> tuple[Growth, Node, Node] | None:
+        """Draw calls until the second reads what the first makes (or, forked, what it reads)."""
+        random = Random(f"{self.first.name}-{second.name}-{forked}-{self.seed}")  # noqa: S311 - draws keep no secret
+        for attempt in range(ATTEMPTS if self.starts else 0):
+            seed, start = self.starts[attempt % len(self.starts)]
+            growth = Growth(random_draw(random), dtypes=DTYPES, seed=seed)
+            one = growth.take(self.first, start)
+            if one is None:
+                return None
+            for source in [v for v in (one.inputs if forked else one.outputs) if isinstance(v, Value)]:
+                call = growth.drawn(second, source)
+                if any(isinstance(o, PlacedSample) and o.value is source for o in call.operands):
+                    two = growth.take(second, call)
+                    if two is not None:
+                        return growth, one, two
+        return None
+
+
+def _returning(growth: Growth, outputs: Iterable[Value], name: str, seed: int) -> Case:
+    for value in outputs:
+        growth.graph.add_output(value)
+    return case_of(growth, name, Random(seed))  # noqa: S311 - draws keep no secret

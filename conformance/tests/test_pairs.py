@@ -1,0 +1,224 @@
+"""Pairs: every two operators that can be joined are, and a pack gives each of its cases a verdict of its own."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from clika_ref_conformance.drawing.demand import DEMAND, NEIGHBOURS, in_demand, of_strangers, partners
+from clika_ref_conformance.drawing.eager_values import eager_values
+from clika_ref_conformance.drawing.graphs import Growth
+from clika_ref_conformance.drawing.pairs import Pairing
+from clika_ref_conformance.drawing.steering import Again, Drawn, Steered, changes_for, plain
+from clika_ref_conformance.execution.packing import SIZE, Pack, merged, packed_checks
+from clika_ref_conformance.levels import pairs
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.identity import Identity
+from clika_ref_conformance.verdicts import Verdict
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.ir import Value, verify
+from clika_ref.core.registry import load_registry
+from clika_ref.core.samples import Choice, Descriptions, Integers, random_draw
+
+REGISTRY = load_registry()
+OPS = REGISTRY.operators
+
+
+def suite(tmp_path, target=None):
+    return Suite(REGISTRY, target or Identity(), PROFILES["quick"], tmp_path)
+
+
+def cases_of(first, *seconds):
+    pairing = Pairing(OPS[first], 0)
+    return [case for second in seconds for case in pairing.cases(OPS[second], fork=True)]
+
+
+def test_the_operators_in_demand_are_declared_and_can_be_drawn():
+    assert [op.name for op in in_demand(REGISTRY, 50)] == list(DEMAND[:50])
+    assert len(set(DEMAND)) == len(DEMAND)
+
+
+def test_a_pair_is_a_chain_a_tapped_chain_and_both_on_one_operand():
+    chain, tapped, forked = cases_of("gelu", "softmax")
+    assert [c.name for c in (chain, tapped, forked)] == ["gelu->softmax", "gelu->softmax, tapped", "gelu, softmax"]
+    for case in (chain, tapped, forked):
+        verify(case.graph)
+        assert [n.kind for n in case.graph.nodes] == ["gelu", "softmax"]
+        for run in case.runs:
+            eager_values(case.graph, run.inputs)
+    one, two = chain.graph.nodes
+    assert two.inputs[0] is one.output
+    assert chain.graph.outputs == [two.output]
+    one, two = tapped.graph.nodes
+    assert tapped.graph.outputs == [two.output, one.output]
+    one, two = forked.graph.nodes
+    assert one.inputs[0] is two.inputs[0]
+    assert forked.graph.outputs == [one.output, two.output]
+
+
+@pytest.mark.parametrize(
+    "second", ["max_pool2d", "conv2d", "batch_norm", "scaled_dot_product_attention", "upsample_bilinear2d"]
+)
+def test_operators_that_ask_for_a_shape_are_joined_too(second):
+    assert f"relu->{second}" in [c.name for c in cases_of("relu", second)]
+
+
+def test_a_pair_that_cannot_be_is_left_out():
+    assert not [c for c in cases_of("le", "gelu") if "->" in c.name]  # a bool is no float
+
+
+def test_the_second_call_of_a_pair_is_drawn_anew_for_another_seed():
+    texts = {str(next(iter(Pairing(OPS["conv2d"], seed).cases(OPS["pad"], fork=False))).graph) for seed in range(4)}
+    assert len(texts) > 1
+
+
+def test_the_operators_of_other_plugins_meet_their_neighbours_on_both_sides():
+    (stranger,) = of_strangers(REGISTRY)
+    known = in_demand(REGISTRY, 50)
+    assert partners(REGISTRY, stranger, 50) == [*known[:NEIGHBOURS], stranger]
+    assert partners(REGISTRY, known[0], 50) == [*known, stranger]
+    assert partners(REGISTRY, known[NEIGHBOURS], 50) == known
+
+
+def test_the_plan_holds_each_unordered_couple_once_side_by_side(tmp_path):
+    small = replace(suite(tmp_path), profile=replace(PROFILES["quick"], pair_operators=3))
+    names = [c.name for t in pairs.tasks(small) for c in pairs.checks(t, small)]
+    assert len([t.subject for t in pairs.tasks(small)]) == 4  # and the stranger
+    assert "linear, add" in names
+    assert "add, linear" not in names
+    assert {"linear->add", "add->linear", "add->linear, tapped", "squared_relu->linear", "linear->squared_relu"} <= {
+        *names
+    }
+
+
+def test_a_number_that_was_drawn_is_changed_until_the_shape_fits():
+    s = Descriptions()
+    asked = []
+
+    def answer(description):
+        asked.append(tuple(description.shape))
+        changes = changes_for(description.shape, (7, 2, 4))
+        if changes is not None:
+            raise Again(changes)
+
+    steered = Steered(random_draw(Random(0)), answer)
+
+    def sampler():
+        shape = (steered(Integers(1, 3)), 2, steered(Choice((3, 4))))
+        steered(s.tensor(shape=shape))
+
+    with pytest.raises(Again) as again:
+        sampler()
+    steered.repeat(again.value.changes)
+    with pytest.raises(Again):
+        sampler()
+    assert asked[1] == (7, 2, 4)
+
+
+def test_lengths_that_were_calculated_or_shared_cannot_be_steered():
+    a, b = Drawn(2, 0), Drawn(3, 1)
+    assert changes_for((a, b), (5, 6)) == {0: 5, 1: 6}
+    assert changes_for((a, a), (5, 6)) is None
+    assert changes_for((a * 2, b), (5, 6)) is None
+    assert changes_for((a, 4), (5, 4)) == {0: 5}
+    assert changes_for((4, 4), (4, 4)) is None
+
+
+def test_what_is_drawn_leaves_no_marks_in_the_graph():
+    assert type(plain((Drawn(2, 0),))[0]) is int
+    for case in cases_of("relu", "max_pool2d", "conv2d", "pad"):
+        for node in case.graph.nodes:
+            for item in node.attrs.values():
+                assert all(not isinstance(i, Drawn) for i in (item if isinstance(item, tuple) else (item,)))
+
+
+def test_merged_graphs_compute_what_each_computes():
+    cases = cases_of("conv2d", "relu", "batch_norm", "add")
+    whole = merged([c.graph for c in cases])
+    verify(whole)
+    inputs = [t for c in cases for t in c.runs[0].inputs]
+    values = eager_values(whole, inputs)
+    expected = [t for c in cases for t in (eager_values(c.graph, c.runs[0].inputs)[v] for v in c.graph.outputs)]
+    for value, tensor in zip(whole.outputs, expected, strict=True):
+        assert torch.equal(values[value].nan_to_num(), tensor.nan_to_num())
+
+
+class Faulty:
+    """Eager, which negates the results of softmax, or raises on what holds one."""
+
+    def __init__(self, *, raises=False):
+        self.inner = Identity()
+        self.raises = raises
+        self.compiled = []
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def compile(self, graph, path, **options):
+        self.compiled.append(len(graph))
+        self.softmax = [v.producer is not None and v.producer.kind == "softmax" for v in graph.outputs]
+        if self.raises and any(n.kind == "softmax" for n in graph.nodes):
+            msg = "no softmax"
+            raise TargetError(msg)
+        return self.inner.compile(graph, path, **options)
+
+    def load(self, artifact):
+        runner, softmax = self.inner.load(artifact), self.softmax
+        return lambda inputs: [-r if s else r for r, s in zip(runner(inputs), softmax, strict=True)]
+
+
+def test_a_pack_is_compiled_once_and_all_of_it_passes(tmp_path):
+    target = Faulty()
+    cases = cases_of("gelu", "relu", "tanh", "mean")
+    pack, *singles = packed_checks(cases, suite(tmp_path, target))
+    assert pack.run().verdict is Verdict.PASS
+    assert {c.run().verdict for c in singles} == {Verdict.PASS}
+    assert target.compiled == [2 * len(cases)]
+
+
+@pytest.mark.parametrize(("raises", "verdict"), [(False, Verdict.VALUE), (True, Verdict.UNDECLARED)])
+def test_a_fault_in_a_pack_costs_only_the_case_that_has_it(tmp_path, raises, verdict):
+    cases = cases_of("gelu", "relu", "softmax", "mean")
+    checks = packed_checks(cases, suite(tmp_path, Faulty(raises=raises)))
+    outcomes = {c.name: c.run().verdict for c in checks}
+    assert {name for name, v in outcomes.items() if v.is_failure} == {
+        "gelu->softmax",
+        "gelu->softmax, tapped",
+        "gelu, softmax",
+    }
+    assert outcomes["gelu->softmax"] is verdict
+
+
+def test_a_case_whose_pack_was_never_run_is_run_by_itself(tmp_path):
+    target = Faulty()
+    _, second, *_ = packed_checks(cases_of("gelu", "relu", "tanh"), suite(tmp_path, target))
+    assert second.run().verdict is Verdict.PASS
+    assert target.compiled[0] == 2
+
+
+def test_a_refused_case_stays_out_of_the_pack(tmp_path):
+    class Refusing(Faulty):
+        def refusal(self, node):
+            return "no tanh" if node.kind == "tanh" else None
+
+    target = Refusing()
+    pack, *singles = packed_checks(cases_of("gelu", "relu", "tanh"), suite(tmp_path, target))
+    pack.run()
+    assert {c.name: c.run().verdict for c in singles}["gelu->tanh"] is Verdict.UNSUPPORTED
+    assert target.compiled == [6]
+
+
+def test_packs_hold_a_bounded_number_of_cases(tmp_path):
+    cases = cases_of("gelu", "relu", "tanh", "mean", "add", "mul", "neg", "exp", "sum", "cat", "stack")
+    checks = packed_checks(cases, suite(tmp_path))
+    assert [c.name for c in checks if c.name.startswith("pack")] == ["pack-0", "pack-1"]
+    assert len(checks) == len(cases) + 2
+    assert len(Pack("pack", cases[:SIZE], suite(tmp_path)).cases) == 25
+
+
+def test_a_start_that_eager_refuses_is_no_start():
+    growth = Growth(random_draw(Random(0)))
+    assert Pairing(OPS["dropout"], 0).starts
+    assert all(isinstance(v, Value) for v in growth.values)
