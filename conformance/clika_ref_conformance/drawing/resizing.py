@@ -1,0 +1,230 @@
+"""Draws a call again with the same decisions but other sizes, and finds out how its shapes and numbers follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import (
+    Call,
+    Choice,
+    Descriptions,
+    Integers,
+    TensorDescription,
+    TensorSample,
+    random_draw,
+)
+from clika_ref.core.symbols import evaluate, named
+
+
+class Place(NamedTuple):
+    """A decision that is a number: the ``at``-th of a draw, an integer, or side ``dim`` of the tensor drawn there."""
+
+    at: int
+    dim: int | None
+
+    @property
+    def symbol(self) -> sympy.Symbol:
+        """The symbol of a size that is decided here."""
+        return named(f"s{self.at}" if self.dim is None else f"s{self.at}_{self.dim}")
+
+
+Sizes = Mapping[Place, int]
+
+
+@dataclass
+class Tape:
+    """The driver of one draw: what was decided before is decided again, but for the sizes; the rest is random.
+
+    ``decided`` holds each description with its value, in order.
+    """
+
+    known: Sequence[tuple[Any, Any]]
+    sizes: Sizes
+    random: Random
+    decided: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+
+    def __call__(self, description: Any, /) -> Any:
+        """Decide one description."""
+        at = len(self.decided)
+        before = self.known[at] if at < len(self.known) else None
+        if before is not None and _alike(before[0], description):
+            value = _again(description, *before)
+        else:
+            value = random_draw(self.random)(_in_float32(description))
+        match value:
+            case TensorSample(shape=shape) if description.shape is None:
+                sides = tuple(self.sizes.get(Place(at, d), side) for d, side in enumerate(shape))
+                value = TensorSample(value.dtype, sides, value.low, value.high, value.domain, value.unique)
+            case int() if isinstance(description, Integers):
+                value = self.sizes.get(Place(at, None), value)
+            case _:
+                pass
+        self.decided.append((description, value))
+        return value
+
+    def ranges(self) -> dict[Place, tuple[int, int]]:
+        """Return every decided number that may be a size, with its range."""
+        found: dict[Place, tuple[int, int]] = {}
+        for at, (description, value) in enumerate(self.decided):
+            match description:
+                case Integers(low, high) if low < high:
+                    found[Place(at, None)] = (low, high)
+                case TensorDescription(shape=None, side=(low, high)) if low < high:
+                    found |= {Place(at, dim): (low, high) for dim in range(value.rank)}
+                case _:
+                    pass
+        return found
+
+
+def _in_float32(description: Any) -> Any:
+    """Prefer float32 among the dtypes of a tensor: others have columns and levels of their own."""
+    match description:
+        case TensorDescription(dtypes=dtypes) if torch.float32 in dtypes:
+            d = description
+            return TensorDescription((torch.float32,), d.shape, d.rank, d.side, d.low, d.high, d.domain, d.unique)
+        case Choice(options) if torch.float32 in options and all(_is_floating(o) for o in options):
+            return Choice((torch.float32,))
+        case _:
+            return description
+
+
+def _is_floating(option: Any) -> bool:
+    return isinstance(option, torch.dtype) and option.is_floating_point
+
+
+def _alike(before: Any, description: Any) -> bool:
+    match before, description:
+        case TensorDescription(), TensorDescription():
+            return (before.shape is None) == (description.shape is None)
+        case _:
+            return type(before) is type(description)
+
+
+def _again(description: Any, before: Any, value: Any) -> Any:
+    """Decide a description as it was decided before, as far as its range, which may follow a size, allows."""
+    match description:
+        case Choice(options):
+            return value if value in options else options[min(before.options.index(value), len(options) - 1)]
+        case TensorDescription():
+            shape = value.shape if description.shape is None else description.shape
+            d = description
+            return TensorSample(value.dtype, shape, d.low, d.high, d.domain, d.unique)
+        case _:
+            return min(max(value, description.low), description.high)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A drawn call, the decisions that made it, and the ranges of those that may be sizes."""
+
+    op: Operator
+    seed: str
+    call: Call
+    decided: Sequence[tuple[Any, Any]]
+    ranges: Mapping[Place, tuple[int, int]]
+
+    def resized(self, sizes: Sizes) -> Drawing | None:
+        """Draw it again with other sizes; None where the samples cannot, or make another call of it."""
+        try:
+            found = draw(self.op, self.seed, self.decided, sizes)
+        except Exception:  # noqa: BLE001 - samples may fail in any way on sizes that they did not choose
+            return None
+        return found if skeleton(found.call) == skeleton(self.call) else None
+
+    def size(self, place: Place) -> int:
+        """Return what was decided at a place."""
+        value = self.decided[place.at][1]
+        return value if place.dim is None else value.shape[place.dim]
+
+
+def draw(op: Operator, seed: str, known: Sequence[tuple[Any, Any]] = (), sizes: Sizes | None = None) -> Drawing:
+    """Draw a call of an operator that declares samples; equal arguments draw equal calls."""
+    assert op.sampler is not None
+    tape = Tape(known, sizes or {}, Random(f"{op.name}-{seed}"))  # noqa: S311 - draws tests, not keys
+    call = op.sampler(tape, Descriptions())
+    return Drawing(op, seed, op.call(*call.operands, **call.attrs), tape.decided, tape.ranges())
+
+
+def leaves(call: Call) -> Iterable[Any]:
+    """Yield what a call consists of in a fixed order; of a tensor its dtype and its sides."""
+    for operand in call.operands:
+        if isinstance(operand, TensorSample | torch.Tensor):
+            yield operand.dtype
+            yield from operand.shape
+        else:
+            yield operand
+    for name in sorted(call.attrs):
+        yield from _flat(call.attrs[name])
+
+
+def _flat(item: Any) -> Iterable[Any]:
+    if isinstance(item, tuple):
+        yield len(item)
+        for part in item:
+            yield from _flat(part)
+    else:
+        yield item
+
+
+def skeleton(call: Call) -> list[Any]:
+    """Return what must not change with a size: everything but integers, with the ranks and lengths that hold them."""
+    ranks = [len(o.shape) if isinstance(o, TensorSample | torch.Tensor) else -1 for o in call.operands]
+    parts = [int if _is_integer(leaf) else repr(leaf) for leaf in leaves(call)]
+    lengths = [len(v) if isinstance(v, tuple) else -1 for _, v in sorted(call.attrs.items())]
+    return [ranks, parts, lengths]
+
+
+def _is_integer(leaf: Any) -> bool:
+    return isinstance(leaf, int) and not isinstance(leaf, bool)
+
+
+def following(base: Drawing) -> dict[int, sympy.Basic]:
+    """Return how the integers of a call follow the sizes that it was drawn with, by their position among `leaves`.
+
+    Each number that may be a size is varied alone. Numbers that follow several are taken for their sum or product;
+    numbers that follow one, for a line. Whether that is so is for `is_explained` to say.
+    """
+    here = list(leaves(base.call))
+    slopes: dict[int, dict[Place, tuple[int, int]]] = {}
+    for place, (low, high) in base.ranges.items():
+        value = base.size(place)
+        other = high if value != high else max(low, high - 1)
+        twin = base.resized({place: other})
+        if twin is None or _shapes(twin.call) == _shapes(base.call):
+            continue
+        for position, (a, b) in enumerate(zip(here, leaves(twin.call), strict=True)):
+            if a != b:
+                slopes.setdefault(position, {})[place] = (other - value, b - a)
+    return {position: _expression(here[position], found, base) for position, found in slopes.items()}
+
+
+def _shapes(call: Call) -> list[Any]:
+    return [tuple(o.shape) for o in call.operands if isinstance(o, TensorSample | torch.Tensor)]
+
+
+def _expression(here: int, slopes: Mapping[Place, tuple[int, int]], base: Drawing) -> sympy.Basic:
+    """Return the line, sum or product of sizes that has the value ``here``."""
+    steps = {place: sympy.Rational(b, a) for place, (a, b) in slopes.items()}
+    product = sympy.Mul(*(base.size(place) for place in slopes))
+    if len(slopes) > 1 and product and all(s * base.size(p) == here for p, s in steps.items()):
+        return sympy.Rational(here, product) * sympy.Mul(*(place.symbol for place in slopes))
+    offset = here - sum(s * base.size(p) for p, s in steps.items())
+    return sympy.Add(offset, *(s * place.symbol for place, s in steps.items()))
+
+
+def is_explained(expressions: Mapping[int, sympy.Basic], base: Drawing, drawing: Drawing, sizes: Sizes) -> bool:
+    """Whether every integer of a call drawn with other sizes is what the expressions say."""
+    values = {p.symbol.name: sizes.get(p, base.size(p)) for p in base.ranges}
+    here = list(leaves(base.call))
+    return all(
+        leaf == (evaluate(expressions[i], values) if i in expressions else here[i])
+        for i, leaf in enumerate(leaves(drawing.call))
+        if _is_integer(leaf)
+    )

@@ -1,0 +1,247 @@
+"""One graph for a drawn call at all its sizes, and the inputs to run it on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import sympy
+import torch
+
+from clika_ref.core.accuracy import DOT
+from clika_ref.core.errors import PassError
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.samples import Call, TensorSample, realize
+from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.drawing.resizing import Drawing, Place, following, is_explained
+
+
+@dataclass(frozen=True)
+class SymbolicCall:
+    """A call whose shapes are expressions: the graph, the sizes that are free, and the expression of each integer."""
+
+    drawing: Drawing
+    graph: Graph
+    places: Sequence[Place]
+    expressions: Mapping[int, sympy.Basic]
+
+    def runs(self) -> list[Run]:
+        """Return the inputs of each set of sizes without a 0, with the smallest again after larger ones."""
+        runs = [Run(name, _tensors(o)) for name, _, o in self._legal(self._sizes())]
+        if len(runs) > 1:
+            smallest = min(runs, key=lambda r: sum(t.numel() for t in r.inputs))
+            runs += [Run(f"{r.name} again", r.inputs) for r in (smallest, runs[0])]
+        return runs
+
+    def at_sizes_of(self, run: Run) -> Case:
+        """Return the same call compiled for the sizes of one of `runs` or `empty` alone."""
+        name = run.name.removesuffix(" again")
+        for found, drawing, operands in self._legal([*self._sizes(), *self._zeros()]):
+            if found == name:
+                return _static(name, drawing, operands)
+        msg = f"{self.drawing.op.name} has no run {run.name!r}"
+        raise KeyError(msg)
+
+    def empty(self) -> list[Run]:
+        """Return inputs with one size 0 each, as far as the samples and eager take it."""
+        return [Run(name, _tensors(o)) for name, _, o in self._legal(self._zeros())]
+
+    def _legal(self, wanted: Iterable[tuple[str, dict[Place, int]]]) -> Iterator[tuple[str, Drawing, list[Any]]]:
+        """Leave out sizes twice, and those at which the samples draw another call or eager refuses."""
+        seen: list[list[tuple[int, ...]]] = []
+        for name, sizes in wanted:
+            drawing = self.drawing.resized(sizes)
+            if drawing is None or not is_explained(self.expressions, self.drawing, drawing, sizes):
+                continue
+            operands = filled(drawing, name)
+            if operands is not None and (shapes := [tuple(t.shape) for t in _tensors(operands)]) not in seen:
+                seen.append(shapes)
+                yield name, drawing, operands
+
+    def _sizes(self) -> Iterator[tuple[str, dict[Place, int]]]:
+        ranges = [self.drawing.ranges[place] for place in self.places]
+        random = Random(self.drawing.seed)  # noqa: S311 - draws tests, not keys
+        yield "as drawn", {}
+        yield "maximum", dict(zip(self.places, (high for _, high in ranges), strict=True))
+        yield "minimum", dict(zip(self.places, (low for low, _ in ranges), strict=True))
+        for turn in range(2):
+            yield f"coprime {turn}", dict(zip(self.places, _coprime(ranges, random), strict=True))
+        for place, (low, _) in zip(self.places, ranges, strict=True):
+            if low <= 1:
+                yield f"{place.symbol}=1", {place: 1}
+
+    def _zeros(self) -> Iterator[tuple[str, dict[Place, int]]]:
+        weight = self._weight_symbols()
+        for place in self.places:
+            if place.symbol not in weight:
+                yield f"{place.symbol}=0", {place: 0}
+
+    def _weight_symbols(self) -> set[sympy.Basic]:
+        """Return the sizes of weights: a layer without channels is no layer, and ONNX Runtime hangs on it."""
+        (node,) = self.graph.nodes
+        weights = [v.type for v in node.inputs[1:] if isinstance(v, Value)] if node.op.error is DOT else []
+        return set().union(*(sympy.sympify(side).free_symbols for weight in weights for side in weight.shape))
+
+
+def _tensors(operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    return tuple(o for o in operands if isinstance(o, torch.Tensor))
+
+
+def _static(name: str, drawing: Drawing, operands: Sequence[Any]) -> Case:
+    graph = graph_of(drawing.op, operands, drawing.call.attrs)
+    return Case(f"{drawing.op.name} at fixed sizes", graph, [Run(name, _tensors(operands))])
+
+
+def _coprime(ranges: Sequence[tuple[int, int]], random: Random) -> list[int]:
+    """Return a size from each range, none of which divides or shares a factor with another, as far as that goes."""
+    chosen: list[int] = []
+    for low, high in ranges:
+        sizes = list(range(max(low, 2), high + 1)) or [high]
+        random.shuffle(sizes)
+        chosen.append(next((s for s in sizes if all(math.gcd(s, c) == 1 for c in chosen)), sizes[0]))
+    return chosen
+
+
+def filled(drawing: Drawing, name: str) -> list[Any] | None:
+    """Return the operands of a call with their elements, or None where eager refuses them."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{drawing.op.name}-{drawing.seed}-{name}".encode()))
+    try:
+        operands = [realize(o, generator) if isinstance(o, TensorSample) else o for o in drawing.call.operands]
+        with torch.no_grad():
+            drawing.op(*operands, **drawing.call.attrs)
+    except Exception:  # noqa: BLE001 - whatever eager raises, the call is not legal at this size
+        return None
+    return operands
+
+
+def symbolic_call(drawing: Drawing) -> SymbolicCall | str:
+    """Return the graph of a call in which as many sides as possible are symbols, or say why there is none.
+
+    A size is a symbol if it stands as a side of some operand, every number that follows it does so by an expression,
+    and the output types can be inferred. Sizes that fail keep the length that was drawn.
+    """
+    expressions = following(drawing)
+    places = [p for p in drawing.ranges if _is_readable(p, drawing.call, expressions)]
+    if not places:
+        return "no side of the drawn call may vary"
+    places = [p for p in places if _is_lawful(p, expressions, drawing)]
+    if not places:
+        return "its numbers follow the sizes by no expression"
+    reasons: list[str] = []
+    whole = _attempt(drawing, expressions, places, reasons)
+    if whole is not None:
+        return whole
+    best: SymbolicCall | None = None
+    taken: list[Place] = []
+    for place in places:
+        found = _attempt(drawing, expressions, [*taken, place], reasons)
+        if found is not None:
+            best, taken = found, [*taken, place]
+    return reasons[0] if best is None else best
+
+
+def _is_readable(place: Place, call: Call, expressions: Mapping[int, sympy.Basic]) -> bool:
+    return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_sides(call))
+
+
+def _tensor_sides(call: Call) -> Iterator[tuple[int, int, int]]:
+    """Yield the position among the leaves, the number among the tensors, and the side, of every side of a tensor."""
+    position = tensors = 0
+    for operand in call.operands:
+        if isinstance(operand, TensorSample | torch.Tensor):
+            for dim in range(len(operand.shape)):
+                yield position + 1 + dim, tensors, dim
+            position += len(operand.shape)
+            tensors += 1
+        position += 1
+
+
+def _is_lawful(place: Place, expressions: Mapping[int, sympy.Basic], drawing: Drawing) -> bool:
+    """Whether the numbers of the call are what the expressions say, at every other length of this size."""
+    if any(place.symbol in e.free_symbols and not _is_whole(e) for e in expressions.values()):
+        return False
+    low, high = drawing.ranges[place]
+    for length in range(low, min(high, low + 8) + 1):
+        found = drawing.resized({place: length})
+        if found is not None and not is_explained(expressions, drawing, found, {place: length}):
+            return False
+    return True
+
+
+def _is_whole(expression: sympy.Basic) -> bool:
+    return all(not n.is_Rational or n.is_Integer for n in sympy.preorder_traversal(expression))
+
+
+def _attempt(
+    drawing: Drawing, expressions: Mapping[int, sympy.Basic], places: Sequence[Place], reasons: list[str]
+) -> SymbolicCall | None:
+    symbols = {p.symbol for p in places}
+    fixed = {p.symbol: drawing.size(p) for p in drawing.ranges if p.symbol not in symbols}
+    found = {i: e.xreplace({s: sympy.Integer(n) for s, n in fixed.items()}) for i, e in expressions.items()}
+    kept = {i: e for i, e in found.items() if e.free_symbols}
+    try:
+        graph = _graph(drawing, kept, symbols)
+    except PassError as error:
+        reasons.append(str(error))
+        return None
+    return SymbolicCall(drawing, graph, places, kept)
+
+
+def _graph(drawing: Drawing, expressions: Mapping[int, sympy.Basic], symbols: set[sympy.Symbol]) -> Graph:
+    op = drawing.op
+    call = _rewritten(drawing.call, expressions)
+    graph = Graph(op.name)
+    inputs = [graph.add_input(o, f"x{len(graph.inputs)}") if isinstance(o, TensorType) else o for o in call.operands]
+    for value in graph.inputs:
+        for dim, side in enumerate(value.type.shape):
+            if side in symbols and str(side) not in graph.symbols:
+                graph.symbols[str(side)] = Symbol(str(side), 0, None, Side(value.name, dim))
+    try:
+        types = infer(op, inputs, call.attrs)
+    except PassError as error:
+        if "depends on the data" not in str(error):
+            raise
+        types = _open_types(drawing)
+    for value in graph.insert(Node(op, inputs, call.attrs), types).outputs:
+        graph.add_output(value)
+    return graph
+
+
+def _open_types(drawing: Drawing) -> tuple[TensorType, ...]:
+    """Return output types whose sides are all unknown, as the data decides some of them."""
+    results = drawing.op(*(filled(drawing, "types") or ()), **drawing.call.attrs)
+    results = [results] if isinstance(results, torch.Tensor) else list(results)
+    return tuple(TensorType(r.dtype, tuple(named(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(results))
+
+
+def _rewritten(call: Call, expressions: Mapping[int, sympy.Basic]) -> Call:
+    """Put the expressions in the places of the integers of a call, in the order of `leaves`; tensors become types."""
+    counter = itertools.count()
+
+    def leaf(item: Any) -> Any:
+        return expressions.get(next(counter), item)
+
+    def attr(item: Any) -> Any:
+        if isinstance(item, tuple):
+            next(counter)
+            return tuple(map(attr, item))
+        return leaf(item)
+
+    operands: list[Any] = []
+    for o in call.operands:
+        if isinstance(o, TensorSample | torch.Tensor):
+            next(counter)
+            operands.append(TensorType(o.dtype, tuple(leaf(side) for side in o.shape)))
+        else:
+            operands.append(leaf(o))
+    found = {name: attr(call.attrs[name]) for name in sorted(call.attrs)}
+    return Call(tuple(operands), {name: found[name] for name in call.attrs})

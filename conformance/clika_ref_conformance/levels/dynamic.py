@@ -1,0 +1,88 @@
+"""Level 5, dynamic shapes: one artifact of each operator, block and graph serves every size, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from clika_ref.core.operators import Operator
+from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.drawing.resizing import draw
+from clika_ref_conformance.drawing.symbolic_calls import SymbolicCall, symbolic_call
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+LEVEL = "dynamic"
+
+SIZES_PER_CALL = 7
+"""Sets of sizes of one call: as drawn, maximum, minimum, two coprime ones, ones and zeros."""
+
+PATIENCE = 12
+"""Calls that are drawn until one has a side that may vary."""
+
+
+def tasks(suite: Suite) -> list[Task]:
+    """Return a task for every operator with samples."""
+    operators = sorted(suite.registry.operators.values(), key=lambda op: op.name)
+    return [Task(LEVEL, op.name, "float32", dynamic=True) for op in operators if op.sampler is not None]
+
+
+def checks(task: Task, suite: Suite) -> Sequence[Check]:
+    """Return one check for each drawn call."""
+    op = suite.registry.operators[task.subject]
+    names = [f"sizes-{i}" for i in range(max(1, suite.profile.shape_profiles // SIZES_PER_CALL))]
+    return [Check(name, partial(_outcome, op, name, suite)) for name in names]
+
+
+def _outcome(op: Operator, name: str, suite: Suite) -> Outcome:
+    found = drawn(op, f"{suite.profile.seed}-{name}")
+    if isinstance(found, str):
+        return Outcome(name, Comparison(Verdict.NOT_RUN, found))
+    outcome = run_case(case_of(found, [*found.runs(), *_served(found, suite)], name), suite)
+    return replace(_held_against_static(outcome, found, suite), name=name)
+
+
+def _served(found: SymbolicCall, suite: Suite) -> list[Run]:
+    """Return inputs without elements that the target serves at fixed sizes: others are for the level of operators.
+
+    Something larger comes after them, so that a buffer that was kept would show.
+    """
+    served = [run for run in found.empty() if not run_case(found.at_sizes_of(run), suite).verdict.is_failure]
+    return [*served, replace(found.runs()[0], name="as drawn, at last")] if served else []
+
+
+def _held_against_static(outcome: Outcome, found: SymbolicCall, suite: Suite) -> Outcome:
+    """Add to a failure whether the call fails as well when it is compiled for that size alone."""
+    comparison = outcome.comparison
+    runs = [run for run in (*found.runs(), *found.empty()) if run.name == outcome.run]
+    if not comparison.verdict.is_failure or not runs:
+        return outcome
+    alone = run_case(found.at_sizes_of(runs[0]), suite).verdict
+    relation = f"{alone} as well" if alone.is_failure else f"{alone}, so it is the dynamic form that is wrong"
+    message = f"{comparison.message}; compiled for this size alone: {relation}"
+    return replace(outcome, comparison=replace(comparison, message=message))
+
+
+def drawn(op: Operator, seed: str) -> SymbolicCall | str:
+    """Return the first of some drawn calls that has sides to vary, or say why the last has none."""
+    if op.random is True:
+        return "two runs of it may differ, as it declares"
+    found: SymbolicCall | str = "nothing was drawn"
+    for turn in range(PATIENCE):
+        found = symbolic_call(draw(op, f"{seed}-{turn}"))
+        if isinstance(found, SymbolicCall) and not next(found.graph.nodes).is_random and len(found.runs()) > 1:
+            return found
+    return found if isinstance(found, str) else "every call that was drawn is random, or legal at one size only"
+
+
+def case_of(found: SymbolicCall, runs: Sequence[Run], name: str) -> Case:
+    """Return the case of a symbolic call: one graph, and inputs of several sizes."""
+    (node,) = found.graph.nodes
+    facts = {
+        "attributes": dict(node.attrs),
+        "shapes": [str(v.type) for v in found.graph.inputs],
+        "fixed": len(found.drawing.ranges) - len(found.places),
+    }
+    return Case(f"{found.drawing.op.name} {name}", found.graph, runs, facts)
