@@ -70,10 +70,11 @@ def unit_of(dtype: torch.dtype) -> float:
 
 
 def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the distance between neighbours of ``dtype`` at each of the float64 ``values``; NaN counts as zero."""
+    """Return the distance between neighbours of ``dtype`` at each of the ``values``, in float64; NaN counts as zero."""
     info = torch.finfo(dtype)
-    magnitude = values.abs().nan_to_num(0.0, info.max).clamp(info.smallest_normal, info.max)
-    return torch.ldexp(torch.tensor(info.eps / 2, dtype=torch.float64), torch.frexp(magnitude).exponent)
+    magnitude = values.double().abs().nan_to_num(0.0, info.max).clamp(info.smallest_normal, info.max)
+    exponent = torch.frexp(magnitude).exponent.double()  # as integers, ldexp would raise 2 to them in float32
+    return torch.ldexp(torch.tensor(info.eps / 2, dtype=torch.float64), exponent)
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
