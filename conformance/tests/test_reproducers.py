@@ -142,7 +142,7 @@ def run_script(path, folder):
 @pytest.mark.parametrize(
     "finding",
     [
-        ("TARGET", Verdict.VALUE, 1, "and the bound is"),
+        ("TARGET", Verdict.VALUE, 1, "is right; 1 of 6 elements are wrong"),
         ("RIGHT", Verdict.VALUE, 0, "the target agrees with what is stored"),
         ("Refusing", Verdict.UNDECLARED, 1, "RuntimeError: no way"),
         ("RIGHT", Verdict.CRASH, 0, "the target agrees with what is stored"),  # compiled from the graph

@@ -24,6 +24,7 @@ from clika_ref.storage import write_atomically
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.reporting.archives import ARTIFACT, pack
+from clika_ref_conformance.reporting.expectations import expectation
 from clika_ref_conformance.reporting.json_values import to_json
 from clika_ref_conformance.reporting.tensors import elements_of, layout_of, to_npz
 from clika_ref_conformance.suite import Suite
@@ -75,7 +76,9 @@ def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes
     inputs = {f"run{r}_input{i}": elements_of(t) for r, run in enumerate(case.runs) for i, t in enumerate(run.inputs)}
     files["inputs.npz"] = to_npz(inputs)
     expected: dict[str, np.ndarray] = {}
-    outputs = [_expect(case.graph, run, f"run{r}_", expected) for r, run in enumerate(case.runs)]
+    coarse = outcome.verdict is Verdict.PRECISION
+    outputs = [_expect(case.graph, run, f"run{r}_", expected, coarse=coarse) for r, run in enumerate(case.runs)]
+    random = any(node.is_random for node in case.graph.nodes)
     files["expected.npz"] = to_npz(expected)
     weights = {n: v.data.detach().cpu().contiguous() for n, v in case.graph.constants.items() if v.data is not None}
     files["weights.safetensors"] = safetensors.torch.save({name: data.clone() for name, data in weights.items()})
@@ -85,7 +88,7 @@ def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes
         "artifact": artifact,
         "limit_seconds": suite.profile.case_seconds,
         "runs": [
-            {"name": run.name, "inputs": list(map(layout_of, run.inputs)), "outputs": made}
+            {"name": run.name, "inputs": list(map(layout_of, run.inputs)), "outputs": made, "random": random}
             for run, made in zip(case.runs, outputs, strict=True)
         ],
     }
@@ -127,15 +130,18 @@ def _json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(to_json(document), indent=1, allow_nan=False).encode()
 
 
-def _expect(graph: Graph, run: Run, prefix: str, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+def _expect(
+    graph: Graph, run: Run, prefix: str, arrays: dict[str, np.ndarray], *, coarse: bool
+) -> list[dict[str, Any]]:
     """Add what a run must return; return the layouts of the outputs, or nothing where eager cannot compute it."""
     try:
-        reference = Reference(graph, run.inputs)
+        expected = Reference(graph, run.inputs).expected
     except Exception:  # noqa: BLE001 - what eager refuses has no expectation; that it refuses may be the finding
         return []
-    eager = [output.detach().contiguous() for output in reference.eager]
-    arrays.update({f"{prefix}output{i}": elements_of(output) for i, output in enumerate(eager)})
-    return [layout_of(output) for output in eager]
+    for index, one in enumerate(expected):
+        found = {"output": elements_of(one.eager), **expectation(one, coarse=coarse)}
+        arrays.update({f"{prefix}output{index}_{name}": array for name, array in found.items()})
+    return [layout_of(one.eager.contiguous()) for one in expected]
 
 
 def _artifact(case: Case, suite: Suite, files: dict[str, bytes]) -> dict[str, Any] | None:

@@ -1,0 +1,83 @@
+"""What an output may be, as plain arrays that need no judge: an interval for each element, and the special values."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from clika_ref_conformance.judging.rounding import ulp_of
+from clika_ref_conformance.judging.special_values import EAGER_ULPS, Expected
+from clika_ref_conformance.judging.statistics import LARGEST_QUALITY, quality
+
+SPECIALS = (math.nan, math.inf, -math.inf)
+"""What bits 0, 1 and 2 of ``special`` stand for: the element may be that."""
+
+PROBE_ULPS = 64
+"""By how much eager is moved to learn what the judge divides a mean error by: far more than it rounds itself."""
+
+
+def expectation(expected: Expected, *, coarse: bool = False) -> dict[str, np.ndarray]:
+    """Return the arrays by which anyone can tell whether an output is right.
+
+    Args:
+        expected: what the judge expects of the output.
+        coarse: whether the finding was that all errors together are too large, though none is beyond its bound.
+
+    Returns:
+        ``low`` and ``high``, in float64 or int64, of the shape of the output; ``special``, one bit for each of
+        `SPECIALS`, for floats; and ``mean``, the largest root mean square of ``T - exact``, with ``exact``, where
+        ``coarse`` is set.
+
+    """
+    if not expected.eager.is_floating_point():
+        return _integers(expected)
+    low, high = _interval(expected)
+    special = torch.zeros(expected.eager.shape, dtype=torch.uint8)
+    for bit, value in enumerate(SPECIALS):
+        right = expected.accepts(torch.full_like(expected.eager, value)) | expected.random
+        special |= right.to(torch.uint8) << bit
+    arrays = {"low": low.numpy(), "high": high.numpy(), "special": special.numpy()}
+    if coarse and expected.products is not None:
+        arrays |= {"exact": expected.exact.double().numpy(), "mean": np.array(_largest_mean(expected))}
+    return arrays
+
+
+def _integers(expected: Expected) -> dict[str, np.ndarray]:
+    eager = expected.eager
+    if expected.random:
+        limits = torch.iinfo(torch.int64)
+        low, high = (torch.full(eager.shape, n, dtype=torch.int64) for n in (limits.min, limits.max))
+    else:
+        candidates = torch.stack(
+            [t.long() for t in ((eager,) if expected.same else (eager, expected.exact, *expected.runs))]
+        )
+        low, high = candidates.amin(0), candidates.amax(0)
+    return {"low": low.numpy(), "high": high.numpy()}
+
+
+def _interval(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the least and the largest finite number that is right; NaN where none is."""
+    eager = expected.eager.double()
+    if expected.same and not expected.random:
+        return eager, eager
+    exact, bound = expected.exact.double(), expected.allowed()
+    low, high = exact - bound, exact + bound
+    slack = bound.nan_to_num(0.0, 0.0) + EAGER_ULPS * ulp_of(eager, expected.eager.dtype)
+    low = torch.where(expected.unstable, torch.fmin(low, eager - slack), low)
+    high = torch.where(expected.unstable, torch.fmax(high, eager + slack), high)
+    free = bound.isinf() | (expected.ambiguous & ~exact.isfinite()) | expected.random
+    return torch.where(free, -math.inf, low), torch.where(free, math.inf, high)
+
+
+def _largest_mean(expected: Expected) -> float:
+    """Return the root mean square error at which the judge calls an output too coarse."""
+    eager = expected.eager
+    probe = eager.double() + PROBE_ULPS * ulp_of(eager.double(), eager.dtype)
+    finite = probe.isfinite() & expected.exact.isfinite() & ~expected.unstable & ~expected.ambiguous
+    grade = quality(expected, probe)
+    if not grade or not bool(finite.any()):
+        return math.inf
+    mean = float((probe - expected.exact.double())[finite].square().mean().sqrt())
+    return LARGEST_QUALITY * mean / grade

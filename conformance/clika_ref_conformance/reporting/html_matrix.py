@@ -1,0 +1,69 @@
+"""The report for people: one HTML file, without network, in which every cell opens its worst cases."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+
+from clika_ref.storage import write_atomically
+from clika_ref_conformance.reporting.matrix import style_of, tabs_of
+from clika_ref_conformance.reporting.report import Report
+
+FILE = "index.html"
+
+PAGES = Path(__file__).with_name("pages")
+
+
+def write_html(reports: Sequence[Report], path: Path, folders: Sequence[Path] = ()) -> None:
+    """Write the matrix of one or several reports, side by side.
+
+    Args:
+        reports: one for each target.
+        path: the file to write.
+        folders: the folder of each report, in which its reproducers lie; by default that of ``path``.
+
+    Raises:
+        ModelError: the path cannot be written.
+
+    """
+    places = folders or [path.parent] * len(reports)
+    with write_atomically(path) as file:
+        file.write(html_of(reports, [Path(os.path.relpath(p, path.parent)).as_posix() for p in places]).encode())
+
+
+def html_of(reports: Sequence[Report], prefixes: Sequence[str]) -> str:
+    """Return the page; a prefix leads from the page to the folder of a report."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    tabs, cases = tabs_of(reports, prefixes)
+    return environment.get_template("matrix.html.j2").render(
+        reports=reports,
+        tabs=tabs,
+        data=_in_script(cases),
+        style=_own("matrix.css"),
+        script=_own("matrix.js"),
+        style_of=style_of,
+    )
+
+
+def _own(name: str) -> markupsafe.Markup:
+    return markupsafe.Markup((PAGES / name).read_text(encoding="utf-8"))  # noqa: S704 - a file of ours
+
+
+def _in_script(document: Any) -> markupsafe.Markup:
+    """Return JSON that cannot end the element it stands in, whatever its texts are."""
+    text = json.dumps(document, allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return markupsafe.Markup(text)  # noqa: S704 - no character of markup is left

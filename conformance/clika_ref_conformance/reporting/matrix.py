@@ -1,0 +1,197 @@
+"""The cells of the matrix: subjects by dtypes, for every level and target, and the cases that they open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from clika_ref_conformance.profiles import ALL_DTYPES
+from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, worst
+from clika_ref_conformance.verdicts import Verdict
+
+STYLES = {
+    Verdict.PASS: "pass",
+    Verdict.DEVIATION: "declared",
+    Verdict.XFAIL: "declared",
+    Verdict.UNSTABLE: "unstable",
+    Verdict.UNSUPPORTED: "refused",
+    Verdict.NOT_RUN: "refused",
+    Verdict.UNDECLARED: "missed",
+    Verdict.XPASS: "missed",
+    Verdict.CRASH: "dead",
+    Verdict.HANG: "dead",
+    Verdict.MEMORY: "dead",
+}
+"""The colour of a verdict; failures that are not listed are wrong results."""
+
+LETTERS = {
+    Verdict.PASS: "✓",
+    Verdict.DEVIATION: "Δ",
+    Verdict.XFAIL: "x",
+    Verdict.UNSTABLE: "~",
+    Verdict.UNSUPPORTED: "–",  # noqa: RUF001 - a dash is meant
+    Verdict.NOT_RUN: "·",
+    Verdict.CRASH: "!",
+    Verdict.HANG: "!",
+    Verdict.MEMORY: "!",
+}
+"""What stands in a cell that has no grade; failures that are not listed have a cross, so that colour is not needed."""
+
+HINTS = {
+    "operators": "Every operator in every dtype, on drawn and special inputs; right halves: one compile, many sizes.",
+    "passes": "Every pass on graphs on which it fires, on near misses of those, and on random graphs.",
+    "pairs": "Every chain, fan-out and tap of two operators.",
+}
+
+
+JOINED = {"dynamic": "operators"}
+"""Levels that are the right halves of another one's cells, where that one was run."""
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of a cell: a colour, a letter, and the indices of its cases among those of the page."""
+
+    style: str
+    letter: str
+    title: str
+    details: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One subject, with a cell for each target and dtype: its static half, and its dynamic one where there is any."""
+
+    subject: str
+    cells: Sequence[Sequence[Half | None]]
+    failing: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """The columns of one target."""
+
+    target: str
+    columns: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Tab:
+    """One table of the page."""
+
+    title: str
+    hint: str
+    groups: Sequence[Group]
+    rows: Sequence[Row]
+
+    @property
+    def anchor(self) -> str:
+        """Its address within the page."""
+        return f"level-{quote(self.title, safe='')}"
+
+    @property
+    def failures(self) -> int:
+        """How many subjects fail."""
+        return sum(row.failing for row in self.rows)
+
+
+def style_of(verdict: Verdict) -> str:
+    """Return the class of a verdict in the style sheet."""
+    return STYLES.get(verdict, "wrong")
+
+
+def tabs_of(reports: Sequence[Report], prefixes: Sequence[str]) -> tuple[list[Tab], list[dict[str, Any]]]:
+    """Return the tables of a page, in order of the plan, and the cases that their cells open.
+
+    Args:
+        reports: one for each target; their columns stand side by side.
+        prefixes: what leads from the page to the folder of each report.
+
+    """
+    cases: list[dict[str, Any]] = []
+    levels = dict.fromkeys(level for report in reports for level in report.levels)
+    shown = [level for level in levels if JOINED.get(level) not in levels]
+    return [_tab(title, levels, reports, prefixes, cases) for title in shown], cases
+
+
+def _tab(
+    title: str, levels: Iterable[str], reports: Sequence[Report], prefixes: Sequence[str], cases: list[dict[str, Any]]
+) -> Tab:
+    wanted = {title, *(level for level in levels if JOINED.get(level) == title)}
+    groups: list[Group] = []
+    found: dict[str, dict[tuple[int, str, bool], list[TaskReport]]] = {}
+    for index, report in enumerate(reports):
+        entries = [entry for entry in report.tasks if entry.task.level in wanted]
+        groups.append(Group(report.target, sorted({e.task.dtype for e in entries}, key=_place) or [""]))
+        for entry in entries:
+            task = entry.task
+            found.setdefault(task.subject, {}).setdefault((index, task.dtype, task.dynamic), []).append(entry)
+    halves = sorted({dynamic for places in found.values() for _, _, dynamic in places})
+    rows: list[Row] = []
+    for subject, places in found.items():
+        cells = [
+            [_half(places.get((index, dtype, dynamic), []), prefixes[index], cases) for dynamic in halves]
+            for index, group in enumerate(groups)
+            for dtype in group.columns
+        ]
+        entries = [entry for several in places.values() for entry in several]
+        rows.append(Row(subject, cells, any(entry.verdict.is_failure for entry in entries)))
+    return Tab(title, HINTS.get(title, ""), groups, rows)
+
+
+def _place(dtype: str) -> tuple[int, str]:
+    return (ALL_DTYPES.index(dtype) if dtype in ALL_DTYPES else len(ALL_DTYPES), dtype)
+
+
+def _half(entries: Sequence[TaskReport], prefix: str, cases: list[dict[str, Any]]) -> Half | None:
+    if not entries:
+        return None
+    verdict = worst({entry.verdict: 1 for entry in entries})
+    grade = max((entry.grade for entry in entries), default="")
+    letter = (grade if verdict is Verdict.PASS else "") or LETTERS.get(verdict, "✕")
+    first = len(cases)
+    cases += [_case(entry, detail, prefix) for entry in entries for detail in entry.details]
+    counts = "; ".join(f"{count} {v}" for entry in entries for v, count in entry.verdicts.items())
+    return Half(
+        f"{style_of(verdict)} {grade.lower()}".strip(),
+        letter,
+        f"{', '.join(str(entry.task) for entry in entries)}: {counts or 'no checks'}",
+        " ".join(map(str, range(first, len(cases)))),
+    )
+
+
+def _case(entry: TaskReport, detail: Detail, prefix: str) -> dict[str, Any]:
+    """Return what the page shows of a case, as texts."""
+    found = detail.comparison
+    measures = {
+        "checks with this verdict": f"{entry.verdicts.get(detail.verdict, 0):,}",
+        "error": f"{found.error:.6g}",
+        "bound": f"{found.bound:.6g}",
+        "error / bound": f"{found.ratio:.4g}",
+        "times as coarse as eager": f"{found.quality:.4g}, grade {found.grade}",
+        "elements": f"{found.elements:,}, {found.ambiguous:,} ambiguous, {found.unstable:,} unstable",
+    }
+    path = detail.reproducer
+    return {
+        "verdict": str(detail.verdict),
+        "style": style_of(detail.verdict),
+        "place": detail.check + f", on the inputs {detail.run}" * bool(detail.run),
+        "message": found.message,
+        "measures": [list(pair) for pair in measures.items()][: None if found.elements else 1],
+        "facts": [list(pair) for pair in detail.facts.items()],
+        "listing": detail.listing,
+        "reproducer": path,
+        "href": "/".join(quote(part) for part in (*prefix.split("/"), *path.split("/"))) if path else "",
+        "commands": _commands(path),
+    }
+
+
+def _commands(path: str) -> str:
+    folder = path.removesuffix(".zip")
+    return (
+        f"clika-ref conformance replay {path}\n"
+        "# or without the suite, with torch, numpy and the target alone:\n"
+        f"python -m zipfile -e {path} {folder} && python {folder}/repro.py"
+    )
