@@ -206,7 +206,7 @@ class Execution:
                     worker.expect(60)  # its end is reported within moments
                     worker.kill()
             return
-        if worker in self.workers:
+        if worker in self.workers and (worker.progress is not None or kind in ("ready", "ended")):
             getattr(self, f"_on_{kind}")(worker, content)
 
     def _on_ready(self, worker: WorkerProcess, environment: dict[str, str]) -> None:
@@ -232,6 +232,7 @@ class Execution:
         elif progress.plan != names:
             self._give_up(progress, "another worker planned other checks: drawing must be the same in every process")
             self.problems.append(f"{progress.task} is planned differently in different processes")
+            self._finish(progress)
             worker.progress = None
             worker.kill()
 

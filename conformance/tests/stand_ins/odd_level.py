@@ -1,0 +1,79 @@
+"""A level whose checks do what targets do at their worst; the subject of a task says which."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from clika_ref_conformance.cases import Check, Outcome, Task
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+SUBJECTS = (
+    "fine",
+    "exit",
+    "segfault",
+    "hang",
+    "memory",
+    "raise",
+    "flush",
+    "print",
+    "plan-raises",
+    "plan-dies",
+    "unsure",
+)
+
+
+def tasks(suite):
+    return [Task("odd", subject) for subject in SUBJECTS]
+
+
+def checks(task, suite):
+    if task.subject == "plan-raises":
+        raise ValueError("the sampler is broken")
+    if task.subject == "plan-dies":
+        os._exit(7)
+    middle = f"{os.getpid()}" if task.subject == "unsure" else "middle"
+    act = {"unsure": "exit"}.get(task.subject, task.subject)
+    return [Check("first", passes), Check(middle, ACTS[act]), Check("last", passes)]
+
+
+def passes():
+    return Outcome("", Comparison(Verdict.PASS))
+
+
+def fills_memory():
+    kept = [torch.ones(2**26) for _ in range(100)]
+    return Outcome(str(len(kept)), Comparison(Verdict.PASS))
+
+
+def flushes():
+    assert torch.set_flush_denormal(True)
+    return passes()
+
+
+def prints():
+    os.write(1, b"not for the channel\n")
+    print("nor this")  # noqa: T201 - that is the point
+    sys.stdout.flush()
+    return passes()
+
+
+def raises():
+    raise RuntimeError("a check that raises")
+
+
+def dies_of_a_signal():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+ACTS = {
+    "fine": passes,
+    "exit": lambda: os._exit(3),
+    "segfault": dies_of_a_signal,
+    "hang": lambda: time.sleep(1000),
+    "memory": fills_memory,
+    "raise": raises,
+    "flush": flushes,
+    "print": prints,
+}

@@ -1,0 +1,159 @@
+"""A run: whatever a check does to its worker costs that check alone, and the accounts add up."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, execution, plan_run
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+from clika_ref.core.errors import ClikaError
+
+STAND_INS = str(Path(__file__).parent / "stand_ins")
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch):
+    monkeypatch.syspath_prepend(STAND_INS)
+
+
+def request_for(*subjects, **changes):
+    profile = replace(chosen_profile("quick"), case_seconds=changes.pop("case_seconds", 60.0), shrink_seconds=0.0)
+    return RunRequest("identity", profile, subjects, workers=1, catalogue={"odd": "odd_level"}, **changes)
+
+
+def verdicts_of(record, subject):
+    return [(r.name, r.verdict) for r in record.results if r.task.subject == subject]
+
+
+AROUND = {
+    "exit": Verdict.CRASH,
+    "segfault": Verdict.CRASH,
+    "memory": Verdict.MEMORY,
+    "raise": Verdict.CONTRACT,
+    "flush": Verdict.CONTRACT,
+    "print": Verdict.PASS,
+}
+
+
+def test_a_check_costs_itself_alone_whatever_it_does():
+    record = execute(plan_run(request_for("fine", "plan-", *AROUND)))
+    for subject, verdict in AROUND.items():
+        expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
+        assert verdicts_of(record, subject) == expected, [r.comparison.message for r in record.failures]
+    messages = {r.task.subject: r.comparison.message for r in record.results if r.name in ("middle", "plan")}
+    assert "exit status 3" in messages["exit"]
+    assert "SIGSEGV" in messages["segfault"]
+    assert "dies_of_a_signal" in messages["segfault"]  # the traceback of faulthandler
+    assert "a check that raises" in messages["raise"]
+    assert "flush-to-zero" in messages["flush"]
+    assert verdicts_of(record, "plan-raises") == [("plan", Verdict.CONTRACT)]
+    assert "the sampler is broken" in messages["plan-raises"]
+    assert verdicts_of(record, "plan-dies") == [("plan", Verdict.CRASH)]
+    assert record.planned == len(record.results) == 3 * 7 + 2
+    assert not record.imbalance()
+    assert record.exit_code == 1
+    assert record.environment["torch"]
+
+
+def test_a_check_that_hangs_is_ended():
+    record = execute(plan_run(request_for("hang", case_seconds=2.0)))
+    assert verdicts_of(record, "hang") == [("first", Verdict.PASS), ("middle", Verdict.HANG), ("last", Verdict.PASS)]
+    assert "no end within the time" in record.failures[0].comparison.message
+
+
+def test_a_worker_killed_from_outside_costs_one_check():
+    killed = []
+
+    def notice(result, run):
+        if result is not None and not killed:
+            killed.append(run.workers[0].process.pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    record = execute(plan_run(request_for("fine", "print")), notice)
+    assert killed
+    assert not record.imbalance()
+    failures = [r.verdict for r in record.failures]
+    assert failures in ([], [Verdict.CRASH])  # it may die between two checks
+    assert all("someone ended it" in r.comparison.message for r in record.failures)
+
+
+def test_a_plan_that_differs_between_processes_is_told_and_not_run():
+    record = execute(plan_run(request_for("unsure")))
+    assert [v for _, v in verdicts_of(record, "unsure")] == [Verdict.PASS, Verdict.CRASH, Verdict.NOT_RUN]
+    assert record.problems == ("odd/unsure is planned differently in different processes",)
+    assert not record.imbalance()
+    assert record.exit_code == 1
+
+
+def test_what_an_interrupted_run_had_not_done_is_not_run():
+    interrupts = iter([KeyboardInterrupt()])
+
+    def notice(result, run):
+        for interrupt in interrupts:
+            raise interrupt
+
+    record = execute(plan_run(request_for("fine", "print")), notice)
+    assert not record.imbalance()
+    silent = [r for r in record.results if r.verdict is Verdict.NOT_RUN]
+    assert silent
+    assert {r.comparison.message for r in silent} == {"the run was interrupted"}
+
+
+def test_results_can_be_had_task_by_task():
+    plan = plan_run(request_for("fine", "exit"))
+    with execution(plan, plan.tasks) as running:
+        assert [r.verdict for r in running.results_of(Task("odd", "exit"))] == [
+            Verdict.PASS,
+            Verdict.CRASH,
+            Verdict.PASS,
+        ]
+        assert [r.verdict for r in running.results_of(Task("odd", "fine"))] == [Verdict.PASS] * 3
+
+
+def test_a_worker_that_cannot_start_ends_the_run():
+    with pytest.raises(
+        ClikaError, match=r"a worker ended before it was ready \(exit status 1\):\n(.|\n)*no_such_module"
+    ):
+        execute(plan_run(request_for("fine", arrange="no_such_module:function")))
+
+
+def test_accounts_that_do_not_add_up_are_exit_status_3():
+    task = Task("odd", "fine")
+    passed = Result(task, "first", Comparison(Verdict.PASS))
+    fine = RunRecord("identity", "quick", 0, {}, {task: ("first",)}, [passed])
+    assert fine.exit_code == 0
+    assert replace(fine, problems=("a deviation is gone",)).exit_code == 1
+    assert replace(fine, results=[]).imbalance() == ["odd/fine: first: planned 1 times, 0 results"]
+    assert replace(fine, results=[passed, passed]).exit_code == 3
+    assert replace(fine, plan={task: ("first", "second")}).exit_code == 3
+    assert replace(fine, plan={}).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"levels": ("od",)}, r"there is no level 'od'; did you mean odd\?"),
+        ({"subjects": ("fin",), "levels": ()}, None),
+        ({"subjects": ("finne",)}, r"no task of the levels odd contains finne; did you mean fine\?"),
+    ],
+)
+def test_a_request_without_sense_is_refused(changes, message):
+    request = replace(request_for("fine"), **changes)
+    if message is None:
+        assert [t.subject for t in plan_run(request).tasks] == ["fine"]
+        return
+    with pytest.raises(ClikaError, match=message):
+        plan_run(request)
+
+
+def test_an_unknown_profile_is_refused_and_nightly_draws_its_seed():
+    with pytest.raises(ClikaError, match=r"there is no profile 'slow'; profiles are quick, ci, nightly"):
+        chosen_profile("slow")
+    assert chosen_profile("quick").seed == 0
+    assert chosen_profile("ci", 7).seed == 7
+    assert len({chosen_profile("nightly").seed for _ in range(3)}) > 1
