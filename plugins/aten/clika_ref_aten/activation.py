@@ -274,6 +274,9 @@ def exponential_unit(op, x, alpha, scale, input_scale):
     """Return the general form behind elu, selu and celu."""
     if input_scale == 1 and fits_attribute(op, alpha):
         unit = op.Elu(x, alpha=float(alpha))
+    elif input_scale < 0:  # exp grows where x falls, and the fraction below would divide by 0
+        unit = op.Mul(op.Sub(op.Exp(op.Mul(x, op.like(x, input_scale))), op.like(x, 1)), op.like(x, alpha))
+        unit = op.Where(op.LessOrEqual(x, op.like(x, 0)), unit, x)
     else:
         half = op.Tanh(op.Mul(x, op.like(x, input_scale / 2)))  # expm1(2a) = 2 tanh(a) / (1 - tanh(a)): no cancellation
         bent = op.Div(op.Mul(half, op.like(x, 2 * alpha)), op.Sub(op.like(x, 1), half))

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from clika_ref.core.accuracy import COMPOSE, DOT, EXACT
+from clika_ref.core.accuracy import COMPOSE, DOT, EXACT, SOFTMAX
 from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
@@ -95,7 +95,7 @@ def _(op, x, *, dim, dtype):
 cumprod.samples(_draw_typed_side)
 
 
-@operator(aten.logcumsumexp.default, error=COMPOSE)
+@operator(aten.logcumsumexp.default, error=SOFTMAX)
 def logcumsumexp(x: Tensor, *, dim: int) -> Tensor:
     """``log(exp(x[0]) + ... + exp(x[i]))`` along a side, without overflow."""
     return torch.logcumsumexp(x, dim)

@@ -116,7 +116,11 @@ def log1p(x: Tensor) -> Tensor:
 
 @log1p.onnx
 def _(op, x):
-    (x,) = op.promote(x)
+    return log_of_one_plus(op, *op.promote(x))
+
+
+def log_of_one_plus(op, x):
+    """Return ``log(1 + x)`` of a floating value, which keeps its digits where ``x`` is small."""
     raised = op.Add(x, op.like(x, 1))
     kept = op.Sub(raised, op.like(x, 1))
     logarithm = op.Log(raised)

@@ -10,6 +10,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
 from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.exponential import log_of_one_plus
 from clika_ref_aten.gating import stable_softplus
 
 aten = torch.ops.aten
@@ -124,7 +125,7 @@ def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None
 def _(op, x, target, weight, *, reduction):
     x, target = op.promote(x, target)
     one, lowest = op.like(x, 1), op.like(x, -100)
-    wrong = op.Mul(op.Sub(target, one), op.Max(op.Log(op.Sub(one, x)), lowest))
+    wrong = op.Mul(op.Sub(target, one), op.Max(log_of_one_plus(op, op.Neg(x)), lowest))
     losses = op.Sub(wrong, op.Mul(target, op.Max(op.Log(x), lowest)))
     return reduced(op, losses if weight is None else op.Mul(losses, op.cast(weight, op.dtype(x))), reduction)
 
@@ -201,7 +202,7 @@ def soft_margin_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Ten
 def _(op, x, target, *, reduction):
     x, target = op.promote(x, target)
     power = op.Exp(op.Mul(op.Neg(target), x))  # not Softplus: eager overflows too
-    return reduced(op, op.Log(op.Add(power, op.like(x, 1))), reduction)
+    return reduced(op, log_of_one_plus(op, power), reduction)
 
 
 @soft_margin_loss.samples

@@ -1,0 +1,38 @@
+"""Lowerings where a formula that is right on paper loses its digits, or all of them, far from zero or close to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clika_ref_aten.activation import celu
+from clika_ref_aten.loss import NONE, binary_cross_entropy, soft_margin_loss
+from one_operator import Case, graph_of, run_onnx
+
+ULPS = 2**-20  # 8 ulp of float32, what the suite allows an elementwise function
+
+
+def lowered(op, *operands, **attrs):
+    call = op.call(*operands, **attrs)
+    (result,) = run_onnx(graph_of(Case(op, list(call.operands), call.attrs)), list(operands))
+    return result
+
+
+def test_a_binary_cross_entropy_of_a_tiny_probability_keeps_its_digits() -> None:
+    x, target = torch.tensor([1e-6, 3e-4]), torch.zeros(2)
+    expected = -torch.log1p(-x.double())
+    actual = lowered(binary_cross_entropy, x, target, reduction=NONE)
+    assert ((actual - expected).abs() <= ULPS * expected).all(), actual
+
+
+def test_a_soft_margin_far_on_the_right_side_is_small_but_not_zero() -> None:
+    x, target = torch.tensor([20.0, 50.0]), torch.ones(2)
+    expected = torch.log1p(torch.exp(-x.double()))
+    actual = lowered(soft_margin_loss, x, target, reduction=NONE)
+    assert ((actual - expected).abs() <= ULPS * expected).all(), actual
+
+
+@pytest.mark.parametrize("x", [-8.5, -30.0])
+def test_celu_with_a_negative_alpha_grows_as_its_exponential_does(x: float) -> None:
+    expected = -1.5 * torch.expm1(torch.tensor(x, dtype=torch.float64) / -1.5)
+    actual = lowered(celu, torch.tensor([x]), alpha=-1.5)
+    assert actual.item() == pytest.approx(expected.item(), rel=ULPS * -x)  # rounding x / alpha weighs as much as x
