@@ -83,8 +83,13 @@ def noisy(tensor: torch.Tensor, bound: torch.Tensor | None, generator: torch.Gen
     """Return a tensor with an error drawn uniformly from ``[-bound, bound]`` added to every finite element."""
     if bound is None or not tensor.numel():
         return tensor
-    noise = (torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1).mul_(bound)
-    return tensor + noise.nan_to_num_(0.0, 0.0, 0.0)
+    return tensor + noise_within(bound, generator)
+
+
+def noise_within(bound: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Draw errors uniformly from ``[-bound, bound]``, and 0 where the bound is infinite or NaN."""
+    uniform = torch.empty(bound.shape, dtype=torch.float64).uniform_(-1, 1, generator=generator)
+    return uniform.mul_(bound).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def deviation(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
@@ -136,13 +141,19 @@ def _by_runs(
     return Local(limits, runs)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Entry:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: list[Any]
     bounds: list[torch.Tensor | None]
+
+    @functools.cached_property
+    def is_flat(self) -> bool:
+        """Whether every tensor is an argument itself: none stands in a list or behind a name."""
+        nested = [*(a for a in self.args if isinstance(a, list | tuple)), *self.kwargs.values()]
+        return not any(isinstance(item, torch.Tensor) for item in flattened(nested))
 
 
 class Tape(TorchDispatchMode):
@@ -173,6 +184,12 @@ class Tape(TorchDispatchMode):
         self.entries.append(_Entry(func, args, kwargs, flattened([result]), found))
         return result
 
+    @functools.cached_property
+    def _limits(self) -> tuple[list[int], torch.Tensor]:
+        """All bounds of the record one after another, and how many elements each has: noise is drawn at once."""
+        every = [b.reshape(-1) for entry in self.entries for b in entry.bounds if b is not None]
+        return [b.numel() for b in every], torch.cat([torch.zeros(0, dtype=torch.float64), *every])
+
     def _bounds(self, call: Call, error: ErrorClass, result: Any, *, mutates: bool) -> list[torch.Tensor | None]:
         results = [r for r in flattened([result]) if isinstance(r, torch.Tensor)]
         if error.kind == "norm" and call.name in VARIANCES:
@@ -184,13 +201,18 @@ class Tape(TorchDispatchMode):
     def replay(self, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Repeat the record, with an error after every call that rounds; return what ``wanted`` has become."""
         now: dict[int, Any] = {}
+        sizes, limits = self._limits
+        errors = iter(noise_within(limits, self.generator).split(sizes))
         for entry in self.entries:
-            args = _current(entry.args, now)
-            result = entry.function(*args, **_current(entry.kwargs, now))
-            results = flattened([result])
-            for new, bound in zip((r for r in results if isinstance(r, torch.Tensor)), entry.bounds, strict=False):
-                if bound is not None and new.is_floating_point():
-                    new.copy_(noisy(new, bound, self.generator))
+            if entry.is_flat:
+                args, kwargs = [now.get(id(a), a) for a in entry.args], entry.kwargs
+            else:
+                args, kwargs = _current(entry.args, now), _current(entry.kwargs, now)
+            result = entry.function(*args, **kwargs)
+            results = [result] if isinstance(result, torch.Tensor) else flattened([result])
+            for new, bound in zip(results, entry.bounds, strict=False):
+                if bound is not None:
+                    new.add_(next(errors).view(new.shape))
             for old, new in zip(entry.results, results, strict=True):
                 now[id(old)] = new
         return [now.get(id(t), t) for t in wanted]
