@@ -48,6 +48,42 @@ def run(
         raise typer.Exit(record.exit_code)
 
 
+@app.command()
+def replay(
+    case: Annotated[Path, typer.Argument(help="A CASE.zip from the folder cases/ of a report.")],
+    *,
+    target: Annotated[str, typer.Option(help="Another target; needed where it is package.module:TARGET.")] = "",
+    debug: Debug = False,
+) -> None:
+    """Run one case once more and judge it. Exit status: 0 it passes now, 1 it fails, 2 the file cannot be used."""
+    with plain_errors(debug=debug):
+        raise typer.Exit(_late("reporting.reading").replay_and_show(case, target))
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(help="A report.json.")],
+    new: Annotated[Path, typer.Argument(help="A later one of the same target.")],
+    *,
+    debug: Debug = False,
+) -> None:
+    """Say what got worse, was fixed, is new and is gone. Exit status: 1 where something got worse, else 0."""
+    with plain_errors(debug=debug):
+        raise typer.Exit(_late("reporting.reading").diff_and_show(old, new))
+
+
+@app.command()
+def report(
+    reports: Annotated[list[Path], typer.Argument(help="A report.json of each target.")],
+    *,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file to write.")] = Path("conformance.html"),
+    debug: Debug = False,
+) -> None:
+    """Write the matrix of several targets side by side."""
+    with plain_errors(debug=debug):
+        _late("reporting.reading").join_and_show(reports, out)
+
+
 def _late(name: str) -> Any:
     """Import a module of the suite: torch takes a second, for which ``--help`` should not wait."""
     return importlib.import_module(f"clika_ref_conformance.{name}")

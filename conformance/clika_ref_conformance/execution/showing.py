@@ -13,6 +13,8 @@ from clika_ref.reporting.progress import SimpleProgressBar
 from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.execution.run import Execution, RunRequest, execute, plan_run
 from clika_ref_conformance.reporting.gathering import report_of
+from clika_ref_conformance.reporting.html_matrix import FILE as PAGE
+from clika_ref_conformance.reporting.html_matrix import write_html
 from clika_ref_conformance.reporting.json_report import write_json
 from clika_ref_conformance.reporting.junit import write_junit
 from clika_ref_conformance.verdicts import Verdict
@@ -52,7 +54,7 @@ def run_and_show(request: RunRequest) -> RunRecord:
         write_report(record, request.out)
     show(record, result_console())
     if request.out is not None:
-        result_console().print(f"Report in {request.out}", markup=False)
+        result_console().print(f"Report in {request.out / PAGE}", markup=False)
     return record
 
 
@@ -61,6 +63,7 @@ def write_report(record: RunRecord, out: Path) -> None:
     report = report_of(record, out)
     write_json(report, out / "report.json")
     write_junit(report, out / "junit.xml")
+    write_html([report], out / PAGE)
 
 
 def show(record: RunRecord, console: Console) -> None:

@@ -32,6 +32,7 @@ def write_html(reports: Sequence[Report], path: Path, folders: Sequence[Path] = 
         ModelError: the path cannot be written.
 
     """
+    path = path.absolute()
     places = folders or [path.parent] * len(reports)
     with write_atomically(path) as file:
         file.write(html_of(reports, [Path(os.path.relpath(p, path.parent)).as_posix() for p in places]).encode())

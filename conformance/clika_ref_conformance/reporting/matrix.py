@@ -31,7 +31,7 @@ LETTERS = {
     Verdict.DEVIATION: "Δ",
     Verdict.XFAIL: "x",
     Verdict.UNSTABLE: "~",
-    Verdict.UNSUPPORTED: "–",  # noqa: RUF001 - a dash is meant
+    Verdict.UNSUPPORTED: "-",
     Verdict.NOT_RUN: "·",
     Verdict.CRASH: "!",
     Verdict.HANG: "!",
@@ -132,7 +132,7 @@ def _tab(
     rows: list[Row] = []
     for subject, places in found.items():
         cells = [
-            [_half(places.get((index, dtype, dynamic), []), prefixes[index], cases) for dynamic in halves]
+            [_half(places.get((index, dtype, dynamic), []), prefixes[index], group.target, cases) for dynamic in halves]
             for index, group in enumerate(groups)
             for dtype in group.columns
         ]
@@ -145,14 +145,14 @@ def _place(dtype: str) -> tuple[int, str]:
     return (ALL_DTYPES.index(dtype) if dtype in ALL_DTYPES else len(ALL_DTYPES), dtype)
 
 
-def _half(entries: Sequence[TaskReport], prefix: str, cases: list[dict[str, Any]]) -> Half | None:
+def _half(entries: Sequence[TaskReport], prefix: str, target: str, cases: list[dict[str, Any]]) -> Half | None:
     if not entries:
         return None
     verdict = worst({entry.verdict: 1 for entry in entries})
     grade = max((entry.grade for entry in entries), default="")
     letter = (grade if verdict is Verdict.PASS else "") or LETTERS.get(verdict, "✕")
     first = len(cases)
-    cases += [_case(entry, detail, prefix) for entry in entries for detail in entry.details]
+    cases += [_case(entry, detail, prefix, target) for entry in entries for detail in entry.details]
     counts = "; ".join(f"{count} {v}" for entry in entries for v, count in entry.verdicts.items())
     return Half(
         f"{style_of(verdict)} {grade.lower()}".strip(),
@@ -162,7 +162,7 @@ def _half(entries: Sequence[TaskReport], prefix: str, cases: list[dict[str, Any]
     )
 
 
-def _case(entry: TaskReport, detail: Detail, prefix: str) -> dict[str, Any]:
+def _case(entry: TaskReport, detail: Detail, prefix: str, target: str) -> dict[str, Any]:
     """Return what the page shows of a case, as texts."""
     found = detail.comparison
     measures = {
@@ -184,14 +184,15 @@ def _case(entry: TaskReport, detail: Detail, prefix: str) -> dict[str, Any]:
         "listing": detail.listing,
         "reproducer": path,
         "href": "/".join(quote(part) for part in (*prefix.split("/"), *path.split("/"))) if path else "",
-        "commands": _commands(path),
+        "commands": _commands(path, target),
     }
 
 
-def _commands(path: str) -> str:
+def _commands(path: str, target: str) -> str:
     folder = path.removesuffix(".zip")
+    option = f" --target {target}" if ":" in target else ""  # a zip may not name code of the user's
     return (
-        f"clika-ref conformance replay {path}\n"
+        f"clika-ref conformance replay {path}{option}\n"
         "# or without the suite, with torch, numpy and the target alone:\n"
         f"python -m zipfile -e {path} {folder} && python {folder}/repro.py"
     )

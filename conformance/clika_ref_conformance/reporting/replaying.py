@@ -14,7 +14,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from clika_ref.core.errors import ModelError, PassError
-from clika_ref.core.ir import verify
+from clika_ref.core.invariants import verify
 from clika_ref.core.registry import Registry
 from clika_ref.saving.graph_format import decode, graph_from_json
 from clika_ref_conformance.cases import Case, Outcome, Run, Task

@@ -1,0 +1,152 @@
+"""The page: one cell for each task, whose cases it holds as data, and nothing that a name or a message could break."""
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.reporting.gathering import report_of
+from clika_ref_conformance.reporting.html_matrix import html_of, write_html
+from clika_ref_conformance.reporting.matrix import LETTERS, style_of, tabs_of
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+EVIL = "<script>alert(1)</script>"
+
+
+def result(task, verdict=Verdict.PASS, message="", quality=1.0, reproducer=""):
+    """A result of one check."""
+    comparison = Comparison(verdict, message, 1e-7, 2e-7, 0.5, quality, elements=6)
+    return Result(task, "row-1", comparison, "typical", {"dim": "-1"}, reproducer=reproducer)
+
+
+def report(*results, target="onnxruntime", **changes):
+    """The report of a run with these results."""
+    plan = {}
+    for one in results:
+        plan.setdefault(one.task, []).append(one.name)
+    return report_of(RunRecord(target, "quick", 0, {"torch": "2.13"}, plan, results, 1.0, **changes))
+
+
+def cells(tab, subject):
+    """The letters of the cells of one subject, a dot where there is no half."""
+    (row,) = (row for row in tab.rows if row.subject == subject)
+    return ["".join(half.letter if half else "." for half in cell) for cell in row.cells]
+
+
+def embedded(page):
+    """The cases that a page holds."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_static_and_dynamic_runs_of_an_operator_are_halves_of_one_cell():
+    (tab,), _ = tabs_of(
+        [
+            report(
+                result(Task("operators", "relu", "float32"), quality=4.0),
+                result(Task("operators", "relu", "int64"), Verdict.UNSUPPORTED, "no kernel"),
+                result(Task("operators", "sum", "float32"), Verdict.VALUE),
+                result(Task("dynamic", "relu", "float32", dynamic=True), Verdict.CRASH),
+            )
+        ],
+        ["."],
+    )
+    assert (tab.title, tab.groups[0].columns, tab.failures) == ("operators", ["float32", "int64"], 2)
+    assert cells(tab, "relu") == ["B!", "-."]
+    assert cells(tab, "sum") == ["✕.", ".."]
+
+
+def test_dynamic_runs_alone_have_a_table_of_their_own():
+    (tab,), _ = tabs_of([report(result(Task("dynamic", "relu", "float32", dynamic=True)))], ["."])
+    assert (tab.title, cells(tab, "relu")) == ("dynamic", ["A"])
+
+
+def test_dtypes_stand_in_the_order_of_the_profiles_and_a_pass_has_one_column():
+    tasks = [Task("operators", "relu", dtype) for dtype in ("bool", "int64", "float16", "float32", "int8")]
+    operators, passes = tabs_of([report(*map(result, tasks), result(Task("passes", "fold")))], ["."])[0]
+    assert operators.groups[0].columns == ["float32", "float16", "int8", "int64", "bool"]
+    assert passes.groups[0].columns == [""]
+
+
+def test_two_targets_stand_side_by_side_and_each_case_leads_to_its_own_folder():
+    task = Task("operators", "relu", "float32")
+    one = report(result(task, Verdict.VALUE, reproducer="cases/a.zip"))
+    two = report(result(task), result(Task("operators", "abs", "float32")), target="acme.targets:TARGET")
+    (tab,), cases = tabs_of([one, two], ["../one run", "."])
+    assert [group.target for group in tab.groups] == ["onnxruntime", "acme.targets:TARGET"]
+    assert (cells(tab, "relu"), cells(tab, "abs")) == (["✕", "A"], [".", "A"])
+    assert cases[0]["href"] == "../one%20run/cases/a.zip"
+    page = html_of([one, two], ["one", "two"])
+    assert '<th colspan="1" class="target">acme.targets:TARGET</th>' in page
+
+
+def test_the_commands_of_a_case_repeat_a_target_that_is_code_of_the_user():
+    found = result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
+    for target, option in (("onnxruntime", ""), ("acme.targets:TARGET", " --target acme.targets:TARGET")):
+        (case,) = tabs_of([report(found, target=target)], ["."])[1]
+        assert case["commands"].splitlines()[0] == f"clika-ref conformance replay cases/a.zip{option}"
+        assert case["commands"].endswith("python -m zipfile -e cases/a.zip cases/a && python cases/a/repro.py")
+
+
+def test_a_cell_opens_the_worst_case_of_each_of_its_verdicts():
+    task = Task("operators", "relu", "float32")
+    first, second = result(task, Verdict.VALUE, "off by one"), result(task)
+    page = html_of([report(first, Result(task, "row-2", second.comparison))], ["."])
+    (indices,) = re.findall(r'data-d="([\d ]+)"', page)
+    cases = [embedded(page)[int(i)] for i in indices.split()]
+    assert [case["verdict"] for case in cases] == ["fail:value", "pass"]
+    assert (cases[0]["message"], cases[0]["facts"]) == ("off by one", [["dim", "-1"]])
+    assert cases[0]["place"] == "row-1, on the inputs typical"
+
+
+def test_names_and_messages_are_text_wherever_they_stand():
+    task = Task(f"level{EVIL}", f"a{EVIL}\"'", f"float{EVIL}")
+    evil = Result(task, EVIL, Comparison(Verdict.VALUE, f"</script>{EVIL}"), EVIL, {EVIL: EVIL})
+    page = html_of(
+        [
+            report(
+                evil,
+                target=EVIL,
+                problems=[EVIL],
+                deviations=[{"id": EVIL, "reason": EVIL, "link": EVIL, "seen": 1, "watched": 1}],
+            )
+        ],
+        ["."],
+    )
+    assert page.count("<script") == 2  # the data and the program
+    assert page.count("</script>") == 2
+    assert "alert(1)" in html.unescape(page)
+    assert embedded(page)[0]["message"] == f"</script>{EVIL}"
+
+
+def test_the_page_is_one_file_that_asks_no_network(tmp_path):
+    write_html([report(result(Task("operators", "relu", "float32")))], tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in page
+    assert not re.search(r"""(src|href)=["']?(https?:)?//|@import|url\(""", page)
+    assert list(tmp_path.iterdir()) == [tmp_path / "index.html"]
+
+
+def test_the_program_of_the_page_sets_text_only():
+    script = (Path(html_of.__code__.co_filename).parent / "pages/matrix.js").read_text(encoding="utf-8")
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval", script)
+
+
+def test_deviations_reasons_for_what_was_not_run_and_the_environment_are_listed():
+    entry = {"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org/1", "seen": 4, "watched": 9}
+    task = Task("graphs", "seven")
+    page = html_of(
+        [report(result(task, Verdict.NOT_RUN, "no time left"), deviations=[entry], problems=["gone"])], ["."]
+    )
+    for text in ("one-sided-clip", "https://example.org/1", "no time left", "2.13", '<p class="problem">gone</p>'):
+        assert text in page
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_every_verdict_has_a_colour_of_the_style_sheet_and_failures_have_marks(verdict):
+    styles = (Path(html_of.__code__.co_filename).parent / "pages/matrix.css").read_text(encoding="utf-8")
+    assert f".{style_of(verdict)} {{" in styles
+    if verdict.is_failure:
+        assert LETTERS.get(verdict, "✕") in "✕!"
