@@ -9,7 +9,8 @@ import torch
 from clika_ref_aten.plugin import clika_ref_operators
 
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Value, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Graph, Value
 from clika_ref.core.passes import Pass, Pipeline
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
@@ -73,7 +74,8 @@ class Sketch:
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:
-    return data.detach().reshape(-1).view(torch.uint8)
+    flat = data.detach().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def _fill(type: TensorType, sizes: dict[str, int]) -> torch.Tensor:

@@ -36,9 +36,9 @@ class MergeEqualConstants:
         """Compare elements only within groups of one dtype and shape."""
         groups: dict[Hashable, list[Value]] = {}
         for name, value in graph.constants.items():
-            data = value.data
-            if data is not None and value.uses and name not in graph.state and data.device.type != "meta":
-                groups.setdefault((data.dtype, tuple(data.shape), data.device), []).append(value)
+            device = None if value.is_deferred or value.data is None else value.data.device
+            if value.uses and name not in graph.state and (device is None or device.type != "meta"):
+                groups.setdefault((value.type, device), []).append(value)
         for group in groups.values():
             for alike in _parts(group, _sample):
                 for same in _parts(alike, _digest):
@@ -57,7 +57,8 @@ def _parts(values: list[Value], key: Callable[[Value], bytes]) -> list[list[Valu
 
 def _bits(value: Value) -> torch.Tensor:
     assert value.data is not None
-    return value.data.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = value.data.detach().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # a single element may have any stride, and view refuses
 
 
 def _sample(value: Value) -> bytes:

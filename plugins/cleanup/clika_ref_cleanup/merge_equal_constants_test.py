@@ -40,3 +40,10 @@ def test_a_single_element_tells_large_constants_apart(sketch):
 def test_state_stays_apart(sketch):
     sketch.graph.set_state("c1", sketch.input(2, name="new"))
     assert reading(sketch, torch.ones(2), torch.ones(2), torch.ones(2)) == ["c0", "c1", "c0"]
+
+
+def test_a_single_element_of_any_stride_is_read(sketch):
+    alone = [sketch.constant(torch.arange(8)[3:4].as_strided((1,), (4,)), f"part{i}") for i in range(2)]
+    sketch.returns(sketch("add", *alone)).clean(MergeEqualConstants())
+    (node,) = sketch.graph.nodes
+    assert node.inputs[0] is node.inputs[1]
