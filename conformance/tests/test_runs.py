@@ -3,7 +3,6 @@
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from clika_ref_conformance.cases import Task
@@ -12,13 +11,6 @@ from clika_ref_conformance.execution.run import RunRequest, chosen_profile, exec
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 from clika_ref.core.errors import ClikaError
-
-STAND_INS = str(Path(__file__).parent / "stand_ins")
-
-
-@pytest.fixture(autouse=True)
-def stand_ins(monkeypatch):
-    monkeypatch.syspath_prepend(STAND_INS)
 
 
 def request_for(*subjects, **changes):

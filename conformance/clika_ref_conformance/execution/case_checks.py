@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Runner
 from clika_ref.exporting.export import lower
@@ -130,8 +129,9 @@ class Trial:
         self.run = run.name
         try:
             return Reference(self.case.graph, run.inputs)
-        except ClikaError as error:
-            raise _Stop(Verdict.SAMPLE, f"eager refuses the call: {error}") from error
+        except Exception as error:
+            verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.SAMPLE
+            raise _Stop(verdict, f"eager refuses the call: {_described(error)}") from error
 
     def _runner(self, graph: Graph, file: str) -> Runner:
         """Compile and load; an error in either is a deviation where the target declares it."""

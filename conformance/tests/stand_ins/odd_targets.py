@@ -1,0 +1,80 @@
+"""A target that is eager but for one fault, which its field ``fault`` names."""
+
+from dataclasses import dataclass, field
+
+import torch
+from clika_ref_conformance.targets.identity import Identity
+
+
+@dataclass(frozen=True)
+class Odd(Identity):
+    name: str = "odd"
+    fault: str = ""
+    deviations: str | None = None
+    compilations: list = field(default_factory=list)
+
+    def refusal(self, node):
+        if self.fault == "refuses":
+            return "it is a Tuesday"
+        if self.fault == "refusal-raises":
+            raise KeyError("rank")
+        return None
+
+    def compile(self, graph, path, **options):
+        if self.fault == "compile-raises":
+            raise RuntimeError("no such kernel")
+        if self.fault == "memory":
+            raise RuntimeError("x") from MemoryError()
+        self.compilations.append(path.name)
+        return super().compile(graph, path, **options)
+
+    def load(self, artifact):
+        if self.fault == "load-raises":
+            raise RuntimeError("the file is damaged")
+        right = super().load(artifact)
+        state = {"runs": 0, "kept": None}
+
+        def run(inputs):
+            results = right(inputs)
+            state["runs"] += 1
+            state["compilations"] = len(self.compilations)
+            return FAULTS.get(self.fault, lambda r, i, s: r)(results, inputs, state)
+
+        return run
+
+
+def _raises(results, inputs, state):
+    raise RuntimeError("illegal instruction")
+
+
+def _writes(results, inputs, state):
+    inputs[0].add_(1)
+    return results
+
+
+def _reuses(results, inputs, state):
+    if state["kept"] is None:
+        state["kept"] = results
+    for kept, result in zip(state["kept"], results, strict=True):
+        kept.copy_(result)
+    return state["kept"]
+
+
+FAULTS = {
+    "run-raises": _raises,
+    "no-list": lambda r, i, s: r[0],
+    "arrays": lambda r, i, s: [t.numpy() for t in r],
+    "too-many": lambda r, i, s: [*r, r[0]],
+    "too-few": lambda r, i, s: [],
+    "dtype": lambda r, i, s: [t.double() for t in r],
+    "shape": lambda r, i, s: [t[None] for t in r],
+    "view": lambda r, i, s: [i[0].view_as(r[0])],
+    "writes": _writes,
+    "reuses": _reuses,
+    "drifts": lambda r, i, s: [t * (1 + 1e-6 * (s["runs"] > 2)) for t in r],
+    "depends-on-compilation": lambda r, i, s: [t * (1 + 1e-6 * (s["compilations"] > 1)) for t in r],
+    "value": lambda r, i, s: [t + 1 for t in r],
+    "no-nan": lambda r, i, s: [t.nan_to_num(0.0, torch.inf, -torch.inf) for t in r],
+    "no-inf": lambda r, i, s: [t.nan_to_num(torch.nan) for t in r],
+    "sevens": lambda r, i, s: [torch.full_like(t, 7.0) for t in r],
+}

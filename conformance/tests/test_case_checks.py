@@ -1,0 +1,146 @@
+"""One case on one target: each fault of a target has its verdict, and a target without fault passes."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.execution.case_checks import case_check, is_chosen, run_case, same_bits
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Verdict
+from odd_targets import Odd
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
+
+REGISTRY = load_registry()
+X = torch.tensor([[1.5, -2.0, 3.25], [0.0, 4.0, -1.0]])
+
+
+def suite_for(tmp_path, fault="", **changes):
+    profile = replace(PROFILES["quick"], share_of_artifacts=0.0)
+    return replace(Suite(REGISTRY, Odd(fault=fault), profile, tmp_path), **changes)
+
+
+def case_of(*calls, x=X, **changes):
+    """Return a case of calls that take x one after the other."""
+    graph = Graph("case")
+    value = graph.add_input(TensorType(x.dtype, tuple(x.shape)), "x")
+    build = Builder(graph, REGISTRY.operators)
+    for name, attrs in calls:
+        value = build(name, value, **attrs)
+    graph.add_output(value)
+    runs = [Run("first", (x.clone(),)), Run("second", (x.flip(0).contiguous(),))]
+    return replace(Case("case", graph, runs), **changes)
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_a_target_without_fault_passes(tmp_path, passes):
+    outcome = run_case(case_of(("exp", {}), ("relu", {}), passes=passes), suite_for(tmp_path))
+    assert outcome.verdict is Verdict.PASS, outcome.comparison
+    assert outcome.comparison.elements == 6
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "message"),
+    [
+        ("refuses", Verdict.UNSUPPORTED, "relu: it is a Tuesday"),
+        ("refusal-raises", Verdict.CONTRACT, "refusal.* failed: KeyError: 'rank'"),
+        ("compile-raises", Verdict.UNDECLARED, "compiling failed, and the target did not refuse.*no such kernel"),
+        ("load-raises", Verdict.ARTIFACT, "loading the artifact failed.*the file is damaged"),
+        ("run-raises", Verdict.UNDECLARED, "running failed.*illegal instruction"),
+        ("memory", Verdict.MEMORY, "compiling ran out of memory"),
+        ("no-list", Verdict.STRUCTURE, "returned a Tensor instead of a list of tensors"),
+        ("arrays", Verdict.STRUCTURE, "returned a list of ndarray instead"),
+        ("too-many", Verdict.STRUCTURE, "returned 2 outputs instead of 1"),
+        ("too-few", Verdict.STRUCTURE, "returned 0 outputs instead of 1"),
+        ("dtype", Verdict.STRUCTURE, "float64"),
+        ("shape", Verdict.STRUCTURE, r"\[1, 2, 3\]"),
+        ("view", Verdict.CONTRACT, "output 0 is a view of input 0"),
+        ("writes", Verdict.CONTRACT, "wrote into its input 0"),
+        ("reuses", Verdict.CONTRACT, "a later run changed the tensors"),
+        ("value", Verdict.VALUE, ""),
+    ],
+)
+def test_each_fault_of_a_target_has_its_verdict(tmp_path, fault, verdict, message):
+    x = X.abs() + 1
+    outcome = run_case(case_of(("relu", {}), x=x), suite_for(tmp_path, fault))
+    assert outcome.verdict is verdict, outcome.comparison
+    assert re.search(message, outcome.comparison.message, re.DOTALL), outcome.comparison.message
+    assert outcome.case is not None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize(("fault", "share"), [("drifts", 0.0), ("depends-on-compilation", 1.0)])
+def test_results_that_change_are_found_where_the_judge_would_not_mind(tmp_path, fault, share, dtype):
+    suite = suite_for(tmp_path, fault)
+    suite = replace(suite, profile=replace(suite.profile, share_of_artifacts=share))
+    case = case_of(("detach", {}), x=torch.full((2, 3), 1000).to(dtype))
+    verdict = run_case(case, suite).verdict
+    assert verdict is (Verdict.NONDETERMINISTIC if dtype is torch.float32 else verdict)
+    assert run_case(case, suite_for(tmp_path)).verdict is Verdict.PASS
+
+
+def test_a_case_is_compiled_once_unless_its_share_says_twice(tmp_path):
+    for share, compilations in ((0.0, ["model.onnx"]), (1.0, ["model.onnx", "again.onnx"])):
+        suite = suite_for(tmp_path)
+        run_case(case_of(("relu", {})), replace(suite, profile=replace(suite.profile, share_of_artifacts=share)))
+        assert suite.target.compilations == compilations
+
+
+def test_random_calls_may_differ_between_runs(tmp_path):
+    case = case_of(("dropout", {"p": 0.5, "train": True}), x=torch.ones(100))
+    assert run_case(case, suite_for(tmp_path)).verdict is Verdict.PASS
+
+
+def test_an_output_that_is_an_input_or_stands_twice_can_be_compiled(tmp_path):
+    graph = Graph("pass-through")
+    x = graph.add_input(TensorType(X.dtype, tuple(X.shape)), "x")
+    y = Builder(graph, REGISTRY.operators)("relu", x)
+    for value in (x, y, y):
+        graph.add_output(value)
+    suite = replace(suite_for(tmp_path), target=REGISTRY.targets["onnxruntime"])
+    outcome = run_case(Case("pass-through", graph, [Run("typical", (X,))]), suite)
+    assert outcome.verdict is Verdict.PASS, outcome.comparison
+
+
+def test_a_call_that_eager_refuses_is_the_fault_of_the_sample(tmp_path):
+    case = case_of(("relu", {}))
+    case = replace(case, runs=[Run("wrong", (torch.ones(1, dtype=torch.complex64),))])
+    outcome = run_case(case, suite_for(tmp_path))
+    assert outcome.verdict is Verdict.SAMPLE
+    assert "eager refuses the call" in outcome.comparison.message
+
+
+def test_the_run_that_decides_is_named(tmp_path):
+    case = case_of(("exp", {}))
+    runs = [*case.runs, Run("last", (torch.full_like(X, torch.nan),))]
+    outcome = run_case(replace(case, runs=runs), suite_for(tmp_path, "no-nan"))
+    assert (outcome.verdict, outcome.run) == (Verdict.SPECIAL, "last")
+
+
+def test_a_check_bears_its_own_name(tmp_path):
+    check = case_check("drawn-007", suite_for(tmp_path), lambda: case_of(("relu", {})))
+    assert (check.name, check.run().name) == ("drawn-007", "drawn-007")
+
+
+def test_same_bits_minds_dtype_shape_and_the_sign_of_zero_but_not_nan():
+    zero, nan = torch.zeros(2), torch.tensor([torch.nan, 1.0])
+    assert same_bits(nan, nan.clone())
+    assert not same_bits(zero, -zero)
+    assert not same_bits(zero, zero.double())
+    assert not same_bits(zero, zero[None])
+    assert not same_bits(torch.tensor([1, 2]), torch.tensor([1, 3]))
+
+
+def test_a_share_is_chosen_by_name():
+    chosen = [name for name in map(str, range(2000)) if is_chosen(name, 0.1)]
+    assert 150 < len(chosen) < 250
+    assert all(is_chosen(name, 0.5) for name in chosen)
+    assert not any(is_chosen(name, 0.0) for name in chosen)
