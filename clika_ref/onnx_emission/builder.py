@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
 
-from clika_ref.core.errors import PluginError
+from clika_ref.core.errors import PluginError, TargetError
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission.dtypes import TO_TORCH, to_onnx
@@ -68,6 +68,7 @@ class OnnxBuilder:
 
         Raises:
             PluginError: an operand is not an ONNX value.
+            TargetError: an attribute is a size that is known at run time only.
         """
         for operand in operands:
             if not isinstance(operand, ir.Value | None):
@@ -76,6 +77,7 @@ class OnnxBuilder:
                 raise PluginError(msg)
         while operands and operands[-1] is None:  # ORT crashes on an absent bias of LayerNormalization
             operands = operands[:-1]
+        _refuse_sizes(op_type, attrs)
         attributes = [ir.convenience.convert_attribute(k, _plain(v)) for k, v in attrs.items() if v is not None]
         node = ir.Node(domain, op_type, operands, attributes, num_outputs=outputs, name=self._name(op_type))
         node.metadata_props.update(self.metadata)
@@ -215,6 +217,16 @@ class OnnxBuilder:
             sides[symbolic[0]] = -1
         zero = 0 in sides
         return self.Reshape(x, self.ints(sides), allowzero=1 if zero or len(symbolic) > 1 else None)
+
+
+def _refuse_sizes(op_type: str, attrs: Mapping[str, Any]) -> None:
+    for name, value in attrs.items():
+        if is_symbolic(tuple(value) if isinstance(value, list) else value):
+            msg = (
+                f"ONNX's {op_type} needs a number for {name}, not {value}, which is known only at run time; "
+                "give that side a fixed length"
+            )
+            raise TargetError(msg)
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import DOT
+from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 
 OFFSETS = (torch.int32, torch.int64)
@@ -34,6 +36,9 @@ def _(x, weight, ends):
 @grouped_mm.onnx
 def _(op, x, weight, ends):
     groups, columns = op.shape(weight)[0], op.shape(weight)[2]
+    if is_symbolic(groups):
+        msg = f"grouped_mm over a number of groups known only at run time ({groups}) has no ONNX form; fix its length"
+        raise TargetError(msg)
     first, rows, ends = op.ints([0]), op.Shape(x, start=0, end=1), op.cast(ends, torch.int64)
     stops = op.Split(ends, axis=0, num_outputs=groups, outputs=groups) if groups > 1 else [ends]
     parts = []

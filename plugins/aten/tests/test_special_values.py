@@ -6,7 +6,16 @@ import math
 
 import pytest
 import torch
-from clika_ref_aten import activation, classification_loss, distance, distributions, gating, layer_normalization
+from clika_ref_aten import (
+    activation,
+    classification_loss,
+    distance,
+    distributions,
+    gating,
+    grouping,
+    layer_normalization,
+    recurrent,
+)
 from clika_ref_aten import normalization as norms
 from one_operator import Case, graph_of, mismatch, run_onnx
 
@@ -96,6 +105,33 @@ def test_what_onnx_cannot_do_at_unknown_sizes_says_what_to_do_instead():
     drawing = of_unknown_length(distributions.multinomial, n, 5, num_samples=n, replacement=True)
     with pytest.raises(TargetError, match="fixed number of samples, not n; draw without replacement"):
         emit(drawing)
+
+
+def graph_with_sides(op, *shapes, **attrs):
+    """Return a graph of one call on tensors whose sides ``n`` are read from the last of them that has one."""
+    graph = Graph(op.name)
+    values = [graph.add_input(TensorType(torch.float32, shape), f"x{i}") for i, shape in enumerate(shapes)]
+    for value in values:
+        if named("n") in value.type.shape:
+            graph.symbols["n"] = Symbol("n", 1, None, Side(value.name, value.type.shape.index(named("n"))))
+    call = op.call(*values, **attrs)
+    node = graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs))
+    graph.add_output(node.outputs[0])
+    return graph
+
+
+def test_a_number_that_onnx_wants_when_it_is_compiled_is_refused_by_name():
+    n = named("n")
+    shapes = [(5, 2, 3), (1, 2, n), (3 * n, 3), (3 * n, n)]
+    options = {"has_biases": False, "num_layers": 1, "bidirectional": False, "batch_first": False}
+    with pytest.raises(TargetError, match=r"ONNX's GRU needs a number for hidden_size, not n.*a fixed length"):
+        emit(graph_with_sides(recurrent.gru, *shapes, **options))
+
+
+def test_groups_of_unknown_number_are_refused():
+    graph = graph_with_sides(grouping.grouped_mm, (6, 3), (named("n"), 3, 4), (named("n"),))
+    with pytest.raises(TargetError, match=r"a number of groups known only at run time \(n\).*fix its length"):
+        emit(graph)
 
 
 def test_glu_of_an_odd_side_is_refused():
