@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -58,11 +58,11 @@ class Tape:
             value = _again(description, *before)
         else:
             value = random_draw(self.random)(_in_float32(description))
-        match value:
-            case TensorSample(shape=shape) if description.shape is None:
-                sides = tuple(self.sizes.get(Place(at, d), side) for d, side in enumerate(shape))
-                value = TensorSample(value.dtype, sides, value.low, value.high, value.domain, value.unique)
-            case int() if isinstance(description, Integers):
+        match description:
+            case TensorDescription(shape=None):
+                sides = tuple(self.sizes.get(Place(at, d), side) for d, side in enumerate(value.shape))
+                value = replace(value, shape=sides)
+            case Integers():
                 value = self.sizes.get(Place(at, None), value)
             case _:
                 pass
@@ -87,8 +87,7 @@ def _in_float32(description: Any) -> Any:
     """Prefer float32 among the dtypes of a tensor: others have columns and levels of their own."""
     match description:
         case TensorDescription(dtypes=dtypes) if torch.float32 in dtypes:
-            d = description
-            return TensorDescription((torch.float32,), d.shape, d.rank, d.side, d.low, d.high, d.domain, d.unique)
+            return replace(description, dtypes=(torch.float32,))
         case Choice(options) if torch.float32 in options and all(_is_floating(o) for o in options):
             return Choice((torch.float32,))
         case _:
@@ -111,7 +110,8 @@ def _again(description: Any, before: Any, value: Any) -> Any:
     """Decide a description as it was decided before, as far as its range, which may follow a size, allows."""
     match description:
         case Choice(options):
-            return value if value in options else options[min(before.options.index(value), len(options) - 1)]
+            position = next(i for i, option in enumerate(before.options) if option is value)
+            return options[min(position, len(options) - 1)]
         case TensorDescription():
             shape = value.shape if description.shape is None else description.shape
             d = description

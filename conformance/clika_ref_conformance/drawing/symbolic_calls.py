@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -45,7 +45,7 @@ class SymbolicCall:
     def at_sizes_of(self, run: Run) -> Case:
         """Return the same call compiled for the sizes of one of `runs` or `empty` alone."""
         name = run.name.removesuffix(" again")
-        for found, drawing, operands in self._legal([*self._sizes(), *self._zeros()]):
+        for found, drawing, operands in (*self._legal(self._sizes()), *self._legal(self._zeros())):
             if found == name:
                 return _static(name, drawing, operands)
         msg = f"{self.drawing.op.name} has no run {run.name!r}"
@@ -123,14 +123,16 @@ def filled(drawing: Drawing, name: str) -> list[Any] | None:
     return operands
 
 
-def symbolic_call(drawing: Drawing) -> SymbolicCall | str:
+def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCall | str:
     """Return the graph of a call in which as many sides as possible are symbols, or say why there is none.
+
+    Those of ``fixed`` keep the length that was drawn.
 
     A size is a symbol if it stands as a side of some operand, every number that follows it does so by an expression,
     and the output types can be inferred. Sizes that fail keep the length that was drawn.
     """
     expressions = following(drawing)
-    places = [p for p in drawing.ranges if _is_readable(p, drawing.call, expressions)]
+    places = [p for p in drawing.ranges if p not in fixed and _is_readable(p, drawing.call, expressions)]
     if not places:
         return "no side of the drawn call may vary"
     places = [p for p in places if _is_lawful(p, expressions, drawing)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
-from clika_ref_conformance.drawing.resizing import draw
+from clika_ref_conformance.drawing.resizing import Place, draw
 from clika_ref_conformance.drawing.symbolic_calls import SymbolicCall, symbolic_call
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
@@ -40,8 +44,41 @@ def _outcome(op: Operator, name: str, suite: Suite) -> Outcome:
     found = drawn(op, f"{suite.profile.seed}-{name}")
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.NOT_RUN, found))
+    found = compilable(found, suite)
+    if isinstance(found, str):
+        return Outcome(name, Comparison(Verdict.UNSUPPORTED, found))
     outcome = run_case(case_of(found, [*found.runs(), *_served(found, suite)], name), suite)
     return replace(_held_against_static(outcome, found, suite), name=name)
+
+
+def compilable(found: SymbolicCall, suite: Suite) -> SymbolicCall | str:
+    """Return the call without the symbols that the target refuses, or say why it refuses all of them.
+
+    A refusal is a `TargetError` of ``compile`` that names the symbol; any other error is left to be judged.
+    """
+    fixed: list[Place] = []
+    while (reason := _refusal(found, suite)) is not None:
+        words = set(re.findall(r"\w+", reason))
+        refused = [place for place in found.places if str(place.symbol) in words]
+        if not refused:
+            return found
+        fixed += refused
+        fewer = symbolic_call(found.drawing, fixed)
+        if isinstance(fewer, str):
+            return reason
+        found = fewer
+    return found
+
+
+def _refusal(found: SymbolicCall, suite: Suite) -> str | None:
+    with TemporaryDirectory(dir=suite.folder) as folder:
+        try:
+            suite.target.compile(found.graph.clone(), Path(folder) / "model.onnx")
+        except TargetError as error:
+            return str(error)
+        except Exception:  # noqa: BLE001 - to be judged where the case is run
+            return None
+    return None
 
 
 def _served(found: SymbolicCall, suite: Suite) -> list[Run]:
