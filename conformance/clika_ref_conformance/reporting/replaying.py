@@ -18,6 +18,7 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.registry import Registry
 from clika_ref.saving.graph_format import decode, graph_from_json
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.deviations import declared_deviations
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.profiles import Profile
 from clika_ref_conformance.reporting.archives import LIMIT_BYTES, unpack
@@ -61,7 +62,9 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
         msg = f"{path} was made with the target {name}, which is code of yours; replay it with --target {name}"
         raise ReportError(msg)
     with TemporaryDirectory() as folder:
-        suite = Suite(registry, load_target(name, registry), Profile("replay"), Path(folder))
+        tested = load_target(name, registry)
+        deviations = declared_deviations(tested, registry)
+        suite = Suite(registry, tested, Profile("replay"), Path(folder), deviations=deviations)
         return replace(run_case(found.case, suite), name=found.check)
 
 

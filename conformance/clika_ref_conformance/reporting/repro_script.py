@@ -160,10 +160,11 @@ def difference(layout: dict[str, Any], output: torch.Tensor, stored: Arrays) -> 
             right = torch.where(is_such, (special >> bit) % 2 == 1, right)
     if not bool(right.all()):
         at = tuple(int(i) for i in (~right).nonzero()[0])
-        limits = f"{low[at].item():.9g} to {high[at].item():.9g}"
         eager = tensor_of(layout, stored["output"])[at].item()
         wrong = f"{int((~right).sum()):,} of {output.numel():,} elements are wrong"
-        return f"is {output[at].item()!r} at {list(at)}, where eager has {eager!r} and {limits} is right; {wrong}"
+        first, last = low[at].item(), high[at].item()
+        limits = f"{first:.9g} to {last:.9g} is right" if first <= last else "no finite number is right"
+        return f"is {output[at].item()!r} at {list(at)}, where eager has {eager!r} and {limits}; {wrong}"
     if "mean" in stored:
         error = wide - torch.from_numpy(stored["exact"]).reshape(output.shape)
         mean, limit = float(error[error.isfinite()].square().mean().sqrt()), float(stored["mean"])
