@@ -7,6 +7,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
@@ -231,8 +232,11 @@ def group_norm(
 def _(op, x, weight, bias, *, num_groups, eps):
     rank, shape = op.rank(x), op.shape(x)
     x, weight, bias = together(op, x, weight, bias)
-    rest = -1 if is_symbolic(shape[1:]) else math.prod(shape[1:]) // num_groups
-    grouped = op.Reshape(x, op.ints([0, num_groups, rest]))  # 0: the batch as it is
+    if is_symbolic(shape[:1]) and is_symbolic(shape[1:]):  # of no batch, ONNX cannot find the rest by itself
+        grouped = op.reshape(x, (shape[0], num_groups, FloorDiv(math.prod(shape[1:]), num_groups)))
+    else:
+        rest = -1 if is_symbolic(shape[1:]) else math.prod(shape[1:]) // num_groups
+        grouped = op.Reshape(x, op.ints([0, num_groups, rest]))  # 0: the batch as it is
     if op.dtype(x) == torch.float64:
         centred, _, variance = statistics(op, grouped, [2])
         normal = divided(op, centred, variance, eps)

@@ -92,3 +92,9 @@ def test_one_artifact_serves_all_sizes(op, operands, attrs):
         assert [(tuple(t.shape), t.dtype) for t in found] == shapes
         if not op.random:  # the tolerances of assert_close for float32: rounding is judged where shapes are fixed
             torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_group_norm_takes_an_empty_batch():
+    graph = graph_of(norms.group_norm, [(N, 4, M, K), (4,), (4,)], {"num_groups": 2})
+    inputs = [tensor_of(value.type, {"n": 0, "m": 2, "k": 3}) for value in graph.inputs]
+    assert run_onnx(graph, inputs)[0].shape == (0, 4, 2, 3)
