@@ -6,6 +6,7 @@ as the length has binary digits, and hence a length that is known.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -179,10 +180,11 @@ def _(x, n=1, dim=-1, prepend=None, append=None):
 
 @diff.types
 def _(x, prepend, append, *, n, dim):
-    shape = list(x.shape)
-    if n:
-        shape[dim] = sum(part.shape[dim] for part in (x, prepend, append) if part is not None) - n
-    return TensorType(x.dtype, tuple(shape))
+    if not n:
+        return x
+    shape, parts = list(x.shape), [part for part in (x, prepend, append) if part is not None]
+    shape[dim] = sum(part.shape[dim] for part in parts) - n
+    return TensorType(functools.reduce(torch.promote_types, (part.dtype for part in parts)), tuple(shape))
 
 
 @diff.onnx

@@ -99,7 +99,9 @@ def _(op, x, weight, *, normalized_shape, eps):
     x, weight = widened(op, x, weight)
     eps = torch.finfo(op.dtype(x)).eps if eps is None else eps
     axes = op.ints(range(-len(normalized_shape), 0))
-    square = op.ReduceMean(op.Pow(x, op.like(x, 2)), axes, keepdims=1)  # Pow: the form that ONNX Runtime fuses
+    # ONNX Runtime fuses Pow, not Mul; of what it fuses in float64 it reads the bytes of eps as if they were float32.
+    powers = op.Mul(x, x) if op.dtype(x) == torch.float64 else op.Pow(x, op.like(x, 2))
+    square = op.ReduceMean(powers, axes, keepdims=1)
     return op.cast(scaled(op, divided(op, x, square, eps), weight, None), op.result.dtype)
 
 

@@ -5,10 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 from clika_ref_aten.activation import celu
+from clika_ref_aten.cumulative import diff
+from clika_ref_aten.layer_normalization import rms_norm
 from clika_ref_aten.loss import NONE, binary_cross_entropy, soft_margin_loss
 from one_operator import Case, graph_of, run_onnx
 
 ULPS = 2**-20  # 8 ulp of float32, what the suite allows an elementwise function
+
+
+def test_rms_norm_in_float64_escapes_a_fusion_that_misreads_its_epsilon() -> None:
+    x, weight = torch.tensor([0.005, -0.3], dtype=torch.float64), torch.tensor([2.0, 0.7], dtype=torch.float64)
+    expected = x / (x.square().mean() + 0.1).sqrt() * weight
+    actual = lowered(rms_norm, x, weight, normalized_shape=(2,), eps=0.1)
+    assert ((actual - expected).abs() <= 2**-49 * expected.abs()).all(), actual  # 8 ulp of float64
+
+
+def test_differences_with_a_wider_neighbour_are_as_wide() -> None:
+    x, before = torch.tensor([1.5, 3.0]), torch.tensor([0.1], dtype=torch.float64)
+    actual = lowered(diff, x, before, n=1)
+    assert torch.equal(actual, torch.diff(x, prepend=before)), actual
 
 
 def lowered(op, *operands, **attrs):
