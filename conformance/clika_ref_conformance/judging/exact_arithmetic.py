@@ -80,7 +80,9 @@ def widened(node: Node, call: Call) -> Call:
     attrs = {k: WIDE if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in call.attrs.items()}
     dtype = declared_dtype(node)
     if node.op.error.kind == "norm" and attrs.get("eps", 0) is None and dtype is not None:
-        attrs["eps"] = torch.finfo(dtype).eps  # what it is left out for: the unit of the dtype that is declared
+        attrs["eps"] = torch.finfo(
+            torch.promote_types(dtype, torch.float32)
+        ).eps  # what eager takes where it is left out
     if node.op.error.kind == "exact" and dtype is not None and dtype is not WIDE:
         operands = tuple(_as_in(o, dtype) for o in operands)
         attrs = {k: _as_in(v, dtype) for k, v in attrs.items()}
@@ -99,6 +101,15 @@ def declared_dtype(node: Node) -> torch.dtype | None:
     """Return the floating dtype that a node computes in: that of its result, or else of its first floating operand."""
     values = (*node.outputs, *(v for v in node.inputs if isinstance(v, Value)))
     return next((v.type.dtype for v in values if v.type.dtype.is_floating_point), None)
+
+
+def computing_dtype(node: Node) -> torch.dtype:
+    """Return the floating dtype whose rounding bounds a node: of a composition, the coarsest that takes part."""
+    dtype = declared_dtype(node) or torch.float32
+    if node.op.error.kind in ("compose", "norm"):
+        every = [v.type.dtype for v in node.inputs if isinstance(v, Value) and v.type.dtype.is_floating_point]
+        dtype = max((dtype, *every), key=lambda d: torch.finfo(d).eps)
+    return dtype
 
 
 def computed(node: Node, call: Call, eager: Mapping[Value, torch.Tensor]) -> tuple[Call, list[torch.Tensor]]:

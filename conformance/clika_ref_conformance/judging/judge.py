@@ -103,7 +103,7 @@ class Reference:
 
         def compute(node: Node, call: Call) -> list[torch.Tensor]:
             call, results = exact_arithmetic.computed(node, call, self._eager)
-            dtype = exact_arithmetic.declared_dtype(node) or torch.float32
+            dtype = exact_arithmetic.computing_dtype(node)
             run.calls[node] = call
             run.local[node] = jitter.local(call, node.op.error, results, dtype, generator)
             return results
