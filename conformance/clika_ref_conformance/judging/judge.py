@@ -145,8 +145,9 @@ class Reference:
             varied = [run[value.index] for run in local.runs]
             bound, one = local.bounds[value.index], local.products[value.index] if local.products else None
             found = Expected(eager, centre, bound, varied, products=one, label=str(node.op.error))
-        if found.bound is not None and eager.dtype is torch.float64:
-            found.bound = 2 * found.bound
+        if found.bound is not None:
+            found.bound, found.jumps = jitter.clustered(centre, varied, found.bound, eager.dtype)
+            found.bound = 2 * found.bound if eager.dtype is torch.float64 else found.bound
         return found
 
     def _judge_output(self, index: int, actual: Sequence[torch.Tensor]) -> Comparison:

@@ -31,6 +31,8 @@ class Expected:
     products: Products | None = None
     label: str = ""
     """What decided on the bound."""
+    jumps: torch.Tensor | None = None
+    """How far from a run the result may lie where it steps from one value to another; NaN elsewhere."""
     random: bool = field(default=False, kw_only=True)
 
     @cached_property
@@ -40,7 +42,7 @@ class Expected:
             return torch.zeros(self.eager.shape, dtype=torch.bool)
         if self.bound is None:
             return self._low != self._high
-        mixed = torch.zeros(self.eager.shape, dtype=torch.bool)
+        mixed = torch.zeros(self.eager.shape, dtype=torch.bool) if self.jumps is None else self.jumps >= 0
         for run in self.runs:
             mixed |= _special_class(run) != _special_class(self.exact)
         return mixed
@@ -92,6 +94,7 @@ class Expected:
         if bool(self.ambiguous.any()):
             for run in self.runs:
                 near |= equal(actual, run) & ~run.isfinite()
+                near |= False if self.jumps is None else (actual - run).abs() <= self.jumps
             near |= self.ambiguous & actual.isfinite() & ~self.exact.isfinite()
         return near
 
