@@ -19,7 +19,8 @@ from clika_ref_conformance.drawing.graphs import (
     growable,
 )
 
-from clika_ref.core.ir import Value, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Value
 from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import Descriptions, random_draw
 

@@ -18,7 +18,8 @@ from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.errors import TargetError
-from clika_ref.core.ir import Value, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Value
 from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import Choice, Descriptions, Integers, random_draw
 
@@ -115,6 +116,17 @@ def test_a_number_that_was_drawn_is_changed_until_the_shape_fits():
     with pytest.raises(Again):
         sampler()
     assert asked[1] == (7, 2, 4)
+
+
+def test_a_question_that_was_not_asked_before_is_decided_anew():
+    steered = Steered(random_draw(Random(0)), lambda _: None)
+    first = [steered(Integers(1, 3)), steered(Choice(("a", "b"))), steered(Integers(5, 6))]
+    steered.repeat({2: 9})
+    assert [steered(Integers(1, 3)), steered(Choice(("a", "b"))), steered(Integers(5, 6))] == [*first[:2], 9]
+    steered.repeat({2: 9})
+    assert steered(Integers(1, 3)) == first[0]
+    assert steered(Integers(7, 8)) in (7, 8)  # where the choice was
+    assert steered(Integers(5, 6)) in (5, 6)
 
 
 def test_lengths_that_were_calculated_or_shared_cannot_be_steered():

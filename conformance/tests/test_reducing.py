@@ -11,7 +11,8 @@ from clika_ref_conformance.drawing.graphs import Growth, case_of, grow, growable
 from clika_ref_conformance.drawing.reducing import reduce_case
 
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import random_draw
 from clika_ref.core.symbols import Guard, Side, Symbol, named
@@ -143,6 +144,22 @@ def test_constants_stay_constants_and_become_plain():
     (constant,) = small.graph.constants.values()
     assert torch.equal(constant.data, torch.zeros(4, 3))
     assert not torch.equal(weight.data, torch.zeros(4, 3))
+
+
+def test_dead_code_is_kept_where_it_is_what_fails():
+    case = chain("sin", "exp", "cos", "tanh", "relu", outputs=(1, 3, 5))
+    graph = case.graph
+    build = Builder(graph, REGISTRY.operators)
+    build("log1p", graph.inputs[0])
+    for _ in range(3):
+        graph.add_output(build("neg", graph.inputs[0]))
+
+    def fails(c):
+        return any(n.kind == "log1p" and not n.output.uses for n in c.graph.nodes) and c.graph.outputs
+
+    small = reduce_case(case, fails, 20)
+    assert len(small.graph) <= 2
+    assert len(small.graph.outputs) == 1
 
 
 @pytest.mark.parametrize("output", [0, 1])

@@ -16,11 +16,20 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.inference import infer
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import Call, Choice, Descriptions, Draw, Integers, TensorDescription, TensorSample, realize
+from clika_ref.core.samples import (
+    Call,
+    Choice,
+    Descriptions,
+    Draw,
+    Integers,
+    TensorDescription,
+    TensorSample,
+    random_draw,
+    realize,
+)
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.eager_values import eager_values, has_undefined, is_undefined, type_of
-from clika_ref_conformance.drawing.hypothesis_driver import _decided as decided
 from clika_ref_conformance.drawing.steering import Again, Steered, changes_for, plain
 
 MOST_ELEMENTS = 4096
@@ -288,15 +297,18 @@ def add_outputs(growth: Growth) -> None:
 def graph_cases(
     operators: Sequence[Operator], refusal: Callable[[Node], str | None] = accept_all
 ) -> st.SearchStrategy[Case]:
-    """Return the strategy of whole graphs with their inputs; it shrinks to few nodes with the plainest attributes."""
+    """Return the strategy of whole graphs with their inputs, each drawn from a seed of its own.
 
-    @st.composite
-    def strategy(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Case:
-        seed = draw(st.integers(0, 2**16))
-        growth = grow(operators, Growth(lambda description: decided(draw, description), refusal, seed=seed))
-        return case_of(growth, "grown", Random(seed))  # noqa: S311 - draws keep no secret
+    Graphs whose every decision Hypothesis draws are mostly mutations of one another: 200 of them had 51 different sets
+    of operators, where seeds give 200. What Hypothesis would gain by that is shrinking, which the reducer does better.
+    """
 
-    return strategy()
+    def grown(seed: int) -> Case:
+        random = Random(seed)  # noqa: S311 - draws keep no secret
+        growth = grow(operators, Growth(random_draw(random), refusal, seed=seed % 2**32))
+        return case_of(growth, f"grown-{seed}", random)
+
+    return st.integers(0, 2**62).map(grown)
 
 
 SPECIALS = (math.nan, math.inf, -math.inf, -0.0)

@@ -78,14 +78,16 @@ def _structural(case: Case, values: dict[Value, torch.Tensor], search: _Search) 
         return _cut_case(case, nodes, cut, values)
 
     for index, node in enumerate(nodes):
-        outputs = tuple(node.outputs)
-        if len(nodes) > 1 and search.accepts(c := made(_Cut((index,), outputs))):
-            return _fewer_outputs(c or case, search)
+        alone = _Cut((index,), tuple(node.outputs))
+        if len(nodes) > 1 and search.accepts(made(alone)):
+            return made(_shed(alone, nodes, made, search)) or case
     cut = _Cut(tuple(range(len(nodes))), tuple(case.graph.outputs))
-    if search.accepts(made(cut)):
-        cut = _fewer_nodes(_halved(_one_output(cut, nodes, made, search), nodes, made, search), nodes, made, search)
-        case = made(cut) or case
-    return _fewer_outputs(case, search)
+    if not search.accepts(made(cut)):
+        return case
+    cut = _halved(_one_output(cut, nodes, made, search), nodes, made, search)
+    for step in (_fewer_nodes, _shed, _fewer_nodes):
+        cut = step(cut, nodes, made, search)
+    return made(cut) or case
 
 
 Made = Callable[[_Cut], Case | None]
@@ -149,9 +151,10 @@ def _fewer_nodes(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _
             rest = tuple(i for i in cut.nodes if i != index)
             lost = set(nodes[index].outputs)
             kept = tuple(v for v in cut.outputs if v not in lost)
-            for outputs in dict.fromkeys((kept, _sinks(nodes, rest))):
-                candidate = _Cut(_needed(nodes, rest, outputs), outputs)
-                if outputs and candidate.nodes and search.accepts(made(candidate)):
+            sinks = _sinks(nodes, rest)
+            cuts = (_Cut(_needed(nodes, rest, kept), kept), _Cut(_needed(nodes, rest, sinks), sinks), _Cut(rest, kept))
+            for candidate in dict.fromkeys(cuts):
+                if search.accepts(made(candidate)):
                     cut, progress = candidate, True
                     break
             if progress:
@@ -159,16 +162,16 @@ def _fewer_nodes(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _
     return cut
 
 
-def _fewer_outputs(case: Case, search: _Search) -> Case:
-    """Return a single output where one fails alone, and drop inputs that nothing reads."""
-    values = eager_values(case.graph, case.runs[0].inputs)
-    nodes = list(case.graph.nodes)
-    for value in dict.fromkeys(case.graph.outputs):
-        cut = _Cut(_needed(nodes, range(len(nodes)), (value,)), (value,))
-        candidate = _cut_case(case, nodes, cut, values)
-        if len(case.graph.outputs) > 1 and search.accepts(candidate):
-            return candidate or case
-    return case
+def _shed(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
+    """Drop one output after the other, with what only it needs; where that does not fail, what it needs stays."""
+    for value in cut.outputs:
+        outputs = tuple(v for v in cut.outputs if v is not value)
+        for kept in (_needed(nodes, cut.nodes, outputs), cut.nodes):
+            candidate = _Cut(kept, outputs)
+            if search.accepts(made(candidate)):
+                cut = candidate
+                break
+    return cut
 
 
 def _cut_case(case: Case, nodes: list[Node], cut: _Cut, values: dict[Value, torch.Tensor]) -> Case | None:

@@ -44,23 +44,25 @@ class Steered:
     def __init__(self, draw: Draw, answer: Callable[[Any], Any]) -> None:
         self.draw = draw
         self.answer = answer
-        self.decisions: list[Any] = []
+        self.decisions: list[tuple[Any, Any]] = []
         self.next = 0
 
     def __call__(self, description: Any, /) -> Any:
         """Decide a number or an option; what is a tensor goes to ``answer``."""
         if not isinstance(description, Choice | Integers):
             return self.answer(description)
-        if self.next == len(self.decisions):
-            self.decisions.append(self.draw(description))
-        result = self.decisions[self.next]
+        if self.decisions[self.next : self.next + 1] and self.decisions[self.next][0] == description:
+            result = self.decisions[self.next][1]
+        else:  # new, or another question than before, after which nothing is as it was
+            result = self.draw(description)
+            self.decisions[self.next :] = [(description, result)]
         self.next += 1
         return Drawn(result, self.next - 1) if type(result) is int else result
 
     def repeat(self, changes: Mapping[int, int]) -> None:
         """Start from the first decision again; after the last change all is decided anew."""
         for place, number in changes.items():
-            self.decisions[place] = number
+            self.decisions[place] = (self.decisions[place][0], number)
         del self.decisions[max(changes) + 1 :]
         self.next = 0
 

@@ -1,0 +1,74 @@
+"""L3: random whole graphs, as they are, through the passes of an export, and in variants that mean the same."""
+
+from __future__ import annotations
+
+import functools
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from clika_ref_conformance.cases import Case, Check, Outcome, Task
+from clika_ref_conformance.drawing.generation import collect
+from clika_ref_conformance.drawing.graphs import graph_cases, growable
+from clika_ref_conformance.drawing.reducing import reduce_case
+from clika_ref_conformance.drawing.variants import VARIANTS, variant_of
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.suite import Suite
+
+LEVEL = "graphs"
+
+BATCH = 25
+"""Graphs of a task: enough for Hypothesis to vary them, few enough that two workers end together."""
+
+
+def tasks(suite: Suite) -> list[Task]:
+    """Return one task for each 25 graphs."""
+    return [Task(LEVEL, f"{LEVEL}-{i // BATCH:03}") for i in range(0, suite.profile.graphs, BATCH)]
+
+
+def checks(task: Task, suite: Suite) -> Sequence[Check]:
+    """Return the checks of a batch: each graph through the passes, every second as it is, every fourth in a variant."""
+    index = int(task.subject.rpartition("-")[2])
+    count = min(BATCH, suite.profile.graphs - index * BATCH)
+    operators = growable(suite.registry.operators)
+    seed = zlib.crc32(f"{task}/{suite.profile.seed}".encode()) % 2**24
+    batch = Batch(suite)
+    kinds = list(VARIANTS)
+    found: list[Check] = []
+    for i, drawn in enumerate(collect(graph_cases(operators, suite.target.refusal), count, seed)):
+        case = replace(drawn, name=f"graph-{i:02}")
+        found.append(batch.check(replace(case, name=f"{case.name}, passes", passes=True)))
+        if i % 2 == 0:
+            found.append(batch.check(case))
+        if i % 4 == 1:
+            random = Random(seed + i)  # noqa: S311 - draws keep no secret
+            variants = (
+                variant_of(case, kinds[(i // 4 + k) % len(kinds)], suite.registry.operators, random) for k in range(3)
+            )
+            found += [batch.check(variant) for variant in variants if variant is not None][:1]
+    return found
+
+
+class Batch:
+    """The checks of one task, of which few failures are made small: what fails later is most often the same again."""
+
+    def __init__(self, suite: Suite) -> None:
+        self.suite = suite
+        self.seconds = suite.profile.shrink_seconds
+        """What is left for all reductions of the task."""
+
+    def check(self, case: Case) -> Check:
+        """Return the check of a case."""
+        return Check(case.name, functools.partial(self.outcome, case))
+
+    def outcome(self, case: Case) -> Outcome:
+        """Judge a case, and cut it to the nodes that fail."""
+        found = run_case(case, self.suite)
+        if not found.verdict.is_failure or self.seconds <= 0:
+            return found
+        start = time.monotonic()
+        small = reduce_case(case, lambda c: run_case(c, self.suite).verdict is found.verdict, self.seconds)
+        self.seconds -= time.monotonic() - start
+        return replace(run_case(small, self.suite), name=case.name)

@@ -1,0 +1,121 @@
+"""Variants of graphs mean the same to eager; the level of whole graphs runs them, and cuts down what fails."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.drawing.eager_values import eager_values
+from clika_ref_conformance.drawing.variants import VARIANTS, variant_of
+from clika_ref_conformance.levels import graphs
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.identity import Identity
+from clika_ref_conformance.verdicts import Verdict
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
+
+REGISTRY = load_registry()
+
+
+def two_layers():
+    graph = Graph()
+    build = Builder(graph, REGISTRY.operators)
+    x = graph.add_input(TensorType(torch.float32, (4, 3)), "x")
+    y = graph.add_input(TensorType(torch.float32, (4, 5)), "y")
+    hidden = build("gelu", build("linear", x, graph.add_constant(torch.randn(5, 3), "w")))
+    graph.add_output(build("softmax", build("add", hidden, y), dim=-1))
+    inputs = (torch.randn(4, 3), torch.randn(4, 5))
+    return Case("layers", graph, [Run("typical", inputs), Run("drawn", tuple(-t for t in inputs))])
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_a_variant_is_another_graph_that_computes_the_same(kind):
+    case = two_layers()
+    before = str(case.graph)
+    changed = variant_of(case, kind, REGISTRY.operators, Random(0))
+    assert changed.name == f"layers, {kind}"
+    verify(changed.graph)
+    assert str(changed.graph) != before
+    assert str(case.graph) == before
+    for old, new in zip(case.runs, changed.runs, strict=False):
+        (expected,), results = (
+            [eager_values(c.graph, run.inputs)[v] for v in c.graph.outputs] for c, run in ((case, old), (changed, new))
+        )
+        assert all(torch.equal(expected, r) for r in results)
+
+
+def test_a_batch_is_split_only_where_the_node_works_along_it():
+    graph = Graph()
+    build = Builder(graph, REGISTRY.operators)
+    x = graph.add_input(TensorType(torch.float32, (4, 3)), "x")
+    graph.add_output(build("softmax", x, dim=0))
+    case = Case("softmax", graph, [Run("typical", (torch.randn(4, 3),))])
+    assert variant_of(case, "batch split", REGISTRY.operators, Random(0)) is None
+
+
+def test_a_way_that_is_not_open_gives_none():
+    graph = Graph()
+    build = Builder(graph, REGISTRY.operators)
+    x = graph.add_input(TensorType(torch.int64, (4,)), "x")
+    graph.add_output(build("neg", x))
+    case = Case("int", graph, [Run("typical", (torch.arange(4),))])
+    for kind in ("dead code", "identity reshape", "double transpose", "added zero"):
+        assert variant_of(case, kind, REGISTRY.operators, Random(0)) is None
+    assert variant_of(case, "input as constant", REGISTRY.operators, Random(0)) is None
+    assert variant_of(case, "constant as input", REGISTRY.operators, Random(0)) is None
+
+
+def suite(tmp_path, target, count=8):
+    return Suite(REGISTRY, target, replace(PROFILES["quick"], graphs=count), tmp_path)
+
+
+def test_the_plan_is_the_same_twice_and_other_for_another_seed(tmp_path):
+    one = suite(tmp_path, Identity())
+    (task,) = graphs.tasks(one)
+    names = [c.name for c in graphs.checks(task, one)]
+    assert names == [c.name for c in graphs.checks(task, one)]
+    assert len(set(names)) == len(names)
+    assert len([n for n in names if n.endswith("passes")]) == 8
+    assert any(n.partition(", ")[2] in VARIANTS for n in names)
+    assert len(graphs.tasks(suite(tmp_path, Identity(), 51))) == 3
+
+
+def test_eager_itself_passes_every_graph(tmp_path):
+    one = suite(tmp_path, Identity())
+    for task in graphs.tasks(one):
+        for check in graphs.checks(task, one):
+            found = check.run()
+            assert not found.verdict.is_failure, f"{check.name}: {found.comparison.message}"
+
+
+class Negating:
+    """Eager, which negates the first floating output of graphs that hold an operator."""
+
+    def __init__(self, kind):
+        self.inner, self.kind = Identity(), kind
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def load(self, artifact):
+        runner = self.inner.load(artifact)
+        if self.kind not in {op.name for op in artifact.facts["operators"].values()}:
+            return runner
+        return lambda inputs: [-1 - r if r.is_floating_point() else ~r for r in runner(inputs)]
+
+
+def test_a_failing_graph_is_reported_as_the_node_that_fails(tmp_path):
+    honest = suite(tmp_path, Identity())
+    (task,) = graphs.tasks(honest)
+    first = graphs.checks(task, honest)[0].run().case
+    kind = max((n.kind for n in first.graph.nodes), key=len)
+    found = graphs.checks(task, suite(tmp_path, Negating(kind)))[0].run()
+    assert found.verdict in (Verdict.VALUE, Verdict.SPECIAL)
+    assert found.name == "graph-00, passes"
+    assert [n.kind for n in found.case.graph.nodes] == [kind]
