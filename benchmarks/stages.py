@@ -18,7 +18,8 @@ from benchmarks.traces import traced_graph
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.program import ProgramImporter, TracedGraph
 from clika_ref.core.execution import interpret, to_fx
-from clika_ref.core.ir import Graph, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry

@@ -16,7 +16,8 @@ from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.importer import Fallback, Importer
 from clika_ref.capture.messages import unsupported_calls
 from clika_ref.capture.symbols import SymbolTable, TracedGuard
-from clika_ref.core.ir import Graph, Value, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Graph, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.types import TensorType
 from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.core.errors import PassError
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Data, Graph, Node, Value
 from clika_ref.core.symbols import evaluate, is_symbolic, named
 from clika_ref.core.types import Origin, TensorType
 
@@ -153,6 +153,6 @@ class Builder:
         node = self.graph.insert(Node(operator, call.operands, call.attrs, self.origin), found, self.before)
         return node.output if len(node.outputs) == 1 else node.outputs
 
-    def constant(self, data: torch.Tensor, name: str) -> Value:
-        """Register a new constant (its name is made unique)."""
-        return self.graph.add_constant(data, name)
+    def constant(self, data: Data, name: str, type: TensorType | None = None) -> Value:
+        """Register a new constant (its name is made unique); ``type`` where a function computes its data."""
+        return self.graph.add_constant(data, name, type)

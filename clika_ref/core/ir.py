@@ -1,22 +1,26 @@
-"""The IR: ``Graph``, ``Node``, ``Value`` and ``Use``, the four mutators, and the invariants that they keep."""
+"""The IR: ``Graph``, ``Node``, ``Value`` and ``Use``, and the four mutators."""
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false
 # Graph, node and value share links that nobody else may touch; an operand may be a tuple of anything.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from clika_ref.core.errors import PassError
 from clika_ref.core.types import Origin, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
     from clika_ref.core.operators import Operator
     from clika_ref.core.symbols import Guard, Symbol
+
+
+Data: TypeAlias = "torch.Tensor | Callable[[], torch.Tensor]"
+"""The elements of a constant, or the function that computes them."""
 
 
 class Use(NamedTuple):
@@ -27,10 +31,14 @@ class Use(NamedTuple):
 
 
 class Value:
-    """A tensor in the graph: an input, a constant (``data`` is set) or output ``index`` of its ``producer``."""
+    """A tensor in the graph: an input, a constant (``data`` is set) or output ``index`` of its ``producer``.
+
+    The data of a constant may be a function that computes it: what is derived from weights, such as one scaled by the
+    batch norm behind it, need not exist beside them until somebody reads it, which computes it anew each time.
+    """
 
     __match_args__ = ("name",)
-    __slots__ = ("_uses", "data", "index", "name", "producer", "type")
+    __slots__ = ("_data", "_uses", "index", "name", "producer", "type")
 
     def __init__(
         self,
@@ -38,13 +46,13 @@ class Value:
         name: str,
         producer: Node | None = None,
         index: int = 0,
-        data: torch.Tensor | None = None,
+        data: Data | None = None,
     ) -> None:
         self.type = type
         self.name = name
         self.producer = producer
         self.index = index
-        self.data = data
+        self._data = data
         self._uses: dict[Use, None] = {}
 
     @property
@@ -53,9 +61,23 @@ class Value:
         return tuple(self._uses)
 
     @property
+    def data(self) -> torch.Tensor | None:
+        """The elements of a constant."""
+        return self._data() if callable(self._data) else self._data
+
+    @data.setter
+    def data(self, data: Data | None) -> None:
+        self._data = data
+
+    @property
     def is_constant(self) -> bool:
         """Whether the value is a parameter, a buffer or another constant."""
-        return self.data is not None
+        return self._data is not None
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether reading the data computes it."""
+        return callable(self._data)
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}"
@@ -107,6 +129,10 @@ class Node:
         operands = ", ".join(map(_show, self.inputs))
         line = f"{results} = {self.op.name}{f'[{attrs}]' if attrs else ''}({operands})"
         return f"{line}  # {self.origin}" if self.origin.scopes or self.origin.lines else line
+
+
+def _type_of(tensor: torch.Tensor) -> TensorType:
+    return TensorType(tensor.dtype, tuple(tensor.shape))
 
 
 def _show(item: Any) -> str:
@@ -195,9 +221,9 @@ class Graph:
         self.revision += 1
         return value
 
-    def add_constant(self, data: torch.Tensor, name: str) -> Value:
-        """Register a constant under its qualified name (made unique)."""
-        value = Value(TensorType(data.dtype, tuple(data.shape)), self.fresh_name(name), data=data)
+    def add_constant(self, data: Data, name: str, type: TensorType | None = None) -> Value:
+        """Register a constant under its qualified name (made unique); ``type`` where a function computes its data."""
+        value = Value(type or _type_of(data() if callable(data) else data), self.fresh_name(name), data=data)
         self.constants[value.name] = value
         self.revision += 1
         return value
@@ -307,7 +333,7 @@ class Graph:
         for value in self.inputs:
             mapping[value] = copy.add_input(value.type, value.name)
         for name, value in self.constants.items():
-            mapping[value] = copy.constants[name] = Value(value.type, name, data=value.data)
+            mapping[value] = copy.constants[name] = Value(value.type, name, data=value._data)
             copy._names[name] = 0
         for node in self.nodes:
             inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
@@ -353,43 +379,3 @@ class Graph:
 
 def _reader(use: Use) -> str:
     return repr(use.user) if isinstance(use.user, Node) else f"output {use.position!r} of the graph"
-
-
-def verify(graph: Graph) -> None:
-    """Check every invariant of a graph, in linear time.
-
-    Raises:
-        PassError: one is broken; the message shows the node, the graph is attached as a note.
-    """
-    known: set[Value] = {*graph.inputs, *graph.constants.values()}
-    names = {v.name for v in known}
-    expected: dict[Value, int] = {}
-    # A message is written only where an invariant is broken: printing long size expressions takes most of the time.
-    for node in graph.nodes:
-        for position, value in enumerate(node.inputs):
-            if isinstance(value, Value):
-                if value not in known:
-                    raise _broken(graph, f"{node!r} reads %{value.name} before it is computed")
-                if Use(node, position) not in value._uses:
-                    raise _broken(graph, f"the use of %{value.name} by {node!r} is not listed")
-                expected[value] = expected.get(value, 0) + 1
-        for index, value in enumerate(node.outputs):
-            if value.producer is not node or value.index != index:
-                raise _broken(graph, f"{value!r} does not know its {node!r}")
-            if value.name in names:
-                raise _broken(graph, f"two values are named {value.name!r}; one is made by {node!r}")
-            known.add(value)
-            names.add(value.name)
-    for value in (*graph.outputs, *graph.state.values()):
-        if value not in known:
-            raise _broken(graph, f"the graph returns %{value.name}, which nothing computes")
-        expected[value] = expected.get(value, 0) + 1
-    for value in known:
-        if len(value._uses) != expected.get(value, 0):
-            raise _broken(graph, f"%{value.name} lists uses that do not exist")
-
-
-def _broken(graph: Graph, message: str) -> PassError:
-    error = PassError(message)
-    error.add_note(str(graph))
-    return error

@@ -14,7 +14,8 @@ import torch
 
 from clika_ref.core.errors import PassError
 from clika_ref.core.execution import interpret
-from clika_ref.core.ir import Graph, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

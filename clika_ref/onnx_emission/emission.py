@@ -104,8 +104,13 @@ class _Emission:
 
     def _constant(self, value: Value) -> None:
         onnx = self._declare(value)
-        assert value.data is not None
-        onnx.const_value = tensor_adapters.TorchTensor(value.data.detach().contiguous().cpu(), name=value.name)
+        assert onnx.shape is not None
+        if value.is_deferred:  # computed where it is written, one at a time
+            onnx.const_value = ir.LazyTensor(
+                lambda: _tensor(value), dtype=to_onnx(value.type.dtype), shape=onnx.shape, name=value.name
+            )
+        else:
+            onnx.const_value = _tensor(value)
         self.op.initializers[value.name] = onnx
 
     def _bind(self, value: Value) -> None:
@@ -159,3 +164,9 @@ class _Emission:
                 self._annotate(onnx, value.type)
             outputs.append(onnx)
         return outputs
+
+
+def _tensor(value: Value) -> tensor_adapters.TorchTensor:
+    data = value.data
+    assert data is not None
+    return tensor_adapters.TorchTensor(data.detach().contiguous().cpu(), name=value.name)

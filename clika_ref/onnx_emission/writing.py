@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -44,27 +44,31 @@ def write_model(model: ir.Model, path: Path, *, external_data: bool = False) -> 
         proto = ir.to_proto(model)
     finally:
         model.graph.initializers.update(weights)
-    tensors = {name: _raw(value) for name, value in weights.items()}
-    total = sum(data.nbytes for data in tensors.values())
+    total = sum(map(_nbytes, weights.values()))
     _check(proto, weights, path)
     data_path = path.with_name(f"{path.name}.data")
     apart = external_data or total > LIMIT_BYTES
-    headers: list[tuple[onnx.TensorProto, np.ndarray | None]]
+    headers: list[tuple[onnx.TensorProto, ir.Value | None]]
     with AtomicFiles(path) as files:
         main = files.open(path)
         if apart:
-            headers = list(_external(weights, tensors, files.open(data_path), data_path.name))
+            headers = list(_external(weights, files.open(data_path), data_path.name))
         else:
-            headers = [(_header(value), tensors[name]) for name, value in weights.items()]
+            headers = [(_header(value), value) for value in weights.values()]
         _write(proto, headers, main)
     return sum(p.stat().st_size for p in ([path, data_path] if apart else [path]))
 
 
+def _nbytes(value: ir.Value) -> int:
+    assert value.const_value is not None
+    return value.const_value.nbytes
+
+
 def _raw(value: ir.Value) -> np.ndarray:
-    """Return the bytes of a weight without copying them."""
-    tensor = value.const_value.raw  # type: ignore[union-attr]
-    assert isinstance(tensor, torch.Tensor)
-    flat = tensor.detach().contiguous().reshape(-1)
+    """Return the bytes of a weight without copying them; one that is computed is computed here."""
+    tensor: Any = value.const_value
+    tensor = tensor.raw() if isinstance(tensor, ir.LazyTensor) else tensor
+    flat = tensor.raw.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 
 
@@ -75,40 +79,42 @@ def _header(value: ir.Value) -> onnx.TensorProto:
 
 
 def _external(
-    weights: dict[str, ir.Value], tensors: dict[str, np.ndarray], file: BinaryIO, location: str
-) -> Iterator[tuple[onnx.TensorProto, np.ndarray | None]]:
-    for name, value in weights.items():
-        header, data = _header(value), tensors[name]
-        if data.nbytes <= SMALL:
-            yield header, data
+    weights: dict[str, ir.Value], file: BinaryIO, location: str
+) -> Iterator[tuple[onnx.TensorProto, ir.Value | None]]:
+    for value in weights.values():
+        header, nbytes = _header(value), _nbytes(value)
+        if nbytes <= SMALL:
+            yield header, value
             continue
         padding = -file.tell() % ALIGNMENT
         file.write(b"\0" * padding)
         header.data_location = onnx.TensorProto.EXTERNAL
-        for key, entry in (("location", location), ("offset", file.tell()), ("length", data.nbytes)):
+        for key, entry in (("location", location), ("offset", file.tell()), ("length", nbytes)):
             header.external_data.add(key=key, value=str(entry))
-        file.write(data.data)
+        file.write(_raw(value).data)
         yield header, None
 
 
-def _write(proto: onnx.ModelProto, headers: list[tuple[onnx.TensorProto, np.ndarray | None]], file: BinaryIO) -> None:
+def _write(proto: onnx.ModelProto, headers: list[tuple[onnx.TensorProto, ir.Value | None]], file: BinaryIO) -> None:
     """Write the message field by field: a serialized message is the concatenation of its fields, in any order."""
     graph = proto.graph.SerializeToString(deterministic=True)
     proto.ClearField("graph")
-    fields: list[tuple[bytes, np.ndarray | None]] = []
-    for header, data in headers:
+    fields: list[tuple[bytes, ir.Value | None]] = []
+    size = len(graph)
+    for header, weight in headers:
         body = header.SerializeToString(deterministic=True)
-        if data is not None:
-            body += _tag(TENSOR_RAW_DATA) + _varint(data.nbytes)
-        length = len(body) + (data.nbytes if data is not None else 0)
-        fields.append((_tag(GRAPH_INITIALIZER) + _varint(length) + body, data))
-    size = len(graph) + sum(len(head) + (data.nbytes if data is not None else 0) for head, data in fields)
+        nbytes = 0 if weight is None else _nbytes(weight)
+        if weight is not None:
+            body += _tag(TENSOR_RAW_DATA) + _varint(nbytes)
+        head = _tag(GRAPH_INITIALIZER) + _varint(len(body) + nbytes) + body
+        fields.append((head, weight))
+        size += len(head) + nbytes
     file.write(proto.SerializeToString(deterministic=True))
     file.write(_tag(MODEL_GRAPH) + _varint(size) + graph)
-    for head, data in fields:
+    for head, weight in fields:
         file.write(head)
-        if data is not None and data.nbytes:
-            file.write(data.data)
+        if weight is not None and _nbytes(weight):
+            file.write(_raw(weight).data)
 
 
 def _tag(field: int) -> bytes:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clika_ref.core.errors import PassError, PluginError
 from clika_ref.core.inference import Builder, infer
-from clika_ref.core.ir import verify
+from clika_ref.core.invariants import verify
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import named
 from clika_ref.core.types import Origin, TensorType

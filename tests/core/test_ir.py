@@ -7,7 +7,8 @@ import sympy
 import torch
 
 from clika_ref.core.errors import PassError
-from clika_ref.core.ir import Graph, Node, Use, Value, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.symbols import Guard, named
 from clika_ref.core.types import Origin, TensorType
 
@@ -318,3 +319,29 @@ def test_an_output_that_nothing_computes_is_found(chain):
 def test_a_state_that_nothing_computes_is_found(chain):
     chain.state["x"] = Value(FLOATS, "stranger")
     broken(chain, r"the graph returns %stranger, which nothing computes")
+
+
+# Deferred constants
+
+
+def test_data_that_a_function_computes_is_computed_where_it_is_read_and_not_before(graph):
+    reads = []
+
+    def half():
+        reads.append(1)
+        return torch.full((2, 3), 0.5)
+
+    value = graph.add_constant(half, "scaled", FLOATS)
+    graph.returns(graph("neg", value))
+    twin = graph.clone()
+    verify(twin)
+    assert (value.is_constant, value.is_deferred, twin.constants["scaled"].is_deferred, reads) == (True, True, True, [])
+    assert torch.equal(twin.constants["scaled"].data, torch.full((2, 3), 0.5))
+    assert len(reads) == 1
+
+
+def test_the_type_of_computed_data_is_found_where_it_is_not_given(graph):
+    value = graph.add_constant(lambda: torch.zeros(2, 3), "zeros")
+    assert value.type == FLOATS
+    value.data = torch.ones(2, 3)
+    assert not value.is_deferred

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from clika_ref.core.errors import PassError
-from clika_ref.core.ir import Node, Value, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Node, Value
 from clika_ref.core.rewriting import Misses, Rule, Skip, apply_rules, erase_dead, keeps_name, rule, substitute
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import Origin, TensorType

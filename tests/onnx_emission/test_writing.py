@@ -1,5 +1,8 @@
 """ONNX files: one file or two, streamed weights, checked, and equal to what onnx itself would read and write."""
 
+import weakref
+from functools import partial
+
 import onnx
 import pytest
 import torch
@@ -43,6 +46,31 @@ def test_weights_come_back_bit_for_bit(graph, tmp_path):
     assert found["layer.weight"].tobytes() == graph.constants["layer.weight"].data.numpy().tobytes()
     for name, value in graph.constants.items():
         assert found[name].tobytes() == value.data.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_weights_that_are_computed_exist_one_at_a_time(tmp_path, apart):
+    alive, most = set(), []
+
+    def made(number):
+        tensor = torch.full((32, 32), float(number))
+        alive.add(number)
+        most.append(len(alive))
+        weakref.finalize(tensor, alive.discard, number)
+        return tensor
+
+    g = Graph("scaled")
+    build = Builder(g, OPERATORS)
+    y = g.add_input(TensorType(torch.float32, (2, 32)), "x")
+    for number in range(4):
+        weight = g.add_constant(partial(made, number), f"w{number}", TensorType(torch.float32, (32, 32)))
+        y = build("linear", y, weight, None)
+    g.add_output(y)
+    writing.write_model(emit(g), tmp_path / "m.onnx", external_data=apart)
+    assert most == [1, 1, 1, 1]
+    assert {name: float(w[0, 0]) for name, w in contents(tmp_path / "m.onnx").items() if w.ndim == 2} == {
+        f"w{n}": n for n in range(4)
+    }
 
 
 def test_large_weights_go_to_a_file_beside_on_page_boundaries(graph, tmp_path):

@@ -10,7 +10,8 @@ from one_operator import Case, draw_case, run_onnx
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, verify
+from clika_ref.core.invariants import verify
+from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
 
 OPERATORS = {op.name: op for op in clika_ref_operators()}

@@ -47,12 +47,13 @@ def fold_batch_norm(node: Node, build: Builder):
         return Skip("a weight or a statistic is computed, or overwritten by a call", 4)
     if not weight.type.dtype.is_floating_point or middle.type.dtype != node.output.type.dtype:
         return Skip("changes the dtype", 5)
-    scaled, shift = _folded(layer, [v and v.data for v in facts], node.attrs["eps"])
-    if not (_is_finite(scaled) and _is_finite(shift)):
+    scale, shift = _scale_and_shift([v and v.data for v in facts[1:]], node.attrs["eps"])
+    if not _stays_finite(weight, scale, shift):
         return Skip("the folded weight overflows", 6)
     base = weight.name.removesuffix("weight").rstrip(".") or node.name
-    folded = build.constant(scaled, weight.name), build.constant(shift, bias.name if bias else f"{base}.bias")
-    return build(layer.op, x, *folded, types=(node.output.type,), **layer.attrs)
+    scaled = build.constant(lambda: _scaled(layer, weight.data, scale), weight.name, weight.type)
+    shifted = build.constant(shift.to(weight.type.dtype), bias.name if bias else f"{base}.bias")
+    return build(layer.op, x, scaled, shifted, types=(node.output.type,), **layer.attrs)
 
 
 def _padded(operands: tuple[Any, ...], count: int) -> tuple[Any, ...]:
@@ -68,21 +69,22 @@ PART = 2**18
 """Elements that are multiplied at a time: 2 MB in float64, which a cache holds."""
 
 
-def _folded(layer: Node, tensors: list[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    weight = tensors[0].detach()
-    exact: list[Any] = [None if t is None else t.detach().double() for t in tensors[1:]]
+def _scale_and_shift(tensors: list[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what each channel is multiplied by, and what is added to it then, in float64."""
+    exact: list[Any] = [None if t is None else t.detach().double() for t in tensors]
     bias, gamma, beta, mean, var = exact
     scale = torch.rsqrt(var + eps) if gamma is None else gamma * torch.rsqrt(var + eps)
     shift = (-mean if bias is None else bias - mean) * scale
-    if beta is not None:
-        shift = shift + beta
+    return scale, (shift if beta is None else shift + beta)
+
+
+def _scaled(layer: Node, weight: Any, scale: torch.Tensor) -> torch.Tensor:
+    weight = weight.detach()
     if layer.kind.startswith("conv_transpose"):  # weight[c, k / groups, ...]: channel g * (k / groups) + j is [g, :, j]
         groups = layer.attrs["groups"]
         grouped = weight.unflatten(0, (groups, -1))
-        scaled = scaled_in_parts(grouped, scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))).flatten(0, 1)
-    else:
-        scaled = scaled_in_parts(weight, scale.reshape(-1, *[1] * (weight.dim() - 1)))
-    return scaled, shift.to(weight.dtype)
+        return scaled_in_parts(grouped, scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))).flatten(0, 1)
+    return scaled_in_parts(weight, scale.reshape(-1, *[1] * (weight.dim() - 1)))
 
 
 def scaled_in_parts(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
@@ -98,9 +100,14 @@ def scaled_in_parts(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor
     return result
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite: both show in the extremes, which need no mask of every element."""
-    return not tensor.numel() or all(bool(extreme.isfinite()) for extreme in torch.aminmax(tensor))
+def _stays_finite(weight: Value, scale: torch.Tensor, shift: torch.Tensor) -> bool:
+    """Whether no product of an element and a scale can overflow: NaN and infinity show in the extremes."""
+    assert weight.data is not None
+    if not weight.data.numel():
+        return True
+    largest = max(abs(float(extreme)) for extreme in torch.aminmax(weight.data.detach()))
+    worst = torch.stack([scale.abs().max() * largest, shift.abs().max()]).to(weight.type.dtype)
+    return bool(worst.isfinite().all())
 
 
 @dataclass(frozen=True)

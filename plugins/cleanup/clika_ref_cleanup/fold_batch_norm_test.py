@@ -49,6 +49,7 @@ def test_it_folds_into_each_layer(sketch, case, bias):
 def test_the_folded_weights_are_rounded_once(sketch):
     y = layer(sketch, ("linear", (5, 4), (6, 4), {}), dtype=torch.float16)
     sketch.returns(normalized(sketch, y, dtype=torch.float16)).clean(FoldBatchNorm())
+    assert sketch.graph.constants["conv.weight_1"].is_deferred, "a second set of weights exists before it is written"
     constants = {name: v.data.detach().double() for name, v in sketch.graph.constants.items()}
     gamma, beta, mean, var = (constants[f"bn.{n}"] for n in ("weight", "bias", "running_mean", "running_var"))
     scale = gamma / (var + 1e-5).sqrt()

@@ -88,7 +88,7 @@ class _Folding:
 
     def fold(self, name: str) -> None:
         """Compute in order, put constants where folded values meet other readers, forget those that are unread then."""
-        data = next((v.data for v in self.graph.constants.values() if v.data is not None), None)
+        data = next((v.data for v in self.graph.constants.values() if not v.is_deferred), None)
         device = torch.device("cpu") if data is None else data.device
         for node in self.graph.nodes:
             if self._is_foldable(node):
@@ -96,7 +96,7 @@ class _Folding:
         folded = [value for value in self.known if value.uses]
         for value in folded:
             self.graph.replace(value, self.graph.add_constant(self.known[value], name.format(value.name)))
-        read = [v for v in self.replaced if v.data is not None]
+        read = [v for v in self.replaced if v.is_constant]
         erase_dead(self.graph, *(value.producer for value in folded if value.producer))
         for value in read:
             if not value.uses and self.graph.constants.get(value.name) is value:
@@ -114,8 +114,11 @@ class _Folding:
         return bool(uses) and not any(use.user is self.graph for use in uses)
 
     def _is_known(self, value: Value) -> bool:
-        constant = value.data is not None and value.data.device.type != "meta" and self.may_read(value)
-        return constant or value in self.known
+        if value in self.known:
+            return True
+        if value.is_deferred or value.data is None:  # what is deferred is large, and made to be written
+            return False
+        return value.data.device.type != "meta" and self.may_read(value)
 
     def _compute(self, node: Node, device: torch.device) -> None:
         read = [v for v in node.inputs if isinstance(v, Value)]
