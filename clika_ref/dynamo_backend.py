@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,7 +65,10 @@ def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     """
     _refuse_graph_breaks(program)
     options = compile_options(kwargs.pop("options", None) or {})
-    return _Compiled(program, [_Placeholder.of(n) for n in program.graph.find_nodes(op="placeholder")], options)
+    placeholders = [_Placeholder.of(n) for n in program.graph.find_nodes(op="placeholder")]
+    names = weight_names([p.name for p in placeholders if p.kind == "weight"])
+    placeholders = [replace(p, name=names[p.name]) if p.kind == "weight" else p for p in placeholders]
+    return _Compiled(program, placeholders, options)
 
 
 def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,34 +147,56 @@ class _Placeholder:
             return cls("size", text, str(source.base.name), source.idx or 0)
         if getattr(argument, "pass_arg_as_tensor", False):
             return cls("constant", text)
-        weight = _weight_name(text)
-        if weight:
-            return cls("weight", weight)
+        if _HELD.search(text):
+            return cls("weight", text)
         fake = node.meta.get("example_value")
         return cls("integer" if isinstance(fake, torch.SymInt | int) else "tensor", text)
 
 
-_STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
+_HELD = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
+"""How the source of a parameter or buffer ends."""
+
+_TABLES = ("_modules", "_parameters", "_buffers")
+"""Where a module holds its parts: a step of Dynamo's sources, and none of qualified names."""
 
 
-def _weight_name(source: str) -> str:
-    """Return the qualified name of a parameter or buffer, ``""`` for what is none."""
-    steps = _STEP.findall(source)
-    return ".".join(name for _, name in steps) if steps and steps[-1][0] != "modules" else ""
+def weight_names(sources: Sequence[str]) -> dict[str, str]:
+    """Return a qualified name for each of Dynamo's sources of weights: no two share one.
+
+    The words of a source make its name, without the root where all have the same, such as ``L['self']``.
+
+    >>> weight_names(["L['self']._modules['fc']._parameters['weight']"])
+    {"L['self']._modules['fc']._parameters['weight']": 'fc.weight'}
+    >>> list(weight_names(["G['a']._parameters['weight']", "L['p'].b._parameters['weight']"]).values())
+    ['a.weight', 'p.b.weight']
+    """
+    words = {s: [w for w in re.findall(r"\w+", s) if w not in _TABLES][1:] for s in sources}
+    shared = len({(s[0], path[0]) for s, path in words.items()}) == 1
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for source, path in words.items():
+        # A part of a module cannot bear the name of one of its methods; a variable can.
+        legal = [f"{w}_" if hasattr(nn.Module, w) else w for w in path[shared:]]
+        name, count = ".".join(legal), 1
+        while name in taken:  # the keys 1 and '1' of a dict
+            name, count = f"{'.'.join(legal)}_{count}", count + 1
+        taken.add(name)
+        names[source] = name
+    return names
 
 
 class _Rebuilt(nn.Module):
     """Dynamo's graph as a module: weights under their names, tensors as arguments, sizes read from tensors."""
 
-    program: fx.GraphModule
-    placeholders: Sequence[_Placeholder]
-    constants: dict[str, float]
+    _program: fx.GraphModule
+    _placeholders: Sequence[_Placeholder]
+    _constants: dict[str, float]
 
     def __init__(self, program: fx.GraphModule, placeholders: Sequence[_Placeholder], values: Sequence[Any]) -> None:
         super().__init__()
-        self.__dict__["program"] = program
-        self.__dict__["placeholders"] = placeholders
-        self.__dict__["constants"] = {
+        self.__dict__["_program"] = program
+        self.__dict__["_placeholders"] = placeholders
+        self.__dict__["_constants"] = {
             p.name: float(v) for p, v in zip(placeholders, values, strict=True) if p.kind == "constant"
         }
         for p, value in zip(placeholders, values, strict=True):
@@ -181,10 +206,10 @@ class _Rebuilt(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         given = iter(inputs)
         tensors: dict[str, Any] = {}
-        for p in self.placeholders:
+        for p in self._placeholders:
             if p.kind in ("tensor", "integer"):
                 tensors[p.name] = next(given)
-        return fx.Interpreter(self.program).run(*[self._argument(p, tensors) for p in self.placeholders])
+        return fx.Interpreter(self._program).run(*[self._argument(p, tensors) for p in self._placeholders])
 
     def _argument(self, p: _Placeholder, tensors: Mapping[str, Any]) -> Any:
         if p.kind == "weight":
@@ -192,7 +217,7 @@ class _Rebuilt(nn.Module):
             return getattr(self.get_submodule(".".join(path)), leaf)
         if p.kind == "size":
             return tensors[p.tensor].shape[p.dim]
-        return torch.tensor(self.constants[p.name], dtype=torch.float64) if p.kind == "constant" else tensors[p.name]
+        return torch.tensor(self._constants[p.name], dtype=torch.float64) if p.kind == "constant" else tensors[p.name]
 
 
 class _Compiled:

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError
 from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE
-from clika_ref.dynamo_backend import compile_options
+from clika_ref.dynamo_backend import compile_options, weight_names
 
 
 class Block(nn.Module):
@@ -80,6 +80,61 @@ def test_weights_that_change_later_are_the_ones_that_compute():
     assert torch.equal(compiled(x)["y"], model(x)["y"])
     model.rest[2].weight = nn.Parameter(torch.ones(2, 3))
     assert torch.equal(compiled(x)["y"], model(x)["y"])
+
+
+def in_closure():
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+    return lambda x: b(a(x))
+
+
+def as_arguments():
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def composed(half, float, x):  # names of methods, which no part of a module may bear
+        return float(half(x))
+
+    return lambda x: composed(a, b, x)
+
+
+def in_plain_object():
+    class Pipe:
+        def __init__(self):
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def run(self, x):
+            return self.b(self.a(x))
+
+    return Pipe().run
+
+
+def in_containers_of_a_module():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = nn.Linear(3, 3)
+            self.listed = [nn.Linear(3, 3)]
+            self.named = {1: nn.Linear(3, 3), "1": nn.Linear(3, 3), "weight": nn.Linear(3, 3)}
+            self.scale = [nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))]
+
+        def forward(self, x):
+            x = self.named["weight"](self.listed[0](self.own(x)) * self.scale[0])
+            return self.named["1"](self.named[1](x)) + self.scale[1]
+
+    return Holder()
+
+
+@pytest.mark.parametrize("make", [in_closure, as_arguments, in_plain_object, in_containers_of_a_module])
+def test_modules_that_hold_weights_of_one_name_are_not_confused(make):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(4, 3)
+    torch.testing.assert_close(torch.compile(model, backend="clika")(x), model(x))
+
+
+def test_every_source_of_a_weight_gets_a_name_of_its_own():
+    sources = ["L['self'].d[1]._parameters['w']", "L['self'].d['1']._parameters['w']", "L['self']._buffers['mean']"]
+    assert list(weight_names(sources).values()) == ["d.1.w", "d.1.w_1", "mean"]
+    sources = ["G['half']._parameters['weight']", "L['p'].b._modules['0']._parameters['weight']"]
+    assert list(weight_names(sources).values()) == ["half_.weight", "p.b.0.weight"]
 
 
 def test_a_float_of_a_module_that_changes_is_not_frozen_in_the_graph():
