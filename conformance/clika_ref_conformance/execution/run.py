@@ -130,22 +130,27 @@ def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
 def execution(plan: Plan, tasks: Sequence[Task], notice: Notice | None = None) -> Iterator[Execution]:
     """Start the workers on tasks of a plan, and end them at the end of the block."""
     with folder_for() as folder:
-        setup = Setup(
-            plan.request.target,
-            plan.request.profile,
-            plan.levels,
-            folder,
-            str(plan.request.out or ""),
-            tuple(sys.path),
-            plan.request.arrange,
-            plan.request.argument,
-        )
-        running = Execution(plan, setup, tasks, notice)
+        running = Execution(plan, setup_of(plan, folder), tasks, notice)
         try:
             running.start()
             yield running
         finally:
             running.close()
+
+
+def setup_of(plan: Plan, folder: str = "") -> Setup:
+    """Return what the workers of a plan are told."""
+    request = plan.request
+    return Setup(
+        request.target,
+        request.profile,
+        plan.levels,
+        folder,
+        str(request.out or ""),
+        tuple(sys.path),
+        request.arrange,
+        request.argument,
+    )
 
 
 class Execution:

@@ -11,12 +11,13 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.reporting.console import duration, result_console
 from clika_ref.reporting.progress import SimpleProgressBar
 from clika_ref_conformance.execution.record import Result, RunRecord
-from clika_ref_conformance.execution.run import Execution, RunRequest, execute, plan_run
+from clika_ref_conformance.execution.run import Execution, RunRequest, execute, plan_run, setup_of
 from clika_ref_conformance.reporting.gathering import report_of
 from clika_ref_conformance.reporting.html_matrix import FILE as PAGE
 from clika_ref_conformance.reporting.html_matrix import write_html
 from clika_ref_conformance.reporting.json_report import write_json
 from clika_ref_conformance.reporting.junit import write_junit
+from clika_ref_conformance.reporting.recording import with_reproducers_of_ends
 from clika_ref_conformance.verdicts import Verdict
 
 SHOWN = 20
@@ -51,6 +52,7 @@ def run_and_show(request: RunRequest) -> RunRecord:
 
         record = execute(plan, notice)
     if request.out is not None:
+        record = with_reproducers_of_ends(record, setup_of(plan))
         write_report(record, request.out)
     show(record, result_console())
     if request.out is not None:

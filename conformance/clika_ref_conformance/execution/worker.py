@@ -43,14 +43,19 @@ def main() -> None:
     sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
     torch.set_num_threads(1)  # two workers share the cores, and kernels round by how they split work
     suite = make_suite(setup)
-    limit = setup.profile.memory_bytes
-    if limit:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    limit_memory(setup)
     worker = Worker(suite, setup, channel)
     worker.say("ready", environment_of(suite))
     for line in sys.stdin:
         request = json.loads(line)
         worker.do(task_of_json(request["task"]), frozenset(request["done"]))
+
+
+def limit_memory(setup: Setup) -> None:
+    """Refuse this process more memory than the profile allows."""
+    limit = setup.profile.memory_bytes
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _channel() -> TextIO:
@@ -65,7 +70,8 @@ def make_suite(setup: Setup) -> Suite:
     registry = load_registry()
     target = load_target(setup.target, registry)
     folder = Path(tempfile.mkdtemp(dir=setup.folder))
-    suite = Suite(registry, target, setup.profile, folder, deviations=declared_deviations(target, registry))
+    deviations = declared_deviations(target, registry)
+    suite = Suite(registry, target, setup.profile, folder, deviations=deviations, setup=setup.as_json())
     if setup.arrange:
         place, _, name = setup.arrange.partition(":")
         suite = getattr(importlib.import_module(place), name)(suite, setup.argument)

@@ -60,12 +60,17 @@ def write_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str, re
     if outcome.case is None:
         return ""
     content = reproducer(outcome, task, suite, target)
-    label = re.sub(r"[^A-Za-z0-9]+", "-", f"{task.level}-{task.subject}-{task.dtype}").strip("-").lower()[:60]
-    path = f"{CASES}/{label}-{hashlib.sha256(content).hexdigest()[:8]}.zip"
+    path = f"{CASES}/{case_name(task, content)}"
     (report / CASES).mkdir(parents=True, exist_ok=True)
     with write_atomically(report / path) as file:
         file.write(content)
     return path
+
+
+def case_name(task: Task, content: bytes) -> str:
+    """Return the name of a file that says what it is about, and differs where the content does."""
+    label = re.sub(r"[^A-Za-z0-9]+", "-", f"{task.level}-{task.subject}-{task.dtype}").strip("-").lower()[:60]
+    return f"{label}-{hashlib.sha256(content).hexdigest()[:8]}.zip"
 
 
 def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes:

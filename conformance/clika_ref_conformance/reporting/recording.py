@@ -1,0 +1,144 @@
+"""Reproducers of checks of which a worker died: run once more, with each case written down before the target sees it.
+
+A process that dies leaves no outcome. So the check is run again in a process of its own, on a target that writes what
+it is given before it hands it on; what was written last is what the process died of.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clika_ref.core.ir import Graph
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.storage import write_atomically
+from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.execution.levels import level_at
+from clika_ref_conformance.execution.messages import Setup, task_of_json
+from clika_ref_conformance.execution.process import START_SECONDS
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.execution.worker import limit_memory, make_suite
+from clika_ref_conformance.reporting.reproducers import CASES, case_name, reproducer
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+ENDS = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.MEMORY})
+"""Verdicts on a worker that is gone."""
+
+LIMIT = 20
+"""Reproducers of this kind in one run: each takes as long as the check took to die."""
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """A target that writes down what it is about to do, and then lets another target do it."""
+
+    inner: Target
+    write: Callable[[Graph, Sequence[torch.Tensor]], None]
+    graphs: list[Graph] = field(default_factory=list[Graph])
+    """What was compiled last."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
+        """Write the graph down, then compile it."""
+        self.graphs[:] = [graph.clone()]
+        self.write(self.graphs[0], ())
+        return self.inner.compile(graph, path, **options)
+
+    def load(self, artifact: Artifact) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        """Load an artifact; return what writes the inputs down, then runs it."""
+        graph, runner = self.graphs[0], self.inner.load(artifact)
+
+        def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            self.write(graph, inputs)
+            return runner(inputs)
+
+        return run
+
+
+def with_reproducers_of_ends(record: RunRecord, setup: Setup) -> RunRecord:
+    """Return a record in which the first check of each task and verdict that a worker died of has a reproducer.
+
+    Args:
+        record: what came of the run.
+        setup: what the workers of the run were told; ``out`` is the folder of the report.
+
+    """
+    wanted: dict[tuple[Task, Verdict], Result] = {}
+    for result in record.results:
+        if result.verdict in ENDS and result.name in record.plan.get(result.task, ()):
+            wanted.setdefault((result.task, result.verdict), result)
+    chosen = list(wanted.values())[:LIMIT]
+    made = {(r.task, r.name): path for r in chosen if (path := record_end(r, setup))}
+    results = [replace(r, reproducer=made.get((r.task, r.name), r.reproducer)) for r in record.results]
+    return replace(record, results=results)
+
+
+def record_end(result: Result, setup: Setup) -> str:
+    """Run a check again until it dies; return the path of its reproducer, or nothing where it lives or wrote none."""
+    path = f"{CASES}/{case_name(result.task, f'{result.task} {result.name}'.encode())}"
+    file = Path(setup.out) / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        request = {
+            "setup": replace(setup, folder=folder).as_json(),
+            "task": asdict(result.task),
+            "check": result.name,
+            "verdict": str(result.verdict),
+            "message": result.comparison.message,
+            "file": str(file),
+        }
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "clika_ref_conformance.reporting.recording"],
+                input=json.dumps(request).encode(),
+                capture_output=True,
+                timeout=START_SECONDS + setup.profile.case_seconds,
+                check=False,
+            )
+            survived = done.returncode == 0
+        except subprocess.TimeoutExpired:
+            survived = False
+    if survived:
+        file.unlink(missing_ok=True)
+    return path if file.exists() else ""
+
+
+def main() -> None:
+    """Read a request, run its check, and write each case before it is run."""
+    request = json.load(sys.stdin)
+    setup, task = Setup.of_json(request["setup"]), task_of_json(request["task"])
+    sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
+    torch.set_num_threads(1)
+    suite = make_suite(setup)
+    limit_memory(setup)
+    comparison = Comparison(Verdict(request["verdict"]), request["message"])
+
+    def write(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
+        case = Case(request["check"], graph, [Run("last", tuple(inputs))] if inputs or not graph.inputs else [])
+        outcome = Outcome(request["check"], comparison, "last", case)
+        content = reproducer(outcome, task, suite, setup.target)
+        with write_atomically(request["file"]) as file:
+            file.write(content)
+
+    watched: Suite = replace(suite, target=Recorder(suite.target, write))  # pyright: ignore[reportArgumentType]
+    for check in level_at(setup.levels[task.level]).checks(task, watched):
+        if check.name == request["check"]:
+            faulthandler.dump_traceback_later(setup.profile.case_seconds, exit=True)  # a hang ends like a crash
+            check.run()
+            faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Targets that end or stop the process that runs them."""
+
+import os
+import signal
+import time
+
+from clika_ref_conformance.targets.identity import Identity
+
+
+class Deadly(Identity):
+    """Eager, but for a fault of this kind on inputs of more than two elements."""
+
+    def load(self, artifact):
+        right = super().load(artifact)
+
+        def run(inputs):
+            if inputs[0].numel() > 2:
+                self.die()
+            return right(inputs)
+
+        return run
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Sleepy(Deadly):
+    def die(self):
+        time.sleep(1000)
+
+
+class Fatal(Identity):
+    """Dies while it compiles."""
+
+    def compile(self, graph, path, **options):
+        os.kill(os.getpid(), signal.SIGSEGV)

@@ -1,0 +1,112 @@
+"""Reproducers of checks of which a worker died: the case that killed it is in the zip, and kills the next process."""
+
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from clika_ref_conformance.cases import Case, Check, Run, Task
+from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.execution.case_checks import case_check
+from clika_ref_conformance.execution.messages import Setup
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.reporting.recording import LIMIT, record_end, with_reproducers_of_ends
+from clika_ref_conformance.reporting.replaying import read_reproducer
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+from clika_ref.core.registry import load_registry
+
+HERE = Path(__file__).parent
+TASK = Task("deadly", "relu", "float32")
+
+
+def tasks(suite):
+    """As a level: one task."""
+    return [TASK]
+
+
+def checks(task, suite):
+    """As a level: a relu of three sizes, of which the last two are too large for a deadly target."""
+
+    def make():
+        inputs = [torch.arange(float(n)) for n in (1, 3, 5)]
+        graph = graph_of(suite.registry.operators["relu"], [torch.zeros(3)], {})
+        return Case("relu", graph, [Run("three", (inputs[1],))])
+
+    return [
+        Check("harmless", lambda: pytest.fail("only the check that died is run again")),
+        case_check("row", suite, make),
+    ]
+
+
+def setup(out, target, seconds=30.0):
+    """What a worker is told."""
+    profile = replace(PROFILES["quick"], case_seconds=seconds)
+    path = (str(HERE), str(HERE / "stand_ins"))
+    return Setup(f"deadly_targets:{target}", profile, {"deadly": "test_recording"}, "", str(out), path)
+
+
+def dead(name="row", verdict=Verdict.CRASH, task=TASK):
+    """A check of which a worker died."""
+    return Result(task, name, Comparison(verdict, "the worker died (SIGSEGV)"))
+
+
+def run_script(path, folder):
+    """Unpack a reproducer and run its script in a fresh process."""
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder / "unpacked")
+    command = [sys.executable, str(folder / "unpacked/repro.py")]
+    return subprocess.run(command, cwd=HERE / "stand_ins", capture_output=True, text=True, check=False)
+
+
+def test_the_inputs_that_kill_a_worker_are_in_the_reproducer(tmp_path):
+    path = record_end(dead(), setup(tmp_path, "Deadly"))
+    assert path.startswith("cases/deadly-relu-float32-")
+    found = read_reproducer(tmp_path / path, load_registry())
+    assert (found.task, found.check, found.verdict) == (TASK, "row", "crash")
+    (run,) = found.case.runs
+    assert torch.equal(run.inputs[0], torch.arange(3.0))
+    done = run_script(tmp_path / path, tmp_path)
+    assert done.returncode == -11
+    assert "deadly of relu on deadly_targets:Deadly: crash" in done.stdout
+
+
+def test_a_graph_that_kills_the_compiler_is_recorded_without_inputs(tmp_path):
+    path = record_end(dead(), setup(tmp_path, "Fatal"))
+    assert read_reproducer(tmp_path / path, load_registry()).case.runs == []
+    assert run_script(tmp_path / path, tmp_path).returncode == -11
+
+
+def test_inputs_on_which_the_target_hangs_are_recorded_too(tmp_path):
+    path = record_end(dead(verdict=Verdict.HANG), setup(tmp_path, "Sleepy", seconds=2.0))
+    (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
+    assert torch.equal(run.inputs[0], torch.arange(3.0))
+    done = run_script(tmp_path / path, tmp_path)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+
+
+def test_a_check_that_lives_has_no_reproducer(tmp_path):
+    assert record_end(dead(), replace(setup(tmp_path, ""), target="identity")) == ""
+    assert list((tmp_path / "cases").iterdir()) == []
+
+
+def test_of_each_task_and_verdict_the_first_check_is_run_again(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "clika_ref_conformance.reporting.recording.record_end",
+        lambda result, _: asked.append((result.name, result.verdict)) or f"cases/{result.name}.zip",
+    )
+    many = [dead(f"n{i}", task=replace(TASK, subject=str(i))) for i in range(LIMIT + 5)]
+    results = [dead("a"), dead("b"), dead("c", Verdict.HANG), dead("d", Verdict.VALUE), *many]
+    plan = {}
+    for result in results:
+        plan.setdefault(result.task, []).append(result.name)
+    found = with_reproducers_of_ends(RunRecord("t", "quick", 0, {}, plan, results), setup(tmp_path, "Deadly"))
+    assert [r.reproducer for r in found.results[:4]] == ["cases/a.zip", "", "cases/c.zip", ""]
+    assert len(asked) == LIMIT
+    assert found.imbalance() == []
