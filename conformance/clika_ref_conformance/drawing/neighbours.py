@@ -1,0 +1,82 @@
+"""Calls that differ in one decision of the sampler: both are legal, so what one attribute does can be seen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call, Choice, Draw, Floats, Integers, random_draw
+from clika_ref_conformance.drawing.calls import sampled
+
+Decisions = Sequence[tuple[Any, Any]]
+"""What a sampler asked for and was given, in order."""
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A drawn call and the decisions that led to it."""
+
+    call: Call
+    decisions: Decisions
+
+
+def traced_call(op: Operator, seed: str) -> TracedCall:
+    """Return a random call, the same for the same seed."""
+    decisions: list[tuple[Any, Any]] = []
+    decide = random_draw(random.Random(seed))  # noqa: S311 - no secret
+
+    def draw(description: Any, /) -> Any:
+        value = decide(description)
+        decisions.append((description, value))
+        return value
+
+    return TracedCall(sampled(op, draw), decisions)
+
+
+def neighbours(op: Operator, traced: TracedCall) -> Iterator[tuple[str, Call]]:
+    """Yield the calls that differ from one in a single attribute, with its name; operands are the same."""
+    for at, (description, value) in enumerate(traced.decisions):
+        for other in _alternatives(description, value):
+            try:
+                call = sampled(op, _replay(traced.decisions, at, other))
+            except Exception:  # noqa: BLE001, S112 - such a path cannot be taken: the decisions before it do not fit
+                continue
+            names = [n for n, v in call.attrs.items() if _differ(v, traced.call.attrs[n])]
+            if len(names) == 1 and call.operands == traced.call.operands:
+                yield names[0], call
+
+
+def _replay(decisions: Decisions, at: int, other: Any) -> Draw:
+    """Return a driver that decides as before but once; what was not asked before is decided at random."""
+    fresh = random_draw(random.Random(at))  # noqa: S311 - no secret
+    rest = iter(range(len(decisions)))
+
+    def draw(description: Any, /) -> Any:
+        index = next(rest, len(decisions))
+        if index == at:
+            return other
+        same = index < len(decisions) and decisions[index][0] == description
+        return decisions[index][1] if same else fresh(description)
+
+    return draw
+
+
+def _alternatives(description: Any, value: Any) -> list[Any]:
+    match description:
+        case Choice(options):
+            offered = list(options)
+        case Integers(low, high):
+            offered = [low, high, (low + high) // 2]
+        case Floats(low, high):
+            offered = [low, high, (low + high) / 2]
+        case _:
+            offered = []
+    return [o for o in offered if _differ(o, value)]
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two values differ, in type too: 1, 1.0 and True do."""
+    return (type(a), repr(a)) != (type(b), repr(b))

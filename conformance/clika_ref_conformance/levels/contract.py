@@ -1,0 +1,273 @@
+"""L0: what an operator declares is whole, its samples vary all of it, and its lowering reads what decides."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.ir import Graph
+from clika_ref.core.operators import Operator, schema_text
+from clika_ref.core.samples import Call
+from clika_ref.onnx_emission.emission import emit
+from clika_ref_conformance.cases import Check, Outcome, Task
+from clika_ref_conformance.drawing.calls import filled, shown
+from clika_ref_conformance.drawing.covering import covering_calls
+from clika_ref_conformance.drawing.dtypes import columns
+from clika_ref_conformance.drawing.neighbours import TracedCall, neighbours, traced_call
+from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.drawing.vectors import runs_of
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+LEVEL = "contract"
+
+DRAWN = 24
+"""Random calls besides the cover: what a branch that 1 call in 6 takes decides is missed by 1 % of them."""
+
+PAIRS = 3
+"""Pairs of calls that are looked at for each attribute."""
+
+TRIES = 40
+"""Calls that are compared to find them."""
+
+ELSEWHERE = frozenset({"device", "generator"})
+"""Attributes that say where or from what state something is made: no two of their values can be tried here."""
+
+
+def tasks(suite: Suite) -> list[Task]:
+    """Return one task for each operator."""
+    return [Task(LEVEL, name) for name in suite.registry.operators]
+
+
+def checks(task: Task, suite: Suite) -> Sequence[Check]:
+    """Return the checks of one declaration."""
+    contract = Contract(suite.registry.operators[task.subject], suite)
+    plain: dict[str, Callable[[], str | None]] = {
+        "schema": contract.schema,
+        "samples": contract.samples,
+        "refusal": contract.refusal,
+        "consumption": contract.consumption,
+    }
+    found = [Check(name, functools.partial(_told, name, Verdict.CONTRACT, look)) for name, look in plain.items()]
+    for attribute in contract.op.attributes:
+        if attribute not in ELSEWHERE:
+            name = f"sensitivity-{attribute}"
+            look = functools.partial(contract.sensitivity, attribute)
+            found.append(Check(name, functools.partial(_told, name, Verdict.NOT_RUN, look)))
+    return found
+
+
+def _told(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcome:
+    """Return what a check found: nothing, or a problem in words."""
+    try:
+        problem = look()
+    except _Unknown as unknown:
+        return Outcome(name, Comparison(Verdict.NOT_RUN, str(unknown)))
+    return Outcome(name, Comparison(Verdict.PASS if problem is None else verdict, problem or ""))
+
+
+class _Unknown(Exception):  # noqa: N818 - no error: it cannot be looked at, for a reason that another check reports
+    pass
+
+
+@dataclass
+class Contract:
+    """The declaration of one operator."""
+
+    op: Operator
+    suite: Suite
+
+    def schema(self) -> str | None:
+        """Say which operands and attributes have no type, or whether nobody says what the operator computes."""
+        signature = inspect.signature(self.op.reference)
+        bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
+        if bare or signature.return_annotation is signature.empty:
+            return f"{schema_text(self.op)}: give {', '.join(bare) or 'the result'} a type"
+        return None if self.op.reference.__doc__ else f"{self.op.name} has no docstring that says what it computes"
+
+    def samples(self) -> str | None:
+        """Say what the samples leave out: all, or attributes of which they draw one value only."""
+        if self.op.sampler is None:
+            return (
+                f"{self.op.name} has no samples, so nothing is known of it; declare some with @{self.op.name}.samples"
+            )
+        self.calls  # noqa: B018 - drawing them shows whether they can be drawn
+        once = [name for name in self.op.attributes if name not in ELSEWHERE and len(self.values(name)) < 2]
+        if once:
+            return f"the samples of {self.op.name} draw one value only of {', '.join(once)}: draw at least two"
+        given = max(len(call.operands) for call in self.calls)
+        lacking = [p.name for p in self.op.operands[given:] if not p.variadic]
+        if lacking:
+            return f"the samples of {self.op.name} never draw {', '.join(lacking)}"
+        return None
+
+    def refusal(self) -> str | None:
+        """Say whether the target neither runs the operator nor says why not."""
+        for graph in self._graphs():
+            for node in graph.nodes:
+                reason = self.suite.target.refusal(node)
+                if reason is not None and not reason.strip():
+                    return f"{self.suite.target.name} refuses {self.op.name} without a reason"
+            return None
+        raise _Unknown(f"no call of {self.op.name} becomes a graph")
+
+    def consumption(self) -> str | None:
+        """Say which attribute decides the result of a call and is never read by the ONNX lowering.
+
+        Only pairs of calls count whose results are of one type: the lowering may read what differs from the type.
+        """
+        if self.op.lowering is None:
+            raise _Unknown(f"{self.op.name} has no ONNX lowering")
+        for name, pairs in self.pairs.items():
+            for call, other in pairs:
+                first, second = self._graph(call), self._graph(other)
+                if first is None or second is None or not _same_types(first, second):
+                    continue
+                read = [read_by(self.op, graph) for graph in (first, second)]
+                if any(r is not None and name not in r for r in read):
+                    return (
+                        f"the lowering of {self.op.name} never reads {name} in {shown(self.op, call)}, "
+                        f"which eager computes differently with {name}={other.attrs[name]!r}"
+                    )
+        if self.op.attributes and not any(self.pairs.values()):
+            raise _Unknown(f"no two drawn calls of {self.op.name} differ in one attribute and in the result")
+        return None
+
+    def sensitivity(self, name: str) -> str | None:
+        """Say whether no drawn call depends on an attribute: nobody can see then whether a target honours it."""
+        if self.pairs.get(name):
+            return None
+        known = f"{name} never changes what" if name in self.pairs else f"no two calls differ in {name} alone that"
+        return f"{known} the samples of {self.op.name} draw: whether a target honours it is not tested"
+
+    @functools.cached_property
+    def pairs(self) -> Mapping[str, Sequence[tuple[Call, Call]]]:
+        """Pairs of drawn calls that differ in one attribute and in the result, by its name; some of each."""
+        found: dict[str, list[tuple[Call, Call]]] = {}
+        tries: Counter[str] = Counter()
+        wanted = self.op.attributes.keys() - ELSEWHERE
+        for traced in self._traced:
+            for name, call in neighbours(self.op, traced):
+                pairs = found.setdefault(name, [])
+                if len(pairs) < PAIRS and tries[name] < TRIES:
+                    tries[name] += 1
+                    pairs += [(traced.call, call)] if self._differ(traced.call, call) else []
+            if all(len(found.get(name, ())) == PAIRS or tries[name] == TRIES for name in wanted):
+                break
+        return {name: found[name] for name in sorted(found.keys() & wanted)}
+
+    @functools.cached_property
+    def calls(self) -> list[Call]:
+        """Calls of the cover and random ones.
+
+        Raises:
+            _Unknown: there are no samples, or they fail.
+        """
+        traced = [t.call for t in self._traced]
+        (dtype,) = columns(self.op, (torch.float32,))
+        return [*(row.call for row in self._drawn(covering_calls, dtype, self.suite.profile.seed)), *traced]
+
+    @functools.cached_property
+    def _traced(self) -> list[TracedCall]:
+        names = (f"{self.op.name}/{self.suite.profile.seed}/{i}" for i in range(DRAWN))
+        return [self._drawn(traced_call, name) for name in names]
+
+    def _drawn(self, driver: Callable[..., Any], *settings: Any) -> Any:
+        if self.op.sampler is None:
+            raise _Unknown(f"{self.op.name} has no samples")
+        try:
+            return driver(self.op, *settings)
+        except Exception as error:
+            raise _Unknown(f"the samples of {self.op.name} raise {type(error).__name__}: {error}") from error
+
+    def values(self, name: str) -> list[Any]:
+        """Return the values that the calls give an attribute, those apart that are equal but of another type."""
+        return list({(type(v), repr(v)): v for v in (call.attrs[name] for call in self.calls)}.values())
+
+    def _graphs(self) -> Iterator[Graph]:
+        for call in self.calls:
+            graph = self._graph(call)
+            if graph is not None:
+                yield graph
+
+    def _graph(self, call: Call) -> Graph | None:
+        try:
+            return graph_of(self.op, filled(call, runs_of(call.operands, 0)[0].inputs), call.attrs)
+        except Exception:  # noqa: BLE001 - the operator level reports calls that cannot be made
+            return None
+
+    def _eager(self, call: Call) -> list[torch.Tensor] | None:
+        """Return what eager computes, every random number from one seed; None where it refuses."""
+        torch.manual_seed(0)
+        try:
+            with torch.no_grad():
+                result = self.op(*filled(call, runs_of(call.operands, 0)[0].inputs), **call.attrs)
+        except Exception:  # noqa: BLE001 - any refusal will do
+            return None
+        return [result] if isinstance(result, torch.Tensor) else list(result)
+
+    def _differ(self, call: Call, other: Call) -> bool:
+        """Whether eager takes both calls and computes different results, NaN being equal to NaN."""
+        before, after = self._eager(call), self._eager(other)
+        return before is not None and after is not None and not _same(before, after)
+
+
+def _same_types(a: Graph, b: Graph) -> bool:
+    return [v.type for v in a.outputs] == [v.type for v in b.outputs]
+
+
+def _same(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
+    return len(left) == len(right) and all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5))
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def read_by(op: Operator, graph: Graph) -> set[str] | None:
+    """Return the attributes that the lowering of an operator reads while a graph is emitted; None where that fails.
+
+    Attributes arrive as parameters, so each is read by an instruction that names it. A lowering that takes them as
+    ``**attributes`` passes them all on.
+    """
+    lowering = inspect.unwrap(op.lowering) if op.lowering is not None else None
+    code = getattr(lowering, "__code__", None)
+    if not isinstance(code, CodeType):
+        return set(op.attributes)
+    names = {i.offset: i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_")}
+    read: set[str] = set()
+
+    def watch(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            read.add(names.get(frame.f_lasti, ""))
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        emit(graph)
+    except (ClikaError, ValueError, TypeError):
+        return None
+    finally:
+        sys.settrace(before)
+    return set(op.attributes) if _passes_on(code, read) else read & op.attributes.keys()
+
+
+def _passes_on(code: CodeType, read: set[str]) -> bool:
+    """Whether a function hands on everything that it was given by name."""
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return False
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    return code.co_varnames[count] in read

@@ -1,0 +1,137 @@
+"""L0: each hole in a declaration is named, and a whole one passes."""
+
+import pytest
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.drawing.neighbours import neighbours, traced_call
+from clika_ref_conformance.levels import contract
+from clika_ref_conformance.verdicts import Verdict
+from sampled_operators import named, shift, suite_of
+from torch import Tensor
+
+from clika_ref.core.operators import operator
+from clika_ref.core.registry import load_registry
+
+OPERATORS = load_registry().operators
+
+
+def outcome(op, folder, name, **changes):
+    suite = suite_of(op, folder=folder, **changes)
+    (task,) = contract.tasks(suite)
+    assert task == Task("contract", op.name)
+    return named(contract.checks(task, suite), name).run()
+
+
+def declared():
+    @operator()
+    def bare(x: Tensor, *, k: int = 1, note: str = "") -> Tensor:
+        """``k * x``."""
+        return x * k
+
+    @bare.onnx
+    def _(op, x, *, k, note):
+        return op.Mul(x, op.like(x, k))
+
+    return bare
+
+
+def test_a_whole_declaration_passes_every_check(tmp_path):
+    suite = suite_of(shift, folder=tmp_path)
+    found = {c.name: c.run().verdict for c in contract.checks(Task("contract", "shift"), suite)}
+    names = {"schema", "samples", "refusal", "consumption", "sensitivity-by", "sensitivity-dim", "sensitivity-twice"}
+    assert found == dict.fromkeys(names, Verdict.PASS)
+
+
+def test_types_and_a_docstring_are_asked_for(tmp_path):
+    @operator()
+    def vague(x, *, k=1):
+        return x
+
+    found = outcome(vague, tmp_path, "schema")
+    assert (found.verdict, found.comparison.message) == (Verdict.CONTRACT, "vague(x, *, k=1): give x, k a type")
+
+    @operator()
+    def silent(x: Tensor) -> Tensor:
+        return x
+
+    assert (
+        outcome(silent, tmp_path, "schema").comparison.message == "silent has no docstring that says what it computes"
+    )
+
+
+def test_an_operator_without_samples_is_named_and_nothing_else_is_looked_at(tmp_path):
+    mute = declared()
+    found = outcome(mute, tmp_path, "samples")
+    assert found.verdict is Verdict.CONTRACT
+    assert "bare has no samples, so nothing is known of it; declare some with @bare.samples" in found.comparison.message
+    assert outcome(mute, tmp_path, "consumption").verdict is Verdict.NOT_RUN
+
+
+def test_an_attribute_of_which_one_value_is_drawn_is_named(tmp_path):
+    bare = declared()
+    bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2)), note="a"))
+    message = outcome(bare, tmp_path, "samples").comparison.message
+    assert message == "the samples of bare draw one value only of note: draw at least two"
+
+
+def test_an_attribute_that_decides_and_is_never_read_is_named(tmp_path):
+    bare = declared()
+    bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2)), note=draw(s.choice("a", "b"))))
+    assert outcome(bare, tmp_path, "consumption").verdict is Verdict.PASS
+
+    @bare.onnx
+    def _(op, x, *, k, note):
+        return op.Identity(x)
+
+    found = outcome(bare, tmp_path, "consumption")
+    assert found.verdict is Verdict.CONTRACT
+    assert "the lowering of bare never reads k in bare(float32[" in found.comparison.message
+    assert "which eager computes differently with k=" in found.comparison.message
+
+
+def test_a_lowering_that_hands_all_attributes_on_reads_them(tmp_path):
+    bare = declared()
+    bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2)), note=draw(s.choice("a", "b"))))
+    bare.onnx(lambda op, x, **attrs: op.Mul(x, op.like(x, attrs["k"])))
+    assert outcome(bare, tmp_path, "consumption").verdict is Verdict.PASS
+
+
+def test_samples_that_raise_leave_the_rest_unknown(tmp_path):
+    bare = declared()
+    bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=1 // 0))
+    found = outcome(bare, tmp_path, "consumption")
+    assert found.verdict is Verdict.NOT_RUN
+    assert found.comparison.message.startswith("the samples of bare raise ZeroDivisionError")
+
+
+def test_a_vacuous_attribute_says_so(tmp_path):
+    bare = declared()
+    bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2)), note=draw(s.choice("a", "b"))))
+    assert outcome(bare, tmp_path, "sensitivity-k").verdict is Verdict.PASS
+    found = outcome(bare, tmp_path, "sensitivity-note")
+    assert found.verdict is Verdict.NOT_RUN
+    assert found.comparison.message == (
+        "note never changes what the samples of bare draw: whether a target honours it is not tested"
+    )
+
+
+def test_an_operator_without_a_lowering_is_refused_with_a_reason(tmp_path):
+    bare = declared()
+    bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2))))
+    bare.lowering = None
+    assert outcome(bare, tmp_path, "refusal").verdict is Verdict.PASS
+    assert outcome(bare, tmp_path, "consumption").comparison.message == "bare has no ONNX lowering"
+
+
+def test_neighbours_differ_in_one_attribute_and_in_no_operand():
+    traced = traced_call(shift, "seed")
+    found = list(neighbours(shift, traced))
+    assert {name for name, _ in found} <= {"by", "dim", "twice"}
+    assert found
+    for name, call in found:
+        assert call.operands == traced.call.operands
+        assert [n for n in call.attrs if call.attrs[n] != traced.call.attrs[n]] == [name]
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_the_samples_of_every_declared_operator_vary_every_attribute(name, tmp_path):
+    assert outcome(OPERATORS[name], tmp_path, "samples").comparison.message == ""

@@ -1,0 +1,106 @@
+"""The cover: any two options of two decisions meet, in the dtype that is asked for."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from clika_ref_conformance.drawing.covering import Cover, CoveringDraw, covering_calls, empty_calls
+from clika_ref_conformance.drawing.dtypes import DtypeAxis, choices_count, columns
+from sampled_operators import shift
+from torch import Tensor
+
+from clika_ref.core.operators import operator
+from clika_ref.core.samples import TensorSample
+
+
+@operator()
+def four(x: Tensor, *, a: int, b: int, c: int, d: str) -> Tensor:
+    """``x``, whatever the attributes are."""
+    return x
+
+
+@four.samples
+def _(draw, s):
+    x = draw(s.tensor(shape=(2,)))
+    values = {"a": draw(s.choice(0, 1, 2)), "b": draw(s.integers(0, 5)), "c": draw(s.choice(0, 1, 2))}
+    return s.call(x, **values, d=draw(s.choice("p", "q")))
+
+
+def test_any_two_options_of_two_decisions_meet():
+    calls = [row.call.attrs for row in covering_calls(four, torch.float32, 0, limit=40)]
+    classes = [{**c, "b": "low" if c["b"] == 0 else "high" if c["b"] == 5 else "middle"} for c in calls]
+    sizes = {"a": 3, "b": 3, "c": 3, "d": 2}
+    for (one, few), (other, many) in itertools.combinations(sizes.items(), 2):
+        assert len({(c[one], c[other]) for c in classes}) == few * many, (one, other)
+    assert len(calls) < 27  # all combinations are 54, and pairs of 3 options need 9
+
+
+def test_the_first_row_is_the_plainest():
+    (first, *_) = covering_calls(four, torch.float32, 0)
+    assert (first.call.attrs["a"], first.call.attrs["d"]) == (0, "p")
+
+
+def test_a_cover_is_the_same_for_the_same_seed_and_another_for_another():
+    one, again, other = (covering_calls(shift, torch.float32, seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+
+
+def test_a_cover_has_ranks_and_sides_of_both_ends():
+    shapes = [row.call.operands[0].shape for row in covering_calls(shift, torch.float32, 0, limit=40)]
+    assert {1, 3} <= {len(shape) for shape in shapes}
+    assert any(1 in shape for shape in shapes)
+
+
+def test_empty_sides_are_tried_and_refusals_left_out():
+    found = empty_calls(shift, torch.float32, 0, lambda call: True)
+    assert found
+    assert all(0 in row.call.operands[0].shape for row in found)
+    assert empty_calls(shift, torch.float32, 0, lambda call: False) == []
+
+
+def test_a_covering_draw_refuses_what_is_no_description():
+    draw = CoveringDraw(Cover(random.Random(0)), DtypeAxis(torch.float32, choices=False))
+    with pytest.raises(TypeError, match=r"draw\(\) takes a description made by `s`, not 3"):
+        draw(3)
+
+
+def test_the_dtype_axis_holds_the_first_list_and_any_float():
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        rows = covering_calls(shift, dtype, 0)
+        assert {row.call.operands[0].dtype for row in rows} == {dtype}
+        assert not any(row.beyond for row in rows)
+    halves = covering_calls(four, torch.float16, 0)
+    assert {row.call.operands[0].dtype for row in halves} == {torch.float16}
+    assert all(row.beyond for row in halves)
+
+
+@operator()
+def alike(x: Tensor, y: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """``x + y`` in another dtype."""
+    return (x + y).to(dtype)
+
+
+@alike.samples
+def _(draw, s):
+    chosen = draw(s.choice(torch.float32, torch.int32, torch.int64))
+    x = draw(s.tensor(rank=1, dtype=chosen))
+    y = draw(s.tensor(shape=x.shape, dtype=x.dtype))
+    return s.call(x, y, dtype=draw(s.choice(torch.float64, torch.int64)))
+
+
+def test_a_dtype_that_is_chosen_before_the_tensors_is_held_and_one_of_the_result_is_free():
+    assert choices_count(alike, torch.int64)
+    assert choices_count(shift, torch.int64) is False
+    rows = covering_calls(alike, torch.int64, 0)
+    assert {o.dtype for row in rows for o in row.call.operands} == {torch.int64}
+    assert {row.call.attrs["dtype"] for row in rows} == {torch.float64, torch.int64}
+
+
+def test_an_operator_has_the_columns_that_it_takes_or_its_own():
+    wanted = (torch.float16, torch.int64)
+    assert columns(shift, wanted) == [torch.int64]
+    assert columns(four, wanted) == [torch.float16]
+    assert columns(alike, (torch.uint8,)) != []
+    assert all(isinstance(o, TensorSample) for o in covering_calls(shift, torch.float32, 0)[0].call.operands)

@@ -1,0 +1,56 @@
+"""Other forms of one call: the same elements in other layouts, and literals that mean the same."""
+
+import torch
+from clika_ref_conformance.cases import Run
+from clika_ref_conformance.drawing.layouts import laid_out, literal_variants
+
+from clika_ref.core.operators import operator
+from clika_ref.core.samples import Call, TensorSample
+
+
+def sample(*shape, unique=False):
+    return TensorSample(torch.float32, shape, -3, 3, unique=unique)
+
+
+def test_layouts_hold_the_same_elements_but_for_the_expanded_one():
+    x = torch.arange(48.0).reshape(2, 3, 4, 2)
+    runs = {run.name: run.inputs[0] for run in laid_out(Run("typical", (x,)), [sample(2, 3, 4, 2)])}
+    assert set(runs) == {"strided", "offset", "channels-last", "expanded"}
+    for name in ("strided", "offset", "channels-last"):
+        assert torch.equal(runs[name], x), name
+    assert not runs["strided"].is_contiguous()
+    assert runs["offset"].storage_offset() == 3
+    assert runs["channels-last"].is_contiguous(memory_format=torch.channels_last)
+    assert runs["expanded"].stride(0) == 0
+    assert torch.equal(runs["expanded"][1], x[0])
+
+
+def test_a_layout_that_changes_nothing_is_no_run():
+    names = {run.name for run in laid_out(Run("typical", (torch.ones(3, 4),)), [sample(3, 4)])}
+    assert names == {"strided", "offset", "expanded"}
+    assert {run.name for run in laid_out(Run("typical", (torch.ones(()),)), [sample()])} == {"offset"}
+
+
+def test_elements_that_must_differ_are_not_expanded():
+    names = {run.name for run in laid_out(Run("typical", (torch.arange(3.0),)), [sample(3, unique=True)])}
+    assert names == {"strided", "offset"}
+
+
+@operator()
+def literal(x: torch.Tensor, y: float | torch.Tensor, *, alpha: float, k: int, dim: int, dims: tuple[int, ...]) -> None:
+    """Return nothing."""
+
+
+def test_literals_come_as_integers_floats_and_from_the_other_end():
+    call = Call((sample(2, 3, 4), 2), {"alpha": 1.0, "k": 3, "dim": 1, "dims": (0, -1)})
+    forms = dict(literal_variants(literal, call))
+    assert set(forms) == {"alpha-integer", "dim-other-end", "dims-other-end", "x1-float"}
+    assert type(forms["alpha-integer"].attrs["alpha"]) is int
+    assert forms["dim-other-end"].attrs == {**call.attrs, "dim": -2}
+    assert forms["dims-other-end"].attrs["dims"] == (-3, 2)
+    assert type(forms["x1-float"].operands[1]) is float
+
+
+def test_a_float_with_a_fraction_and_a_side_out_of_range_have_one_form():
+    call = Call((sample(2), 0.5), {"alpha": 1.5, "k": 3, "dim": 4, "dims": ()})
+    assert list(literal_variants(literal, call)) == []

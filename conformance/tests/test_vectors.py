@@ -1,0 +1,95 @@
+"""The mandatory vectors: what stands where, and what a domain keeps out."""
+
+import math
+
+import torch
+from clika_ref_conformance.drawing.vectors import SPECIAL, runs_of, slots
+
+from clika_ref.core.samples import TensorSample
+
+
+def sample(dtype=torch.float32, shape=(3, 4), low=-3.0, **more):
+    return TensorSample(dtype, shape, low, low + 6.0, **more)
+
+
+def runs_in_turn(*samples):
+    rows = max(slots(samples), 1)
+    return [run for row in range(rows) for run in runs_of(samples, 0, row)]
+
+
+def test_every_special_value_stands_first_and_last_in_every_operand_and_alone():
+    samples = [sample(), sample(torch.float64)]
+    found = set()
+    for run in runs_in_turn(*samples):
+        for index, tensor in enumerate(run.inputs):
+            flat = tensor.reshape(-1)
+            special = [i for i, v in enumerate(flat) if not math.isfinite(v) or (v == 0 and v.signbit())]
+            if run.name.split(":")[0].rsplit("-", 1)[0] in SPECIAL and special:
+                assert len(special) == 1
+                found.add((run.name, index, special[0]))
+            assert len(special) <= 1
+    assert {(index, at) for _, index, at in found} == {(0, 0), (0, 11), (1, 0), (1, 11)}
+    assert len(found) == len(SPECIAL) * 4
+
+
+def test_floats_get_wide_half_tiny_and_shifted_elements():
+    runs = {run.name: run.inputs[0].double() for row in (0, 1) for run in runs_of([sample(shape=(50,))], 0, row)}
+    assert runs["wide"].abs().max() > 64 > 1 / 64 > runs["wide"].abs().min()
+    assert ((runs["ties"] % 1) == 0.5).all()
+    assert runs["tiny"].abs().max() <= 3.001e-3
+    assert (runs["offset+30"] > 28).all()
+    assert (runs["offset-50"] < -48).all()
+
+
+def test_integers_get_their_limits_sums_beyond_32_bits_and_both_signs():
+    runs = {run.name: run.inputs[0] for run in runs_of([sample(torch.int64, (40,))], 0)}
+    assert set(runs["small:x0"].tolist()) == {-1, 0, 1}
+    assert runs["extremes:x0"][0] == -(2**63)
+    assert runs["extremes:x0"][-1] == 2**63 - 1
+    assert runs["large:x0"][:2].sum() > 2**31 - 1
+    assert (runs["signed:x0"] != 0).all()
+    assert (runs["signed:x0"] < 0).any()
+    assert (runs["far:x0"] >= 2**40).all()
+    unsigned = {run.name for run in runs_of([sample(torch.uint8, (40,))], 0)}
+    assert unsigned == {"typical", "small:x0", "extremes:x0", "large:x0"}
+
+
+def test_integers_with_a_domain_get_its_ends_only():
+    for low in (-4, 0):
+        index = TensorSample(torch.int64, (6,), low, 3, domain=(low, 3))
+        runs = {run.name: run.inputs[0] for run in runs_of([index], 0)}
+        assert runs.keys() == {"typical", "lowest", "highest"} | ({"minus-one"} if low < 0 else set())
+        assert (runs["lowest"] == low).all()
+        assert (runs["highest"] == 3).all()
+
+
+def test_a_domain_keeps_special_values_and_other_elements_out():
+    runs = runs_in_turn(sample(low=0.0, domain=(0.0, 6.0)))
+    for run in runs:
+        assert ((run.inputs[0] >= 0) & (run.inputs[0] <= 6)).all(), run.name
+    assert not any(run.name.startswith(("nan", "inf", "offset")) for run in runs)
+    assert any(run.name.startswith("inf") for run in runs_in_turn(sample(low=0.0, domain=(0.0, math.inf))))
+
+
+def test_masks_are_all_true_and_have_a_false_row():
+    runs = {run.name: run.inputs[0] for run in runs_of([sample(torch.bool)], 0)}
+    assert runs["all-true"].all()
+    assert not runs["false-row"][0].any()
+    assert runs["false-row"][1:].all()
+
+
+def test_elements_that_must_differ_stay_different():
+    for run in runs_in_turn(sample(shape=(9,), unique=True), sample(torch.int64, (9,), unique=True)):
+        assert run.inputs[1].unique().numel() > 6, run.name
+        assert run.name != "ties"
+
+
+def test_tensors_without_elements_get_typical_runs_only():
+    assert [run.name for run in runs_of([sample(shape=(0, 3)), sample(torch.int64, (0,))], 0)] == ["typical"]
+    assert [run.name for run in runs_of([2, None], 0)] == ["typical"]
+
+
+def test_the_same_seed_gives_the_same_elements():
+    one, again, other = (runs_of([sample()], seed)[0].inputs[0] for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
