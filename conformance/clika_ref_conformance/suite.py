@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
@@ -27,6 +27,8 @@ class Suite:
     """Words of which a task must contain one (``-k``); all tasks where empty."""
     deviations: Sequence[Deviation] = field(default=())
     """What the target declares to do otherwise than eager."""
+    setup: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What another process makes this suite from, as JSON; empty where it was made by hand."""
 
 
 class Level(Protocol):

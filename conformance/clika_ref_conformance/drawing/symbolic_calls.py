@@ -96,9 +96,15 @@ def _tensors(operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     return tuple(o for o in operands if isinstance(o, torch.Tensor))
 
 
+def static_case(drawing: Drawing, name: str) -> Case | None:
+    """Return the case of a drawn call as it is, with one run of that name, or None where eager refuses it."""
+    operands = filled(drawing, name)
+    return None if operands is None else _static(name, drawing, operands)
+
+
 def _static(name: str, drawing: Drawing, operands: Sequence[Any]) -> Case:
     graph = graph_of(drawing.op, operands, drawing.call.attrs)
-    return Case(f"{drawing.op.name} at fixed sizes", graph, [Run(name, _tensors(operands))])
+    return Case(drawing.op.name, graph, [Run(name, _tensors(operands))])
 
 
 def _coprime(ranges: Sequence[tuple[int, int]], random: Random) -> list[int]:

@@ -1,0 +1,214 @@
+"""Another process that compiles graphs and runs artifacts: with other hashes of strings, in another folder.
+
+As a module it is that process: one request a line on standard input, one answer a line on standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.ir import Graph
+from clika_ref.core.targets import Artifact
+from clika_ref.saving.graph_format import graph_from_json, graph_to_json
+from clika_ref_conformance.execution.messages import Setup
+from clika_ref_conformance.execution.worker import make_suite
+from clika_ref_conformance.suite import Suite
+
+HASH_SEED = "20011"
+"""Any but the one of this process, which most often is random: sets of strings are then walked in another order."""
+
+START_SECONDS = 120.0
+"""Until the process has imported torch and a runtime, on a busy machine."""
+
+
+class FreshProcessError(ClikaError):
+    """The other process died, hung or raised: ``kind`` is crash, hang, typed (by a `ClikaError`) or raw."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def digest_of(folder: Path) -> str:
+    """Return the hash of the names and bytes of all files in a folder."""
+    found = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        data = path.read_bytes()
+        found.update(f"{path.relative_to(folder)} {len(data)} ".encode())
+        found.update(data)
+    return found.hexdigest()
+
+
+class FreshProcess:
+    """The other process, as this one sees it; started with the first request, and again after a crash."""
+
+    def __init__(self, suite: Suite) -> None:
+        self.suite = suite
+        self.home = TemporaryDirectory(dir=suite.folder)
+        self.process: subprocess.Popen[str] | None = None
+        self.answers: queue.Queue[str | None] = queue.Queue()
+        self._end: Callable[[], Any] | None = None
+
+    def compile(self, graph: Graph, folder: Path, options: Mapping[str, Any]) -> str:
+        """Compile a graph there into a folder, and return the digest of what was written.
+
+        Raises:
+            FreshProcessError: it failed.
+        """
+        constants = Path(self.home.name) / "constants.safetensors"
+        save_file({n: v.data.clone().contiguous() for n, v in graph.constants.items() if v.data is not None}, constants)
+        request = {"graph": graph_to_json(graph), "constants": str(constants), "folder": str(folder)}
+        return self._ask({"do": "compile", **request, "options": dict(options)})["digest"]
+
+    def run(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Load an artifact there, run it, and return the outputs.
+
+        Raises:
+            FreshProcessError: it failed.
+        """
+        given, taken = (Path(self.home.name) / f"{name}.safetensors" for name in ("inputs", "outputs"))
+        save_file({f"{i:03}": t.clone().contiguous() for i, t in enumerate(inputs)}, given)
+        names = {"inputs": artifact.input_names, "outputs": artifact.output_names}
+        self._ask({"do": "run", "path": str(artifact.path), "names": names, "given": str(given), "taken": str(taken)})
+        outputs = load_file(taken)
+        return [outputs[name] for name in sorted(outputs)]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._end is not None:
+            self._end()
+        self.process = self._end = None
+
+    def _ask(self, request: Mapping[str, Any]) -> Any:
+        process = self.process or self._start()
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its end is read below
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+        answer = self._answer(self.suite.profile.case_seconds)
+        if "error" in answer:
+            raise FreshProcessError(answer["kind"], answer["error"])
+        return answer
+
+    def _answer(self, seconds: float) -> Any:
+        assert self.process is not None
+        try:
+            line = self.answers.get(timeout=seconds)
+        except queue.Empty:
+            self.close()
+            msg = f"the other process gave no answer for {seconds:g} s"
+            raise FreshProcessError("hang", msg) from None
+        if line is None:
+            code = self.process.wait()
+            self.close()
+            msg = f"the other process died ({'signal' if code < 0 else 'exit code'} {abs(code)})"
+            raise FreshProcessError("crash", msg)
+        return json.loads(line)
+
+    def _start(self) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
+        command = [sys.executable, "-m", "clika_ref_conformance.execution.fresh"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(  # noqa: S603 - this interpreter on this module
+            command, env=environment, cwd=self.home.name, text=True, bufsize=1, **pipes
+        )
+        self.process, self.answers = process, queue.Queue()
+        listener = threading.Thread(target=_listen, args=(process, self.answers), daemon=True)
+        listener.start()
+        self._end = weakref.finalize(self, _end, process, listener)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(_setup(self.suite).as_json()) + "\n")
+        process.stdin.flush()
+        self._answer(START_SECONDS)
+        return process
+
+
+def _listen(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        answers.put(line)
+    answers.put(None)
+
+
+def _end(process: subprocess.Popen[str], listener: threading.Thread) -> None:
+    process.kill()
+    process.wait()
+    listener.join()  # it ends with the output of the process
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # what was not read there any more
+                stream.close()
+
+
+def _setup(suite: Suite) -> Setup:
+    """Return what the other process makes the same suite from."""
+    if suite.setup:
+        return Setup.of_json(suite.setup)
+    return Setup(suite.target.name, suite.profile, {}, str(suite.folder), path=tuple(map(os.path.abspath, sys.path)))
+
+
+@dataclass
+class _Server:
+    suite: Suite
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what a request asks; errors become answers."""
+        try:
+            return self._compile(request) if request["do"] == "compile" else self._run(request)
+        except ClikaError as error:
+            return {"kind": "typed", "error": f"{type(error).__name__}: {error}"}
+        except Exception as error:  # noqa: BLE001 - the point is to tell which kind of error it is
+            return {"kind": "raw", "error": f"{type(error).__name__}: {error}"}
+
+    def _compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        tensors = load_file(request["constants"])
+        graph = graph_from_json(request["graph"], self.suite.registry.operators.get, tensors)
+        folder = Path(request["folder"])
+        self.suite.target.compile(graph, folder / "model.onnx", **request["options"])
+        return {"digest": digest_of(folder)}
+
+    def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        names = request["names"]
+        path = Path(request["path"])
+        artifact = Artifact(path, self.suite.target.name, tuple(names["inputs"]), tuple(names["outputs"]))
+        runner = self.suite.target.load(artifact)
+        given = load_file(request["given"])
+        outputs = runner(
+            [given[name].clone() for name in sorted(given)]
+        )  # kernels add in an order that alignment decides
+        save_file({f"{i:03}": t.clone().contiguous() for i, t in enumerate(outputs)}, request["taken"])
+        return {}
+
+
+def main() -> None:
+    """Read the setup, then answer one request a line, until standard input ends."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # what a target prints must not end among the answers
+    setup = Setup.of_json(json.loads(sys.stdin.readline()))
+    sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
+    torch.set_num_threads(1)
+    server = _Server(make_suite(setup))
+    channel.write("{}\n")
+    for line in sys.stdin:
+        channel.write(json.dumps(server.answer(json.loads(line))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""L6, artifacts: the same bytes twice and in another process, the same outputs from a file, and damage that is told."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import torch
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.targets import Artifact
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.drawing.generation import collect
+from clika_ref_conformance.drawing.graphs import graph_cases, growable
+from clika_ref_conformance.drawing.resizing import draw
+from clika_ref_conformance.drawing.symbolic_calls import static_case
+from clika_ref_conformance.execution.case_checks import is_chosen, run_case, same_bits
+from clika_ref_conformance.execution.fresh import FreshProcess, FreshProcessError, digest_of
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+LEVEL = "artifacts"
+
+EXTERNAL = {"external_data": True}
+"""The option by which targets keep weights beside the model; those that have no such files ignore it."""
+
+DAMAGES = 8
+"""Damaged copies of an artifact: three that are cut short, the others with altered bytes."""
+
+
+def tasks(suite: Suite) -> list[Task]:  # noqa: ARG001 - the form of a level
+    """Return three tasks: calls of operators, whole graphs, and files."""
+    return [Task(LEVEL, subject) for subject in ("operators", "graphs", "files")]
+
+
+def checks(task: Task, suite: Suite) -> Sequence[Check]:
+    """Return the checks of a task; all of them share one other process."""
+    bench = Bench(suite)
+    if task.subject == "files":
+        return _file_checks(bench)
+    cases = operator_cases(suite) if task.subject == "operators" else graph_share(suite)
+    return [Check(case.name, partial(bench.carried_over, case)) for case in cases]
+
+
+def operator_cases(suite: Suite) -> list[Case]:
+    """Return a drawn call of each operator of the share that is chosen by name and seed."""
+    seed, share = suite.profile.seed, suite.profile.share_of_artifacts
+    chosen = [op for name, op in sorted(suite.registry.operators.items()) if is_chosen(f"{name}/{seed}", share)]
+    cases = [static_case(draw(op, f"{seed}-artifact"), "typical") for op in chosen if op.sampler is not None]
+    return [c for c in cases if c is not None and not any(_is_left_out(node, suite) for node in c.graph.nodes)]
+
+
+def _is_left_out(node: Node, suite: Suite) -> bool:
+    return node.is_random or suite.target.refusal(node) is not None
+
+
+def graph_share(suite: Suite) -> list[Case]:
+    """Return as many random graphs as the share says."""
+    count = math.ceil(suite.profile.graphs * suite.profile.share_of_artifacts)
+    seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
+    drawn = collect(graph_cases(growable(suite.registry.operators), suite.target.refusal), count, seed)
+    return [Case(f"graph-{i:03}", case.graph, case.runs[:1], case.facts) for i, case in enumerate(drawn)]
+
+
+@dataclass
+class Bench:
+    """Where artifacts are written, and the other process that writes and reads them too."""
+
+    suite: Suite
+
+    @cached_property
+    def fresh(self) -> FreshProcess:
+        """The other process of all checks of a task."""
+        return FreshProcess(self.suite)
+
+    def carried_over(self, case: Case, options: dict[str, bool] | None = None) -> Outcome:
+        """Compile a case here twice and there once, load it there, and compare bytes and outputs."""
+        with TemporaryDirectory(dir=self.suite.folder) as folder:
+            comparison = self._compared(case, Path(folder), options or {})
+        return Outcome(case.name, comparison, case.runs[0].name, case)
+
+    def _compared(self, case: Case, folder: Path, options: dict[str, bool]) -> Comparison:
+        here, twice, there = (folder / name for name in ("here", "twice", "there"))
+        for each in (here, twice, there):
+            each.mkdir()
+        target, inputs = self.suite.target, case.runs[0].inputs
+        try:
+            artifact = target.compile(case.graph.clone(), here / "model.onnx", **options)
+            outputs = target.load(artifact)([t.clone() for t in inputs])
+        except ClikaError as error:
+            return Comparison(
+                Verdict.NOT_RUN, f"the target fails on it in this process, which other levels show: {error}"
+            )
+        target.compile(case.graph.clone(), twice / "model.onnx", **options)
+        if digest_of(here) != digest_of(twice):
+            return Comparison(Verdict.NONDETERMINISTIC, "compiling twice in one process gives other bytes")
+        try:
+            if self.fresh.compile(case.graph, there, options) != digest_of(here):
+                return Comparison(
+                    Verdict.NONDETERMINISTIC,
+                    "another process, with other hashes and in another folder, compiles it to other bytes",
+                )
+            found = self.fresh.run(artifact, inputs)
+        except FreshProcessError as error:
+            return Comparison(_verdict_of(error), f"another process cannot carry on: {error}")
+        wrong = [i for i, (a, b) in enumerate(zip(outputs, found, strict=True)) if not same_bits(a, b)]
+        if wrong:
+            return Comparison(
+                Verdict.VALUE, f"output {wrong[0]} differs when the artifact is loaded in another process"
+            )
+        return Comparison(Verdict.PASS)
+
+    def damaged(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
+        """Damage an artifact, and load and run it in the other process: an error there must be one of ours."""
+        with TemporaryDirectory(dir=self.suite.folder) as folder:
+            artifact = self.suite.target.compile(case.graph.clone(), Path(folder) / "model.onnx", **EXTERNAL)
+            what = damage(Path(folder))
+            comparison = self._told(artifact, case, what, is_cut=is_cut)
+        return Outcome(name, comparison, case.runs[0].name, case)
+
+    def _told(self, artifact: Artifact, case: Case, what: str, *, is_cut: bool) -> Comparison:
+        try:
+            self.fresh.run(artifact, case.runs[0].inputs)
+        except FreshProcessError as error:
+            if error.kind == "typed":
+                return Comparison(Verdict.PASS, f"{what}: {error}")
+            return Comparison(_verdict_of(error), f"{what}: {error}; a damaged artifact is refused with a ClikaError")
+        if is_cut:
+            return Comparison(Verdict.ARTIFACT, f"{what}, and it is loaded and run as if it were whole")
+        return Comparison(Verdict.PASS, f"{what}: it is legal still")
+
+
+def _verdict_of(error: FreshProcessError) -> Verdict:
+    return {"crash": Verdict.CRASH, "hang": Verdict.HANG}.get(error.kind, Verdict.ARTIFACT)
+
+
+def _file_checks(bench: Bench) -> list[Check]:
+    suite = bench.suite
+    order, weights = input_order_case(suite), weights_case(suite)
+    found = [
+        Check("inputs of one shape", partial(bench.carried_over, order)),
+        Check("two weights apart", partial(bench.carried_over, weights, EXTERNAL)),
+        Check("two weights apart, judged", partial(run_case, weights, suite)),
+        Check("inputs in other layouts", partial(run_case, layouts_case(suite), suite)),
+    ]
+    for i in range(DAMAGES):
+        name = f"damaged-{i}"
+        damage = partial(_damage, i, suite.profile.seed)
+        found.append(Check(name, partial(bench.damaged, name, weights, damage, is_cut=i < len(CUTS))))
+    return found
+
+
+CUTS = (("cut to nothing", 0.0), ("cut in half", 0.5), ("cut by its last tenth", 0.9))
+
+
+def _damage(number: int, seed: int, folder: Path) -> str:
+    """Damage the largest file of an artifact, or its model, in place; return what was done."""
+    files = sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.stat().st_size, p.name))
+    path = files[-1] if number % 2 else files[0]
+    data = bytearray(path.read_bytes())
+    if number < len(CUTS):
+        what, part = CUTS[number]
+        path.write_bytes(data[: int(len(data) * part)])
+        return f"{path.name} {what}"
+    random = Random(f"{seed}/{number}")  # noqa: S311 - damages tests, not keys
+    for _ in range(1 + 4 * (number - len(CUTS))):
+        data[random.randrange(len(data))] ^= random.randrange(1, 256)
+    path.write_bytes(data)
+    return f"{path.name} with altered bytes"
+
+
+def input_order_case(suite: Suite) -> Case:
+    """Return ``b - a`` of two inputs of one shape, of which the second in the alphabet comes first."""
+    graph = Graph("order")
+    first, second = (graph.add_input(TensorType(torch.float32, (2, 3)), name) for name in ("b", "a"))
+    graph.add_output(Builder(graph, suite.registry.operators)("sub", first, second))
+    generator = torch.Generator().manual_seed(suite.profile.seed)
+    return Case("inputs of one shape", graph, [Run("typical", _tensors(generator, (2, 3), (2, 3)))])
+
+
+def weights_case(suite: Suite) -> Case:
+    """Return ``x @ v + w`` with two weights of some pages each, so that the offset of the second is not 0."""
+    graph = Graph("weights")
+    x = graph.add_input(TensorType(torch.float32, (3, 40)), "x")
+    generator = torch.Generator().manual_seed(suite.profile.seed)
+    v, w, inputs = _tensors(generator, (40, 50), (3, 50), (3, 40))
+    build = Builder(graph, suite.registry.operators)
+    product = build("matmul", x, graph.add_constant(v, "v"))
+    graph.add_output(build("add", product, graph.add_constant(w, "w")))
+    return Case("two weights apart", graph, [Run("typical", (inputs,))])
+
+
+def layouts_case(suite: Suite) -> Case:
+    """Return ``b - a`` on inputs that are views: transposed, expanded, every second element, an offset."""
+    case = input_order_case(suite)
+    generator = torch.Generator().manual_seed(suite.profile.seed)
+    a, b, row, wide = _tensors(generator, (3, 2), (3, 2), (1, 3), (4, 6))
+    runs = [
+        Run("transposed", (a.t(), b.t())),
+        Run("expanded", (a.t(), row.expand(2, 3))),
+        Run("every second", (wide[::2, ::2], wide[1::2, 1::2])),
+        Run("offset", (wide[1:3, 2:5], wide[2:4, 3:6])),
+    ]
+    return Case("inputs in other layouts", case.graph, runs)
+
+
+def _tensors(generator: torch.Generator, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
