@@ -38,7 +38,7 @@ def _freed(case: Case, operators: Operators, side: Side, size: int, alike: bool,
         for d, s in enumerate(v.type.shape)
         if (v.name, d) == (side.name, side.dim) or (alike and s == size)
     }
-    if (alike and len(places) == 1) or (in_attributes and not _mentions(case, size)):
+    if not size or (alike and len(places) == 1) or (in_attributes and not _mentions(case, size)):
         return None
     new = Rebuilding.of(case, operators)
     new.growth.sizes[SYMBOL] = size
@@ -58,7 +58,7 @@ def _freed(case: Case, operators: Operators, side: Side, size: int, alike: bool,
     made = new.done(f"side {side.dim} of %{side.name} is dynamic")
     tensors = made.runs[0].inputs
     names = [v.name for v in made.graph.inputs]
-    sizes = dict.fromkeys((size, size + 1, size + 3, 1))
+    sizes = dict.fromkeys((size, size + 1, size + 3, 1, 0))
     runs = [
         Run(f"{SYMBOL}={s}", tuple(_resized(t, name, places, s) for t, name in zip(tensors, names, strict=True)))
         for s in sizes

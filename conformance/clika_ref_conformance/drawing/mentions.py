@@ -41,10 +41,13 @@ def _names(item: Any) -> Collection[Any]:
 
 
 def _reachable(p: Pass) -> Iterator[Any]:
-    """Yield what the methods of a pass can name: functions, classes and tables of its own package, and constants."""
+    """Yield what a pass can name: its options, and functions, classes, tables and constants of its own package."""
     package = type(p).__module__.partition(".")[0]
     seen: set[int] = set()
-    stack: list[Any] = [type(p)]
+    stack: list[Any] = [
+        type(p),
+        *(option for option in getattr(p, "__dict__", {}).values() if not isinstance(option, str)),
+    ]
     while stack:
         item = stack.pop()
         if id(item) in seen:

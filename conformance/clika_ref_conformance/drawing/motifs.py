@@ -77,7 +77,7 @@ def find_motifs(
     groups = mentions(p, operators)
     for goal in goals_of(p, operators):
         random = Random(f"{p.name}-{goal.name}-{seed}")
-        own = [case for case in found.cases if goal.fires(case.graph.clone())]
+        own = [case for case in found.cases if _fires(goal, case)]
         known = {_signature(case) for case in own}
         for attempt in range(tries):
             if len(own) >= wanted or (own and attempt >= patience):

@@ -16,7 +16,8 @@ from clika_ref_conformance.drawing.freed_sides import sides_freed
 from clika_ref_conformance.drawing.hosts import host
 from clika_ref_conformance.drawing.mentions import mentions
 from clika_ref_conformance.drawing.motifs import Motifs, find_motifs, smallest
-from clika_ref_conformance.judging.pass_rules import Finding, check_pass, check_passes
+from clika_ref_conformance.judging.pass_rules import Finding, check_pass, check_passes, copies
+from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -40,18 +41,24 @@ GRAPHS_PER_MOTIF = 20
 """The profile's random graphs per pass over this are the motifs of each goal: 10 of the 200 of ``quick``."""
 
 
+HASH_SEEDS = "hash seeds"
+"""The task that runs all installed passes in a second process, whose sets have another order."""
+
+
 def passes_of(suite: Suite) -> dict[str, Pass]:
     """Return the registered passes and those that the target adds, by name."""
     return {**suite.registry.passes, **{p.name: p for p in suite.target.passes()}}
 
 
 def tasks(suite: Suite) -> list[Task]:
-    """Return one task for each pass."""
-    return [Task(LEVEL, name) for name in sorted(passes_of(suite))]
+    """Return one task for each pass, and one for the order of sets."""
+    return [*(Task(LEVEL, name) for name in sorted(passes_of(suite))), Task(LEVEL, HASH_SEEDS)]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a pass; motifs are looked for when the first of them runs."""
+    if task.subject == HASH_SEEDS:
+        return [Check(HASH_SEEDS, _timed(HASH_SEEDS, lambda: hash_seeds(suite)))]
     trial = Trial(passes_of(suite)[task.subject], suite)
     named: list[tuple[str, Callable[[], Outcome]]] = [("fires", trial.fires), ("motifs", trial.motifs_kept)]
     named += [(name, trial.near_miss(makes)) for name, makes in NEAR_MISSES.items()]
@@ -66,6 +73,21 @@ def _timed(name: str, run: Callable[[], Outcome]) -> Callable[[], Outcome]:
         return replace(run(), name=name, seconds=time.perf_counter() - start)
 
     return timed
+
+
+def hash_seeds(suite: Suite) -> Outcome:
+    """Fail if an installed pass makes another graph where sets have another order."""
+    seed = suite.profile.seed
+    elsewhere = digests_elsewhere(sorted(suite.registry.passes), seed)
+    for name, others in elsewhere.items():
+        here = results(suite.registry.passes[name], suite.registry.operators, seed)
+        for text, other in zip(here, others, strict=False):
+            if digest(text) != other:
+                message = f"{name}: under another PYTHONHASHSEED the result is another one than here:\n{text}"
+                return Outcome("", Comparison(Verdict.NONDETERMINISTIC, message))
+    return Outcome(
+        "", Comparison(Verdict.PASS, f"{sum(map(len, elsewhere.values()))} graphs of {len(elsewhere)} passes")
+    )
 
 
 @dataclass
@@ -121,18 +143,23 @@ class Trial:
         return self._check(self._hosts("random", self.suite.profile.pass_graphs))
 
     def pipeline_order(self) -> Outcome:
-        """Check every pass in pipeline order, twice, on random graphs that hold the motifs of this one, and that they settle."""
+        """Check every pass in pipeline order, twice, on random graphs that hold the motifs of this one.
+
+        They must settle, and leave no copy of a weight that several nodes share.
+        """
         passes = ordered(list(passes_of(self.suite).values()))
 
         def check(case: Case) -> Finding:
             found = check_passes([*passes, *passes], self._operators, case)
             if found.comparison.verdict.is_failure:
                 return found
+            graph = case.graph.clone()
             try:
-                Pipeline(passes, self._operators).run(case.graph.clone())
+                Pipeline(passes, self._operators).run(graph)
             except Exception as error:  # noqa: BLE001 - a pass may raise anything
                 return Finding(Comparison(Verdict.CONTRACT, f"the pipeline fails: {error}\non:\n{case.graph}"))
-            return found
+            copied = next(copies(case.graph, graph), "")
+            return Finding(Comparison(Verdict.CONTRACT, f"{copied}\n{graph}")) if copied else found
 
         return self._check(self._hosts("pipeline", self.suite.profile.pass_graphs // 10), check)
 

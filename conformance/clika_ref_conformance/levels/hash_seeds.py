@@ -1,0 +1,78 @@
+"""What passes make of drawn graphs, printed: run with another PYTHONHASHSEED, it must print the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from hashlib import sha256
+from random import Random
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Pass
+from clika_ref.core.registry import load_registry
+from clika_ref_conformance.drawing.hosts import host
+from clika_ref_conformance.drawing.mentions import mentions
+from clika_ref_conformance.drawing.motifs import find_motifs
+
+GRAPHS = 10
+"""Random graphs of each pass."""
+
+OTHER_SEED = "4242"
+"""Any but 0: with 0 the hashes of texts are what they are by default where hashing is not randomized."""
+
+WAIT_S = 300
+"""After so long the other process is given up."""
+
+
+def results(p: Pass, operators: Mapping[str, Operator], seed: int) -> list[str]:
+    """Return what a pass makes of random graphs that hold its motifs, as text."""
+    found = find_motifs(p, operators, seed=seed, wanted=2, tries=1000, patience=GRAPHS)
+    random = Random(f"{p.name}-hash-{seed}")
+    groups = mentions(p, operators)
+    made: list[str] = []
+    for number in range(GRAPHS if found.cases else 0):
+        case = host(random, found.cases[number % len(found.cases)], operators, groups)
+        if case is not None:
+            graph = case.graph.clone()
+            p(graph, operators)
+            made.append(f"{case.graph}\nbecomes\n{graph}")
+    return made
+
+
+def digest(text: str) -> str:
+    """Return what tells texts apart, in any process."""
+    return sha256(text.encode()).hexdigest()
+
+
+def digests_elsewhere(names: list[str], seed: int) -> dict[str, list[str]]:
+    """Return the digests of the results of installed passes, computed in a process with another hash seed.
+
+    Raises:
+        ClikaError: the process failed.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", __name__, str(seed), *names]
+    environment = {**os.environ, "PYTHONHASHSEED": OTHER_SEED}
+    done = subprocess.run(  # noqa: S603 - our own module
+        command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    if done.returncode:
+        msg = f"the process with PYTHONHASHSEED={OTHER_SEED} failed:\n{done.stderr[-2000:]}"
+        raise ClikaError(msg)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(arguments: list[str]) -> None:
+    """Print the digests of the passes named behind the seed."""
+    seed, *names = arguments
+    registry = load_registry()
+    known = [name for name in names if name in registry.passes]
+    found = {n: [digest(t) for t in results(registry.passes[n], registry.operators, int(seed))] for n in known}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,267 @@
+"""Passes that are wrong, each in one way in which real ones were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from clika_ref.core.accuracy import DOT, EXACT, ErrorClass
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+from clika_ref.core.rewriting import Rule, Skip, apply_rules, erase_dead, keeps_name, rule, substitute
+from clika_ref.core.symbols import is_symbolic, resolve
+
+Operators = Mapping[str, Operator]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A pass made of a function; its fields are what the protocol asks for."""
+
+    change: Callable[[Graph, Operators], None]
+    name: str
+    phase: Phase = Phase.CLEAN
+    error: ErrorClass = EXACT
+    after: ClassVar[tuple[str, ...]] = ()
+    removes: ClassVar[str] = "nodes"
+
+    def __call__(self, graph: Graph, operators: Operators, /) -> None:
+        """Do what is wrong."""
+        self.change(graph, operators)
+
+
+def _fold_into_shared_layer(graph: Graph, _: Operators) -> None:
+    """Fold batch norm into a convolution in place, though the convolution is read elsewhere too."""
+    for node in graph.nodes:
+        layer = node.inputs[0].producer if node.kind == "batch_norm" and isinstance(node.inputs[0], Value) else None
+        if layer is None or layer.kind not in {"conv1d", "conv2d", "conv3d"} or node.attrs["training"]:
+            continue
+        values = [*layer.inputs[1:3], *node.inputs[1:5]]
+        fixed = all(v is None or v.data is not None for v in values) and layer.output.type.rank == values[0].type.rank
+        if not fixed or None in node.inputs[3:5] or not keeps_name(graph, node.output, layer.output):
+            continue
+        weight, bias, gamma, beta, mean, var = (None if v is None else v.data.detach().double() for v in values)
+        scale = torch.rsqrt(var + node.attrs["eps"]) * (1 if gamma is None else gamma)
+        shift = ((0 if bias is None else bias) - mean) * scale + (0 if beta is None else beta)
+        scaled = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
+        for position, data in ((1, scaled), (2, shift)):
+            dtype = layer.inputs[1].type.dtype
+            graph.set_input(layer, position, graph.add_constant(data.to(dtype), f"folded{position}"))
+        substitute(graph, node.output, layer.output)
+        graph.erase(node)
+
+
+def _merge_by_operands(graph: Graph, _: Operators) -> None:
+    """Merge calls of one operator on the same operands, whatever their attributes."""
+    first: dict[Any, Node] = {}
+    for node in graph.nodes:
+        if node.op.random or len(node.outputs) != 1:
+            continue
+        twin = first.setdefault((node.op, node.inputs, node.output.type), node)
+        if twin is not node and keeps_name(graph, node.output, twin.output):
+            substitute(graph, node.output, twin.output)
+            graph.erase(node)
+
+
+def _merge_random(graph: Graph, _: Operators) -> None:
+    """Merge equal calls, random ones too."""
+    first: dict[Any, Node] = {}
+    for node in graph.nodes:
+        if len(node.outputs) != 1 or not node.is_random:
+            continue
+        twin = first.setdefault((node.op, node.inputs, repr(node.attrs), node.output.type), node)
+        if twin is not node and keeps_name(graph, node.output, twin.output):
+            substitute(graph, node.output, twin.output)
+            graph.erase(node)
+
+
+@rule("permute")
+def cancel_any_permutes(node: Node, build: Builder):
+    """Take two permutes for inverse to each other wherever the shape is the old one."""
+    match node.inputs[0]:
+        case Value(producer=Node("permute", (Value() as x,))) if x.type == node.output.type:
+            return x
+    return Skip("its operand is no permute, or the shape changes")
+
+
+def _drop_output_name(graph: Graph, _: Operators) -> None:
+    """Remove idle dropout, and the name of the output with it."""
+    for node in graph.nodes:
+        if node.kind == "dropout" and not node.attrs["train"]:
+            graph.replace(node.output, node.inputs[0])
+            graph.erase(node)
+
+
+@rule("dropout")
+def drop_in_training(node: Node, build: Builder):
+    """Remove dropout that drops."""
+    return node.inputs[0] if node.inputs[0].type == node.output.type else Skip("changes the type")
+
+
+def _scale_in_place(graph: Graph, _: Operators) -> None:
+    """Fold a factor into a constant by changing its elements."""
+    for node in graph.nodes:
+        match node:
+            case Node("mul", (Value(data=torch.Tensor() as data) as x, int() | float() as factor)):
+                if x.type == node.output.type and keeps_name(graph, node.output, x):
+                    data.detach().mul_(factor)
+                    graph.replace(node.output, x)
+                    graph.erase(node)
+
+
+def _turn_operands(graph: Graph, _: Operators) -> None:
+    """Swap the operands of a maximum, each time anew."""
+    for node in graph.nodes:
+        if node.kind == "maximum" and node.inputs[0] is not node.inputs[1]:
+            first, second = node.inputs
+            graph.set_input(node, 0, second)
+            graph.set_input(node, 1, first)
+
+
+def _freeze_sizes(graph: Graph, operators: Operators) -> None:
+    """Write the example of each dynamic side into the shapes of reshapes."""
+    examples = {name: symbol.example for name, symbol in graph.symbols.items() if symbol.example is not None}
+    for node in graph.nodes:
+        if node.kind in {"squeeze", "unsqueeze", "reshape"} and not (
+            node.kind == "reshape" and not is_symbolic(node.attrs["shape"])
+        ):
+            shape = resolve(node.output.type.shape, examples)
+            new = Builder(graph, operators, node)("reshape", node.inputs[0], shape=shape, types=(node.output.type,))
+            substitute(graph, node.output, new)
+            graph.erase(node)
+
+
+@rule("mul")
+def absorb_zero(node: Node, build: Builder):
+    """Take ``x * 0`` for 0, whatever ``x`` is."""
+    match node.inputs:
+        case (Value() as x, int() | float() as number) if number == 0 and x.type == node.output.type:
+            return build("full", size=x.type.shape, fill_value=0, dtype=x.type.dtype, types=(x.type,))
+    return Skip("no factor is 0")
+
+
+@rule("to")
+def merge_any_casts(node: Node, build: Builder):
+    """Merge casts whatever the first one loses."""
+    match node.inputs[0]:
+        case Value(producer=Node("to", (Value() as x, *_))):
+            return build("to", x, **node.attrs, types=(node.output.type,))
+    return Skip("its operand is no cast")
+
+
+@rule("add")
+def drop_zero_of_any_dtype(node: Node, build: Builder):
+    """Take ``x + 0`` for ``x``, whatever ``alpha`` says and the number."""
+    match node.inputs:
+        case (Value() as x, int() | float() as number) if number * node.attrs["alpha"] in (0, 1):
+            return x if x.type == node.output.type else Skip("changes the type")
+    return Skip("adds no number")
+
+
+def _forget_parameters(graph: Graph, _: Operators) -> None:
+    """Drop parameters that nobody reads from the stored graph."""
+    graph.drop_unused_constants()
+
+
+def _copy_weights(graph: Graph, _: Operators) -> None:
+    """Give each reader of a shared weight a copy of its own."""
+    for value in list(graph.constants.values()):
+        for user, position in value.uses[1:]:
+            if isinstance(user, Node) and value.data is not None and value.data.numel() > 1:
+                graph.set_input(user, int(position), graph.add_constant(value.data.detach().clone(), value.name))
+
+
+def _erase_unread_state(graph: Graph, _: Operators) -> None:
+    """Fold what reads constants, though a call overwrites them."""
+    for node in graph.nodes:
+        leaves = [v for v in node.inputs if isinstance(v, Value)]
+        returned = any(use.user is graph for v in node.outputs for use in v.uses)
+        if node.kind == "neg" and all(v.data is not None for v in leaves) and leaves and not returned:
+            assert leaves[0].data is not None
+            graph.replace(node.output, graph.add_constant(-leaves[0].data.detach(), "folded"))
+            erase_dead(graph, node)
+
+
+def _edit_attributes(graph: Graph, _: Operators) -> None:
+    """Normalize an attribute in the dictionary that clones share."""
+    for node in graph.nodes:
+        if node.kind == "softmax" and node.attrs["dim"] < 0:
+            node.attrs["dim"] += node.output.type.rank
+            graph.revision += 1
+
+
+def _raise(graph: Graph, _: Operators) -> None:
+    """Fail on what it did not foresee."""
+    for node in graph.nodes:
+        if node.kind == "sigmoid" and len(node.output.uses) > 1:
+            msg = "a sigmoid has one reader"
+            raise ValueError(msg)
+        if node.kind == "sigmoid" and isinstance(node.inputs[0], Value) and node.inputs[0].producer is not None:
+            inner = node.inputs[0].producer
+            if inner.kind == "neg" and inner.output.type == inner.inputs[0].type:
+                graph.set_input(node, 0, inner.output)
+
+
+def _lie_about_types(graph: Graph, operators: Operators) -> None:
+    """Widen a sum, and state the old type."""
+    for node in graph.nodes:
+        if node.kind == "relu" and node.output.type.dtype == torch.float32:
+            wide = Builder(graph, operators, node)("sigmoid", node.inputs[0], types=(node.output.type,))
+            substitute(graph, node.output, wide)
+            graph.erase(node)
+
+
+@rule("erfc")
+def never(node: Node, build: Builder):
+    """Ask for what no graph holds."""
+    return Skip("never applies") if node.kind == "erfc" else node.inputs[0]
+
+
+def _by_rule(applied: Rule) -> Callable[[Graph, Operators], None]:
+    def change(graph: Graph, operators: Operators) -> None:
+        apply_rules(graph, [applied], operators)
+
+    return change
+
+
+BROKEN = [
+    Broken(_fold_into_shared_layer, "fold-into-shared-layer", Phase.FUSE, DOT),
+    Broken(_merge_by_operands, "merge-by-operands"),
+    Broken(_merge_random, "merge-random"),
+    Broken(_by_rule(cancel_any_permutes), "cancel-any-permutes"),
+    Broken(_drop_output_name, "drop-output-name"),
+    Broken(_by_rule(drop_in_training), "drop-in-training"),
+    Broken(_scale_in_place, "scale-in-place"),
+    Broken(_turn_operands, "turn-operands"),
+    Broken(_freeze_sizes, "freeze-sizes"),
+    Broken(_by_rule(absorb_zero), "absorb-zero"),
+    Broken(_by_rule(merge_any_casts), "merge-any-casts"),
+    Broken(_by_rule(drop_zero_of_any_dtype), "drop-zero-of-any-dtype"),
+    Broken(_forget_parameters, "forget-parameters"),
+    Broken(_copy_weights, "copy-weights"),
+    Broken(_erase_unread_state, "fold-overwritten"),
+    Broken(_edit_attributes, "edit-attributes"),
+    Broken(_raise, "raise-on-two-readers"),
+    Broken(_lie_about_types, "replace-relu"),
+    Broken(_by_rule(never), "never-fires"),
+]
+
+
+def _walk_a_set(graph: Graph, operators: Operators) -> None:
+    """Rename outputs in the order of a set of texts, which another process walks in another order."""
+    names = {node.name for node in graph.nodes}
+    for number, name in enumerate(names):
+        for node in graph.nodes:
+            if node.name == name and node.kind == "relu" and not any(u.user is graph for u in node.output.uses):
+                new = Builder(graph, operators, node)("relu", node.inputs[0])
+                new.name = graph.fresh_name(f"relu_of_{number}")
+                graph.replace(node.output, new)
+                graph.erase(node)
+
+
+WALK_A_SET = Broken(_walk_a_set, "walk-a-set")

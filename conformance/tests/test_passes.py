@@ -1,0 +1,106 @@
+"""L2 finds passes that are wrong, and nothing wrong with those that are right."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from broken_passes import BROKEN, WALK_A_SET
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.registry import load_registry
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.levels import passes
+from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Verdict
+
+REGISTRY = load_registry()
+SMALL = replace(PROFILES["quick"], pass_graphs=60)
+
+
+def suite_of(*chosen, profile=SMALL):
+    registry = replace(REGISTRY, passes={p.name: p for p in chosen} or REGISTRY.passes)
+    return Suite(registry, REGISTRY.targets["interpreter"], profile, Path("unused"))
+
+
+def failures(p, names=()):
+    """Run the checks of a pass; return what failed."""
+    found = [check.run() for check in passes.checks(Task("passes", p.name), suite_of(p))]
+    return [o for o in found if o.verdict.is_failure and (not names or o.name in names)]
+
+
+EXPECTED = {
+    "merge-random": Verdict.CONTRACT,
+    "drop-output-name": Verdict.CONTRACT,
+    "drop-in-training": Verdict.CONTRACT,
+    "scale-in-place": Verdict.CONTRACT,
+    "turn-operands": Verdict.CONTRACT,
+    "forget-parameters": Verdict.CONTRACT,
+    "copy-weights": Verdict.CONTRACT,
+    "edit-attributes": Verdict.CONTRACT,
+    "raise-on-two-readers": Verdict.CONTRACT,
+    "never-fires": Verdict.CONTRACT,
+}
+"""What a broken pass is blamed for; a wrong value where nothing is said."""
+
+
+@pytest.mark.parametrize("p", BROKEN, ids=lambda p: p.name)
+def test_a_broken_pass_is_found(p):
+    found = failures(p)
+    assert EXPECTED.get(p.name, Verdict.VALUE) in {o.verdict for o in found}, [o.name for o in found]
+
+
+@pytest.mark.parametrize("p", REGISTRY.passes.values(), ids=lambda p: p.name)
+def test_the_installed_passes_break_no_rule(p):
+    assert [(o.name, o.comparison.message) for o in failures(p)] == []
+
+
+def test_every_pass_is_a_task_and_so_is_the_order_of_sets():
+    assert {t.subject for t in passes.tasks(suite_of())} == {*REGISTRY.passes, "hash seeds"}
+
+
+def test_checks_are_known_before_anything_is_drawn(monkeypatch):
+    monkeypatch.setattr(passes, "find_motifs", lambda *_, **__: pytest.fail("drawn while planning"))
+    names = [check.name for check in passes.checks(Task("passes", "merge-chains"), suite_of())]
+    assert len(names) == len(set(names)) > len(passes.NEAR_MISSES)
+
+
+def test_a_pass_that_never_fires_is_told_how_to_show_its_motif():
+    (silent,) = failures(next(p for p in BROKEN if p.name == "never-fires"), ["fires"])
+    assert "no graph was found on which pass and rule never fires" in silent.comparison.message
+    assert "show the suite how with `motifs`" in silent.comparison.message
+
+
+def test_a_failing_graph_comes_small_with_what_the_pass_made_of_it():
+    found = failures(next(p for p in BROKEN if p.name == "merge-by-operands"), ["attribute changed"])
+    (outcome,) = found
+    assert outcome.case is not None
+    assert len(outcome.case.graph) <= 4
+    assert "before:\ngraph" in outcome.comparison.message
+    assert "after:\ngraph" in outcome.comparison.message
+
+
+def test_the_order_of_a_set_is_found_in_another_process(monkeypatch):
+    suite = suite_of(WALK_A_SET)
+    here = results(WALK_A_SET, REGISTRY.operators, 0)
+    assert any("relu_of" in text for text in here)
+    names = {**REGISTRY.passes, WALK_A_SET.name: WALK_A_SET}
+    suite = replace(suite, registry=replace(REGISTRY, passes=names))
+    elsewhere = {WALK_A_SET.name: [digest(text.replace("relu_of_", "relu_of_1")) for text in here]}
+    monkeypatch.setattr(passes, "digests_elsewhere", lambda *_: elsewhere)
+    outcome = passes.hash_seeds(suite)
+    assert outcome.verdict is Verdict.NONDETERMINISTIC
+    assert "walk-a-set: under another PYTHONHASHSEED the result is another one" in outcome.comparison.message
+
+
+def test_installed_passes_make_the_same_under_another_hash_seed():
+    names = ["drop-relu", "remove-dropout"]
+    here = {n: [digest(t) for t in results(REGISTRY.passes[n], REGISTRY.operators, 0)] for n in names}
+    assert digests_elsewhere(names, 0) == here
+    assert all(here.values())
+
+
+def test_a_process_that_fails_is_quoted():
+    with pytest.raises(ClikaError, match=r"(?s)PYTHONHASHSEED=4242 failed:.*invalid literal for int"):
+        digests_elsewhere(["drop-relu"], "no number")  # pyright: ignore[reportArgumentType]
