@@ -131,11 +131,11 @@ def main() -> None:
         content = reproducer(outcome, task, suite, setup.target)
         with write_atomically(request["file"]) as file:
             file.write(content)
+        faulthandler.dump_traceback_later(setup.profile.case_seconds, exit=True)  # a hang ends like a crash
 
     watched: Suite = replace(suite, target=Recorder(suite.target, write))  # pyright: ignore[reportArgumentType]
     for check in level_at(setup.levels[task.level]).checks(task, watched):
         if check.name == request["check"]:
-            faulthandler.dump_traceback_later(setup.profile.case_seconds, exit=True)  # a hang ends like a crash
             check.run()
             faulthandler.cancel_dump_traceback_later()
 
