@@ -100,6 +100,8 @@ def _of_matrices(x, order, dim, **attrs):
 @operator(aten._weight_norm.default, error=COMPOSE)  # noqa: SLF001 - ATen's name
 def weight_norm(v: Tensor, g: Tensor, *, dim: int = 0) -> Tensor:
     """``g * v / norm(v)``, the norm being taken over all sides but ``dim``; over all where ``dim`` is -1."""
+    if v.numel() == 0:  # PyTorch divides an integer by 0 and ends the process
+        return v * g
     return torch._weight_norm(v, g, dim)  # type: ignore[attr-defined] # noqa: SLF001 - its one name
 
 

@@ -15,6 +15,7 @@ from clika_ref_aten import (
     grouping,
     layer_normalization,
     recurrent,
+    vector_norms,
 )
 from clika_ref_aten import normalization as norms
 from one_operator import Case, graph_of, mismatch, run_onnx
@@ -137,3 +138,8 @@ def test_groups_of_unknown_number_are_refused():
 def test_glu_of_an_odd_side_is_refused():
     with pytest.raises(PassError, match=r"glu halves side 1 of float32\[2, 3\], whose length is odd"):
         infer(gating.glu, (TensorType(torch.float32, (2, 3)),), {"dim": 1})
+
+
+def test_weight_norm_of_an_empty_weight_does_not_end_the_process():
+    assert_agrees(vector_norms.weight_norm, torch.zeros(0, 3), torch.zeros(0, 1))
+    assert_agrees(vector_norms.weight_norm, torch.zeros(2, 0), torch.zeros(2, 1))
