@@ -1,0 +1,105 @@
+"""Blocks of real architectures: the same weights every time, captured and held against eager in whole."""
+
+import pytest
+import torch
+from clika_ref_conformance.blocks.block import Block, normal
+from clika_ref_conformance.levels import blocks
+from clika_ref_conformance.levels.blocks import BLOCKS, agreement
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.identity import Identity
+from clika_ref_conformance.verdicts import Verdict
+
+from clika_ref.core.registry import load_registry
+
+REGISTRY = load_registry()
+
+
+def suite(tmp_path, target=None):
+    return Suite(REGISTRY, target or Identity(), PROFILES["quick"], tmp_path)
+
+
+def test_the_plan_holds_every_block_twice_and_counts_choices_where_there_are_classes(tmp_path):
+    tasks = blocks.tasks(suite(tmp_path))
+    assert len(tasks) == 2 * len(BLOCKS)
+    assert len(BLOCKS) >= 14
+    for task in tasks:
+        names = [c.name for c in blocks.checks(task, suite(tmp_path))]
+        assert names == ["captured", "exported", *["top-1"] * BLOCKS[task.subject].chooses]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_has_the_same_weights_and_inputs_every_time(name):
+    block = BLOCKS[name]
+    one, two = block.build(), block.build()
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    for batch in (1, 3):
+        first, second = (block.inputs(batch, torch.Generator().manual_seed(5)) for _ in range(2))
+        assert all(torch.equal(a, b) and len(a) == batch for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", ["detection-head", "gqa-rotary-cache", "expert-gate"])
+def test_eager_itself_passes_with_a_dynamic_batch(tmp_path, name):
+    (task,) = [t for t in blocks.tasks(suite(tmp_path)) if t.subject == name and t.dynamic]
+    for check in blocks.checks(task, suite(tmp_path)):
+        found = check.run()
+        assert found.verdict is Verdict.PASS, f"{check.name}: {found.comparison.message}"
+
+
+class Broken:
+    """Eager, whose results of some operator are negated."""
+
+    def __init__(self, kind):
+        self.inner, self.kind = Identity(), kind
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def load(self, artifact):
+        runner = self.inner.load(artifact)
+        if self.kind not in {op.name for op in artifact.facts["operators"].values()}:
+            return runner
+        return lambda inputs: [-r for r in runner(inputs)]
+
+
+def test_a_block_that_fails_is_cut_to_the_nodes_that_fail(tmp_path):
+    task = blocks.tasks(suite(tmp_path))[1]
+    assert (task.subject, task.dynamic) == ("resnet-basic", True)
+    captured, exported = blocks.checks(task, suite(tmp_path, Broken("conv2d")))
+    assert captured.run().verdict is Verdict.PASS
+    found = exported.run()
+    assert found.verdict is Verdict.VALUE
+    assert [n.kind for n in found.case.graph.nodes] == ["conv2d"]
+    assert found.case.graph.symbols
+
+
+def test_wrong_choices_are_counted(tmp_path, monkeypatch):
+    block = Block("classes", lambda: torch.nn.Linear(6, 4), normal(6), chooses=True)
+    monkeypatch.setitem(BLOCKS, "classes", block)
+    task = blocks.tasks(suite(tmp_path))[-2]
+    assert task.subject == "classes"
+    *_, right = blocks.checks(task, suite(tmp_path))
+    assert right.run().comparison.message == "96 of 96 choices are eager's"
+    *_, wrong = blocks.checks(task, suite(tmp_path, Broken("linear")))
+    found = wrong.run()
+    assert found.verdict is Verdict.VALUE
+    assert "in 96 the best leads by more than 40 errors of eager" in found.comparison.message
+
+
+def test_a_choice_that_rounding_decides_is_no_mistake():
+    exact = torch.tensor([[1.0, 1.0 + 1e-9], [0.0, 1.0]], dtype=torch.float64)
+    eager = exact.float()
+    found = agreement(eager, exact, torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
+    assert found.verdict is Verdict.PASS
+    assert found.message == "1 of 2 choices are eager's"
+    assert agreement(eager, exact, torch.tensor([[1.0, 2.0], [1.0, 0.0]])).verdict is Verdict.VALUE
+
+
+def test_a_graph_that_is_not_the_module_is_found(tmp_path):
+    trial = blocks.Trial(BLOCKS["llama-mlp"], suite(tmp_path), dynamic=False)
+    for node in trial.graph.nodes:
+        if node.kind == "silu":
+            node.op = REGISTRY.operators["sigmoid"]
+    found = trial.captured()
+    assert found.verdict is Verdict.VALUE
+    assert found.run == "batch-3-0"
