@@ -6,7 +6,6 @@ nodes that a declaration concerns compute what the target is said to compute, an
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 from collections.abc import Callable, Sequence
@@ -143,8 +142,9 @@ def _deviating(graph: Graph, changes: Sequence[tuple[Deviation, Alter]]) -> Grap
 
 
 def _altered(node: Node, alter: Alter) -> Operator:
-    op = copy.copy(node.op)
     original = node.op
+    op = object.__new__(type(original))  # copying an operator returns it, as there is only one of each
+    op.__dict__.update(original.__dict__)
 
     @functools.wraps(original.reference)
     def reference(*operands: Any, **attrs: Any) -> Any:

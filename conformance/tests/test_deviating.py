@@ -1,0 +1,25 @@
+"""A graph that is made to deviate leaves everything else as it is."""
+
+import math
+
+import torch
+from clika_ref_conformance.cases import Run
+from clika_ref_conformance.deviations import Deviation
+from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.execution.deviating import judge_run
+from clika_ref_conformance.verdicts import Verdict
+
+from clika_ref.core.registry import load_registry
+
+
+def test_a_deviation_is_seen_and_leaves_the_operator_as_it_was():
+    relu = load_registry().operators["relu"]
+    reference = relu.reference
+    x = torch.tensor([1.0, math.inf])
+    entry = Deviation("clip", ("relu",), "Inf is cut off", "none", "2099-01-01", replace={"inf": "max"})
+    wrong = [torch.tensor([1.0, torch.finfo(torch.float32).max])]
+    for _ in range(2):
+        found = judge_run(graph_of(relu, [x], {}), Run("inf", (x,)), wrong, [entry])
+        assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.DEVIATION, ("clip",), ("clip",))
+    assert relu.reference is reference
+    assert relu(x)[1] == math.inf
