@@ -1,0 +1,144 @@
+"""Quantized ranges, the elements that tell right from wrong on them, and what integer arithmetic makes of those.
+
+Nothing here calls an operator or PyTorch's arithmetic: it is what both are held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+
+import numpy as np
+
+RANGES = (
+    ("int8", -128, 127),
+    ("uint8", 0, 255),
+    ("int8", -127, 127),
+    ("int8", -8, 7),
+    ("uint8", 0, 15),
+    ("uint8", 0, 127),
+)
+"""All eight bits, the symmetric range, four bits, and seven bits as for processors that add pairs in 16 bits."""
+
+SCALES = (0.05, 0.03125, 1 / 3, 1.0, 1e-30, 1e-40, 1e30)
+"""Usual ones, powers of two (halves are then ties), a tiny one, a subnormal one and a huge one."""
+
+AXES = (None, 0, 1, -1)
+
+SHAPE = (4, 4)
+"""Square, so that an axis taken for the other is not told by the shape."""
+
+UNIT = 2.0**-24
+"""Relative rounding error of float32, to nearest."""
+
+SMALLEST = 2.0**-149
+"""The distance of subnormal numbers of float32."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A quantized range: dtype, ends, and scales and zero points of shape [] or [c] along ``axis``."""
+
+    dtype: str
+    low: int
+    high: int
+    scale: np.ndarray
+    zero_point: np.ndarray
+    axis: int | None
+
+    def __str__(self) -> str:
+        along = "per tensor" if self.axis is None else f"axis {self.axis}"
+        parameters = f"scale {self.scale.tolist()}, zero point {self.zero_point.tolist()}"
+        return f"{self.dtype}[{self.low}, {self.high}], {parameters}, {along}"
+
+    def spread(self, parameter: np.ndarray, rank: int) -> np.ndarray:
+        """Return scales or zero points in a shape that broadcasts along the axis."""
+        if self.axis is None:
+            return parameter
+        return parameter.reshape([-1 if i == self.axis % rank else 1 for i in range(rank)])
+
+    def codes(self, x: np.ndarray) -> np.ndarray:
+        """Return the integers of ``x``: divided in float32, halves to even, and from there on exact."""
+        with np.errstate(over="ignore"):
+            steps = np.rint(x / self.spread(self.scale, x.ndim))
+        return np.clip(steps.astype(np.float64) + self.spread(self.zero_point, x.ndim), self.low, self.high).astype(int)
+
+    def ties(self, x: np.ndarray) -> np.ndarray:
+        """Return where ``x / scale`` in float32 lies in the middle of two integers."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            quotient = np.abs(x / self.spread(self.scale, x.ndim))
+            return quotient - np.floor(quotient) == 0.5
+
+    def values(self, codes: np.ndarray) -> np.ndarray:
+        """Return what codes stand for: one product in float32."""
+        with np.errstate(over="ignore"):
+            steps = (codes - self.spread(self.zero_point, codes.ndim)).astype(np.float32)
+            return steps * self.spread(self.scale, codes.ndim)
+
+    def loss(self, x: np.ndarray, codes: np.ndarray, values: np.ndarray) -> str | None:
+        """Say which element lost more than half a step within the range or is not its end outside, or return None.
+
+        Quotient and product round: they add ``|x| * u`` each, and a subnormal step.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            scale = self.spread(self.scale.astype(np.float64), x.ndim)
+            zero = self.spread(self.zero_point, x.ndim)
+            exact = x.astype(np.float64)
+            below, above = exact < scale * (self.low - zero - 0.5), exact > scale * (self.high - zero + 0.5)
+            bound = scale / 2 + 2 * np.abs(exact) * UNIT + SMALLEST
+            inside = (exact >= scale * (self.low - zero)) & (exact <= scale * (self.high - zero))
+            finite = np.isfinite(values)  # a huge scale overflows where its codes are right
+            far = inside & finite & (np.abs(values.astype(np.float64) - exact) > bound)
+        slack = np.abs(exact) * 2 * UNIT
+        for wrong, text in (
+            (below & (codes != self.low) & (exact < scale * (self.low - zero - 0.5) - slack), f"is not {self.low}"),
+            (above & (codes != self.high) & (exact > scale * (self.high - zero + 0.5) + slack), f"is not {self.high}"),
+            (far, "comes back from farther than half a step"),
+        ):
+            if wrong.any():
+                at = tuple(int(i) for i in np.argwhere(wrong)[0])
+                became = f"{int(codes[at])}, which stands for {float(values[at])!r}"
+                return f"element {list(at)}, {float(x[at])!r}, becomes {became}: it {text}"
+        return None
+
+
+def grids(count: int, seed: int) -> list[Grid]:
+    """Return quantized ranges, the same for a seed; all of them where ``count`` is large."""
+    every = list(product(RANGES, ("middle", "low", "high"), SCALES, AXES))
+    Random(seed).shuffle(every)  # noqa: S311 - draws tests, not keys
+    return [_grid(*choice) for choice in every[:count]]
+
+
+def _grid(bits: tuple[str, int, int], place: str, scale: float, axis: int | None) -> Grid:
+    dtype, low, high = bits
+    middle = (low + high + 1) // 2
+    zero = {"middle": middle, "low": low, "high": high}[place]
+    if axis is None:
+        return Grid(dtype, low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
+    scales = (scale * np.array([1.0, 0.5, 2.0, 1.5])).astype(np.float32)
+    return Grid(dtype, low, high, scales, np.asarray([zero, middle, low, high]), axis)
+
+
+def elements(grid: Grid, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield float32 tensors of `SHAPE` that a quantizer must get right on a range, with their names."""
+    random = np.random.default_rng(seed)
+    scale = grid.spread(grid.scale, len(SHAPE)).astype(np.float64)
+    zero = grid.spread(grid.zero_point, len(SHAPE))
+    steps = random.integers(grid.low - 2, grid.high + 3, SHAPE) - zero
+    halves = np.where(random.random(SHAPE) < 0.4, 0.5, random.random(SHAPE))
+    spread = random.uniform(-1.5, 1.5, SHAPE) * (grid.high - grid.low)
+    ends = np.where(random.random(SHAPE) < 0.5, grid.low, grid.high) - zero
+    special = np.array([np.inf, -np.inf, 0.0, -0.0, 3e38, -3e38, 1e-45, -1e-45])
+    with np.errstate(over="ignore"):
+        found = {
+            "halves": (steps + halves) * scale,
+            "ends": (ends + random.choice([-1.0, -0.5, 0.0, 0.5, 1.0], SHAPE)) * scale,
+            "wide": spread * np.exp2(random.integers(-8, 9, SHAPE)) * scale,
+            "equal": np.full(SHAPE, 0.3) * scale,
+            "zero": np.zeros(SHAPE),
+            "special": random.choice(special, SHAPE),
+        }
+        for name, x in found.items():
+            yield name, x.astype(np.float32)

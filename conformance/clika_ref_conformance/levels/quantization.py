@@ -1,0 +1,148 @@
+"""L4, quantization: codes equal to integer arithmetic, what is lost within its bound, and products exact in 32 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.packing import pack_int4, unpack_int4
+from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.drawing.quantized import SHAPE, Grid, elements, grids
+from clika_ref_conformance.drawing.quantized_layers import LAYERS, Layer, layer_case
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+LEVEL = "quantization"
+
+FEWEST = 60
+"""Ranges in the smallest profile: each scale, zero point, axis and width meets the others some times."""
+
+NEEDED = ("quantize", "dequantize")
+
+Verify = Callable[[Run, Sequence[torch.Tensor]], str | None]
+"""Says what is wrong with the outputs of a run, or returns None."""
+
+
+def tasks(suite: Suite) -> list[Task]:
+    """Return a task for ranges, one for layers and one for packing, where the two operators are declared."""
+    if any(name not in suite.registry.operators for name in NEEDED):
+        return []
+    return [Task(LEVEL, "quantize+dequantize"), Task(LEVEL, "layers"), Task(LEVEL, "packing")]
+
+
+def checks(task: Task, suite: Suite) -> Sequence[Check]:
+    """Return the checks of a task."""
+    seed = suite.profile.seed
+    if task.subject == "packing":
+        return [Check(f"int4-{n}", partial(_packed, n, dtype, seed)) for n, dtype in _lengths()]
+    if task.subject == "layers":
+        return [Check(layer.name, partial(_layer, layer, suite)) for layer in LAYERS if layer.is_known(suite.registry)]
+    found = grids(max(FEWEST, suite.profile.drawn), seed)
+    return [Check(f"range-{i:03}", partial(_range, f"range-{i:03}", grid, suite)) for i, grid in enumerate(found)]
+
+
+def held(case: Case, suite: Suite, verify: Verify) -> Outcome:
+    """Hold eager, and then the target, against integer arithmetic; between the two the judge has its say."""
+    for run in case.runs:
+        with torch.no_grad():
+            problem = verify(run, interpret(case.graph, run.inputs)[0])
+        if problem is not None:
+            return Outcome(
+                case.name, Comparison(Verdict.CONTRACT, f"the eager reference is wrong: {problem}"), run.name, case
+            )
+    outcome = run_case(case, suite)
+    if outcome.verdict is not Verdict.PASS:
+        return outcome
+    with TemporaryDirectory(dir=suite.folder) as folder:
+        runner = suite.target.load(suite.target.compile(case.graph.clone(), Path(folder) / "model.onnx"))
+        for run in case.runs:
+            problem = verify(run, runner(run.inputs))
+            if problem is not None:
+                return replace(outcome, comparison=Comparison(Verdict.VALUE, problem), run=run.name, case=case)
+    return outcome
+
+
+def _range(name: str, grid: Grid, suite: Suite) -> Outcome:
+    runs = [Run(kind, (torch.from_numpy(x),)) for kind, x in elements(grid, suite.profile.seed)]
+    case = Case(name, range_graph(grid, suite), runs, {"range": str(grid)})
+    return held(case, suite, partial(_verify_range, grid))
+
+
+def range_graph(grid: Grid, suite: Suite) -> Graph:
+    """Return the graph that quantizes its input and brings it back; it returns the codes and the values."""
+    graph = Graph("quantized")
+    x = graph.add_input(TensorType(torch.float32, SHAPE), "x")
+    build = Builder(graph, suite.registry.operators)
+    dtype = getattr(torch, grid.dtype)
+    own = torch.iinfo(dtype)
+    if grid.axis is None:
+        scale, zero = float(grid.scale), int(grid.zero_point)
+    else:
+        scale = graph.add_constant(torch.from_numpy(grid.scale), "scale")
+        zero = graph.add_constant(torch.from_numpy(grid.zero_point).to(dtype), "zero_point")
+    ends: dict[str, Any] = {
+        "quant_min": None if grid.low == own.min else grid.low,
+        "quant_max": None if grid.high == own.max else grid.high,
+    }
+    codes = build("quantize", x, scale, zero, dtype=dtype, axis=grid.axis, **ends)
+    graph.add_output(codes)
+    graph.add_output(build("dequantize", codes, scale, zero, axis=grid.axis))
+    return graph
+
+
+def _verify_range(grid: Grid, run: Run, outputs: Sequence[torch.Tensor]) -> str | None:
+    x, codes, values = run.inputs[0].numpy(), outputs[0].numpy().astype(int), outputs[1].numpy()
+    expected = grid.codes(x)
+    wrong = expected != codes
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        tie = ", a tie" if grid.ties(x)[at] else ""
+        return f"{float(x[at])!r}{tie}, on {grid} is {expected[at]}, not {codes[at]} (element {list(at)} of {run.name})"
+    if not np.array_equal(grid.values(codes), values):
+        wanted = grid.values(codes)
+        at = tuple(int(i) for i in np.argwhere(wanted != values)[0])
+        return f"{codes[at]} on {grid} stands for {float(wanted[at])!r}, not {float(values[at])!r}"
+    return grid.loss(x, codes, values)
+
+
+def _layer(layer: Layer, suite: Suite) -> Outcome:
+    case, expected = layer_case(layer, suite.registry, suite.profile.seed)
+
+    def verify(run: Run, outputs: Sequence[torch.Tensor]) -> str | None:
+        wanted = expected[run.name]
+        found = outputs[0].numpy()
+        if np.array_equal(found, wanted):
+            return None
+        at = tuple(int(i) for i in np.argwhere(found != wanted)[0])
+        return f"{layer.name}, {run.name}: element {list(at)} is {found[at]}, by integer arithmetic {wanted[at]}"
+
+    return held(case, suite, verify)
+
+
+def _lengths() -> list[tuple[int, torch.dtype]]:
+    return [(n, (torch.int8, torch.uint8)[n % 2]) for n in (0, 1, 2, 3, 7, 16, 31, 33)]
+
+
+def _packed(length: int, dtype: torch.dtype, seed: int) -> Outcome:
+    low, high = (-8, 7) if dtype == torch.int8 else (0, 15)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(low, high + 1, (length,), generator=generator).to(dtype)
+    packed = pack_int4(x)
+    if packed.numel() != (length + 1) // 2:
+        message = f"{length} integers of four bits take {packed.numel()} bytes, not {(length + 1) // 2}"
+        return Outcome(f"int4-{length}", Comparison(Verdict.VALUE, message))
+    back = unpack_int4(packed, (length,), dtype)
+    message = "" if torch.equal(back, x) else f"{x.tolist()} comes back as {back.tolist()}"
+    return Outcome(f"int4-{length}", Comparison(Verdict.VALUE if message else Verdict.PASS, message))
