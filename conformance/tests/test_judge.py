@@ -287,6 +287,22 @@ def test_what_depends_on_chance_is_held_to_its_structure_only() -> None:
     assert reference.judge([torch.full((3,), 7.0)]).verdict is Verdict.STRUCTURE
 
 
+@pytest.mark.parametrize(
+    ("x", "right"), [(math.nan, True), (math.inf, True), (300.0, True), (255.5, False), (-0.5, False)]
+)
+def test_a_cast_to_an_integer_that_does_not_exist_may_give_any(x: float, right: bool) -> None:
+    drawing = Drawing(torch.tensor([x, 2.5]))
+    reference = drawing.reference(drawing.build("to", drawing.values[0], dtype=torch.uint8), drawing.values[0])
+    found = reference.judge([torch.tensor([77, 2], dtype=torch.uint8), drawing.inputs[0]])
+    assert (found.verdict is Verdict.PASS) == right, found
+
+
+def test_quantize_saturates_so_that_only_nan_is_open() -> None:
+    for x, verdict in ((1e9, Verdict.VALUE), (math.inf, Verdict.VALUE), (math.nan, Verdict.PASS)):
+        reference = single("quantize", torch.tensor([x]), 0.1, 0, dtype=torch.int8)
+        assert reference.judge([torch.tensor([5], dtype=torch.int8)]).verdict is verdict
+
+
 def test_empty_outputs_pass() -> None:
     reference = single("exp", torch.ones(0, 3))
     assert reference.judge([torch.ones(0, 3)]).verdict is Verdict.PASS

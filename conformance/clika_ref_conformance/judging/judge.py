@@ -15,6 +15,9 @@ from clika_ref_conformance.judging.rounding import Call, is_float
 from clika_ref_conformance.judging.special_values import Expected
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
+CASTING = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
+"""Operators whose ``dtype`` is that of a plain cast, which saturates nothing."""
+
 
 @dataclass(slots=True)
 class _Exact:
@@ -84,16 +87,30 @@ class Reference:
         return ""
 
     def _exact_values(self) -> tuple[set[Value], set[Value]]:
-        """Return the values that no rounding has touched, and those that depend on chance."""
+        """Return the values that no rounding has touched, and those that depend on chance or are left undefined."""
         same = {*self.graph.inputs, *self.graph.constants.values()}
         drawn: set[Value] = set()
         for node in self.graph.nodes:
             operands = [v for v in node.inputs if isinstance(v, Value)]
-            if node.is_random or not drawn.isdisjoint(operands):
+            if node.is_random or not drawn.isdisjoint(operands) or self._is_undefined(node, operands):
                 drawn.update(node.outputs)
             elif node.op.error.kind == "exact" and same.issuperset(operands) and not self._may_choose(node):
                 same.update(node.outputs)
         return same, drawn
+
+    def _is_undefined(self, node: Node, operands: Sequence[Value]) -> bool:
+        """Whether a node casts to integers what none of them stands for: C++ leaves open what becomes of it.
+
+        An operator that saturates (`quantize`) says itself what becomes of all but NaN.
+        """
+        dtype = node.attrs.get("dtype")
+        if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype in (torch.bool, torch.complex64):
+            return False
+        floats = [self._eager[v].double() for v in operands if is_float(self._eager[v])]
+        if node.op.name not in CASTING:
+            return any(bool(t.isnan().any()) for t in floats)
+        limits = torch.iinfo(dtype)
+        return not all(bool(((t > float(limits.min) - 1) & (t < float(limits.max) + 1)).all()) for t in floats)
 
     def _may_choose(self, node: Node) -> bool:
         return ties.is_open(node) and len(self.graph) > 1
