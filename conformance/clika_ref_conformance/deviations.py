@@ -4,7 +4,8 @@ The file lies beside the module of the target, or where the target's attribute `
 ``[[deviation]]`` says which nodes and inputs it concerns and what happens instead, in one of four forms:
 
 - ``replace = { inf = "max" }``: elements of the result of one kind become another;
-- ``free = ["nan"]``: elements of the result of these kinds may become anything;
+- ``free = ["nan"]``: elements of the result of these kinds may become anything, and with ``"operand-nan"`` the whole
+  result may where an operand holds a NaN;
 - ``replica = "package.module:function"``: what the target computes, as a function of the operator's arguments;
 - ``error = "regular expression"``: compiling, loading or running raises, with words that match.
 
@@ -213,7 +214,7 @@ class _Reader:
             if name not in self.registry.operators:
                 near = _near(name, self.registry.operators)
                 self.problems.append(f"{d.id}: no plugin declares the operator {name!r}{near}")
-        for kind in (*d.replace, *d.free):
+        for kind in (*d.replace, *(k.removeprefix("operand-") for k in d.free)):
             if kind not in KINDS:
                 self.problems.append(f"{d.id}: {kind!r} is no kind of element; kinds are {', '.join(KINDS)}")
         for name in d.replace.values():

@@ -7,35 +7,12 @@ import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.execution.case_checks import case_check, is_chosen, run_case, same_bits
-from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
-from odd_targets import Odd
+from small_cases import REGISTRY, X, case_of, suite_for
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
-from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
-
-REGISTRY = load_registry()
-X = torch.tensor([[1.5, -2.0, 3.25], [0.0, 4.0, -1.0]])
-
-
-def suite_for(tmp_path, fault="", **changes):
-    profile = replace(PROFILES["quick"], share_of_artifacts=0.0)
-    return replace(Suite(REGISTRY, Odd(fault=fault), profile, tmp_path), **changes)
-
-
-def case_of(*calls, x=X, **changes):
-    """Return a case of calls that take x one after the other."""
-    graph = Graph("case")
-    value = graph.add_input(TensorType(x.dtype, tuple(x.shape)), "x")
-    build = Builder(graph, REGISTRY.operators)
-    for name, attrs in calls:
-        value = build(name, value, **attrs)
-    graph.add_output(value)
-    runs = [Run("first", (x.clone(),)), Run("second", (x.flip(0).contiguous(),))]
-    return replace(Case("case", graph, runs), **changes)
 
 
 @pytest.mark.parametrize("passes", [False, True])

@@ -18,7 +18,7 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Run
-from clika_ref_conformance.deviations import Deviation
+from clika_ref_conformance.deviations import KINDS, Deviation
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -26,7 +26,7 @@ Tensors = Sequence[torch.Tensor]
 Alter = Callable[[Node, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]], Tensors]
 """What a node returns instead: the node, its arguments, and what eager returns."""
 
-FILLS = (1.0, -2.5)
+FILLS = (1.0, 3.5)
 """Two values that an element which may be anything is given, to see what depends on it."""
 
 
@@ -181,8 +181,13 @@ def _alteration(deviation: Deviation) -> Alter:
 
 
 def _filling(deviation: Deviation, fill: float) -> Alter:
-    def put(_: Node, __: tuple[Any, ...], ___: dict[str, Any], results: Tensors) -> Tensors:
-        return [functools.reduce(lambda t, k: t.masked_fill(_is_of(k, t), fill), deviation.free, t) for t in results]
+    def put(_: Node, operands: tuple[Any, ...], __: dict[str, Any], results: Tensors) -> Tensors:
+        operand_kinds = [kind.removeprefix("operand-") for kind in deviation.free if kind.startswith("operand-")]
+        tensors = [t for t in operands if isinstance(t, torch.Tensor)]
+        if any(bool(_is_of(kind, t).any()) for kind in operand_kinds for t in tensors):
+            return [torch.full_like(t, fill) for t in results]
+        kinds = [kind for kind in deviation.free if kind in KINDS]
+        return [functools.reduce(lambda t, k: t.masked_fill(_is_of(k, t), fill), kinds, t) for t in results]
 
     return put
 

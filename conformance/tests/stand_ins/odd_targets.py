@@ -76,5 +76,11 @@ FAULTS = {
     "value": lambda r, i, s: [t + 1 for t in r],
     "no-nan": lambda r, i, s: [t.nan_to_num(0.0, torch.inf, -torch.inf) for t in r],
     "no-inf": lambda r, i, s: [t.nan_to_num(torch.nan) for t in r],
+    "finite": lambda r, i, s: [t.nan_to_num() for t in r],
     "sevens": lambda r, i, s: [torch.full_like(t, 7.0) for t in r],
 }
+
+
+def sevens(x):
+    """Compute what the target with the fault ``sevens`` does."""
+    return torch.full_like(x, 7.0)

@@ -76,6 +76,13 @@ class OnnxRuntime:
         return {node.name: "float" for node in model.graph.node}
 
 
+UNOPTIMIZED = OnnxRuntime("onnxruntime-unoptimized", optimize=False)
+"""ONNX Runtime without its own graph optimizations, to tell what is theirs from what is in the file.
+
+It is no installed target: ``clika-ref conformance run --target clika_ref_onnxruntime.target:UNOPTIMIZED``.
+"""
+
+
 class OnnxRuntimeRunner:
     """A session of ONNX Runtime that takes and returns tensors."""
 

@@ -1,0 +1,267 @@
+"""Declared deviations: read and refused, seen exactly where the target does what it declares, and missed when gone."""
+
+import datetime as dt
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from clika_ref_conformance.cases import Run, Task
+from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, declarations_of, is_expired
+from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.verdicts import Comparison, Verdict
+from odd_targets import Odd
+from small_cases import REGISTRY, case_of, suite_for
+
+from clika_ref.core.errors import TargetError
+
+NAN, INF = torch.nan, torch.inf
+SPECIAL = torch.tensor([[1.5, NAN, -2.0], [INF, -INF, 3.0]])
+ALWAYS = {"reason": "it does", "link": "nowhere", "expires": "2999-01-01"}
+
+
+def deviation(**changes):
+    return Deviation(**{"id": "d", "operators": ("relu",), **ALWAYS, **changes})
+
+
+def outcome_of(tmp_path, fault, *deviations, calls=(("relu", {}),), run="special", x=SPECIAL):
+    case = replace(case_of(*calls, x=x), runs=[Run(run, (x,))])
+    return run_case(case, suite_for(tmp_path, fault, deviations=deviations))
+
+
+def test_what_is_declared_is_a_deviation_and_what_is_not_fails(tmp_path):
+    declared = deviation(replace={"nan": "0"})
+    outcome = outcome_of(tmp_path, "no-nan", declared)
+    assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.DEVIATION, ["d"], ["d"])
+    assert outcome.comparison.message == "d: it does"
+    for other in (
+        deviation(replace={"inf": "max"}),
+        deviation(replace={"nan": "inf"}),
+        deviation(operators=("exp",), replace={"nan": "0"}),
+        deviation(dtypes=("float64",), replace={"nan": "0"}),
+        deviation(runs=("typical",), replace={"nan": "0"}),
+        deviation(attributes={"dim": 1}, replace={"nan": "0"}),
+        deviation(dynamic=True, replace={"nan": "0"}),
+    ):
+        assert outcome_of(tmp_path, "no-nan", other).verdict is Verdict.SPECIAL, other
+    also = deviation(dtypes=("float32",), runs=("typ*", "spec*"), dynamic=False, replace={"nan": "0"})
+    assert outcome_of(tmp_path, "no-nan", also).verdict is Verdict.DEVIATION
+
+
+def test_a_deviation_shows_through_the_nodes_behind_it(tmp_path):
+    calls = (("relu", {}), ("neg", {}), ("sum", {"dim": (1,), "keepdim": False}))
+    declared = deviation(operators=("sum",), replace={"nan": "0"})
+    assert outcome_of(tmp_path, "no-nan", calls=calls).verdict is Verdict.SPECIAL
+    assert outcome_of(tmp_path, "no-nan", declared, calls=calls).verdict is Verdict.DEVIATION
+
+
+def test_a_deviation_that_would_not_show_is_not_watched(tmp_path):
+    outcome = outcome_of(tmp_path, "", deviation(replace={"nan": "0"}), x=torch.ones(3))
+    assert (outcome.verdict, outcome.watched) == (Verdict.PASS, [])
+
+
+def test_a_deviation_that_is_gone_is_watched_and_not_seen(tmp_path):
+    outcome = outcome_of(tmp_path, "", deviation(replace={"nan": "0"}))
+    assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.PASS, [], ["d"])
+
+
+def test_elements_that_may_be_anything_are_free_and_no_others(tmp_path):
+    free = deviation(free=("nan", "inf", "-inf"))
+    assert outcome_of(tmp_path, "no-nan", free).verdict is Verdict.DEVIATION
+    assert outcome_of(tmp_path, "no-inf", free).verdict is Verdict.DEVIATION
+    assert outcome_of(tmp_path, "no-inf", deviation(free=("nan",))).verdict is Verdict.SPECIAL
+    assert outcome_of(tmp_path, "sevens", free).verdict is Verdict.VALUE
+    calls = (("relu", {}), ("sum", {"dim": (1,), "keepdim": False}))
+    x = torch.tensor([[1.0, NAN], [1.0, 2.0]])
+    assert outcome_of(tmp_path, "no-nan", free, calls=calls, x=x).verdict is Verdict.DEVIATION
+    assert outcome_of(tmp_path, "value", free, calls=calls, x=x).verdict is Verdict.VALUE  # the second row is not free
+
+
+def test_everything_is_free_where_an_operand_holds_a_special_value_if_so_declared(tmp_path):
+    calls = (("argmax", {"dim": None, "keepdim": False}),)
+    free = deviation(operators=("argmax",), free=("operand-nan",))
+    x = torch.tensor([1.0, NAN, 3.0])
+    assert outcome_of(tmp_path, "value", free, calls=calls, x=x).verdict is Verdict.DEVIATION
+    assert outcome_of(tmp_path, "value", free, calls=calls, x=x.nan_to_num()).verdict is Verdict.VALUE
+    other = deviation(operators=("argmax",), free=("operand-inf",))
+    assert outcome_of(tmp_path, "value", other, calls=calls, x=x).verdict is Verdict.VALUE
+
+
+def test_several_deviations_may_come_together(tmp_path):
+    x = torch.tensor([NAN, INF, 1.0])
+    nan, inf = deviation(id="nan", replace={"nan": "0"}), deviation(id="inf", replace={"inf": "7"}, free=())
+    inf = replace(inf, replace={"inf": "max"})
+    assert outcome_of(tmp_path, "no-nan", nan, inf, x=x).deviations == ["nan"]
+    both = [replace(nan, operators=("relu",)), replace(inf, operators=("relu",))]
+    outcome = outcome_of(tmp_path, "finite", *both, x=x)
+    assert (outcome.verdict, outcome.deviations) == (Verdict.DEVIATION, ["inf", "nan"])
+
+
+def test_a_replica_says_what_is_computed_instead(tmp_path):
+    outcome = outcome_of(tmp_path, "sevens", deviation(replica="odd_targets:sevens"))
+    assert outcome.verdict is Verdict.DEVIATION
+    assert outcome_of(tmp_path, "value", deviation(replica="odd_targets:sevens")).verdict is not Verdict.DEVIATION
+
+
+@pytest.mark.parametrize("fault", ["compile-raises", "load-raises", "run-raises"])
+def test_an_error_may_be_declared_by_its_words(tmp_path, fault):
+    words = {"compile-raises": "no such k.rnel", "load-raises": "damaged", "run-raises": "illegal"}[fault]
+    outcome = outcome_of(tmp_path, fault, deviation(error=words))
+    assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.DEVIATION, ["d"], ["d"])
+    assert outcome_of(tmp_path, fault, deviation(error="other words")).verdict.is_failure
+    assert outcome_of(tmp_path, "", deviation(error=words)).watched == ["d"]
+
+
+GOOD = """
+[[deviation]]
+id = "relu-nan"
+operators = ["relu"]
+replace = { nan = "0" }
+runs = ["nan-*"]
+reason = "NaN is lost"
+link = "https://example.org/1"
+expires = "2999-01-01"
+
+[[deviation]]
+id = "of-another"
+operators = ["relu"]
+targets = ["another"]
+error = "x"
+reason = "r"
+link = "l"
+expires = "onnxruntime>=99"
+
+[[xfail]]
+task = "operators/sort/*"
+reason = "r"
+link = "l"
+expires = "2999-01-01"
+"""
+
+
+def declarations_in(tmp_path, text):
+    path = tmp_path / "deviations.toml"
+    path.write_text(text, encoding="utf-8")
+    return declarations_of(Odd(deviations=str(path)), REGISTRY)
+
+
+def test_the_file_is_read(tmp_path):
+    found = declarations_in(tmp_path, GOOD)
+    assert [d.id for d in found.deviations] == ["relu-nan"]  # the other is for another target
+    assert found.deviations[0].runs == ("nan-*",)
+    assert [x.task for x in found.xfails] == ["operators/sort/*"]
+    assert declarations_of(Odd(), REGISTRY) == Declarations()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('id = "relu-nan"', 'id = "relu-nan', r"deviations\.toml cannot be read"),
+        ('id = "relu-nan"', "", r"an entry without id: id is missing"),
+        (
+            'operators = ["relu"]\nreplace',
+            'operators = ["rellu"]\nreplace',
+            r"no plugin declares the operator 'rellu'; did you mean relu",
+        ),
+        ('replace = { nan = "0" }', "", r"relu-nan: one of replace, free, replica, error says .* it has none"),
+        ('replace = { nan = "0" }', 'replace = { nan = "0" }\nerror = "x"', "it has replace and error"),
+        ('{ nan = "0" }', '{ NaN = "0" }', r"'NaN' is no kind of element; kinds are nan, inf"),
+        ('{ nan = "0" }', '{ nan = "zero" }', r"an element cannot become 'zero'; it can nan, inf"),
+        ('runs = ["nan-*"]', 'runs = "nan-*"', r"relu-nan: runs = 'nan-\*' must be tuple"),
+        ('runs = ["nan-*"]', 'run = ["nan-*"]', r"relu-nan: there is no 'run'; did you mean runs"),
+        ('link = "https://example.org/1"', "", r"relu-nan: link is missing"),
+        ('"2999-01-01"\n\n[[dev', '"soon"\n\n[[dev', r"relu-nan: expires = 'soon' is neither a date"),
+        ('id = "of-another"', 'id = "relu-nan"', r"relu-nan: the id is used twice"),
+        ('error = "x"', 'error = "("', r"of-another: error = '\(' is no regular expression"),
+        ('error = "x"', 'replica = "module.function"', r"replica = 'module\.function' is not of the form"),
+        ("[[xfail]]", "[[xfial]]", r"there is no 'xfial'; did you mean xfail"),
+    ],
+)
+def test_a_file_without_sense_is_refused(tmp_path, old, new, message):
+    assert old in GOOD
+    with pytest.raises(TargetError, match=re.compile(message, re.DOTALL)):
+        declarations_in(tmp_path, GOOD.replace(old, new, 1))
+
+
+def test_a_file_that_is_stated_must_be_there(tmp_path):
+    with pytest.raises(TargetError, match=r"nowhere\.toml cannot be read"):
+        declarations_of(Odd(deviations=str(tmp_path / "nowhere.toml")), REGISTRY)
+
+
+def test_expiry_is_a_date_or_a_version():
+    assert is_expired("2026-01-31", dt.date(2026, 2, 1))
+    assert not is_expired("2026-01-31", dt.date(2026, 1, 31))
+    assert is_expired("torch>=1.0")
+    assert not is_expired("torch>=99")
+    assert not is_expired("a-distribution-that-nobody-installs>=1")
+
+
+TASK = Task("operators", "relu", "float32")
+
+
+def record_of(results, declarations):
+    plan = {TASK: tuple(r.name for r in results)}
+    return RunRecord(
+        "odd", "quick", 0, {}, plan, results, deviations=deviation_accounts(declarations.deviations, results)
+    )
+
+
+def problems(declarations, *results, is_full=False):
+    return problems_of(record_of(results, declarations), declarations, PROFILES["quick"], is_full=is_full)
+
+
+def passed(name="first", **changes):
+    return Result(TASK, name, Comparison(Verdict.PASS), **changes)
+
+
+def test_a_deviation_that_could_have_been_seen_and_never_was_is_a_problem():
+    declared = Declarations((deviation(replace={"nan": "0"}),))
+    seen = passed(deviations=("d",), watched=("d",))
+    assert problems(declared, passed("second", watched=("d",)), seen) == []
+    (problem,) = problems(declared, passed(watched=("d",)), passed("second", watched=("d",)))
+    assert "xpass: the deviation d was not seen in 2 checks" in problem
+    assert problems(declared, passed()) == []
+
+
+def test_a_deviation_that_concerns_nothing_is_a_problem_of_a_full_run_that_could_have_shown_it():
+    declared = Declarations((deviation(replace={"nan": "0"}),))
+    assert problems(declared, passed(), is_full=True) == [
+        "the deviation d concerns nothing in the plan: correct its matcher, or remove it"
+    ]
+    half = Declarations((deviation(dtypes=("float16",), replace={"nan": "0"}),))
+    assert problems(half, passed(), is_full=True) == []  # the profile has no float16
+
+
+def test_what_expired_is_a_problem():
+    declared = Declarations((deviation(error="x", expires="2020-01-01"),), (xfail(expires="2020-01-01"),))
+    assert [p.split(" expired")[0] for p in problems(declared, passed())] == ["d", "xfail operators/relu/* *"]
+
+
+def xfail(**changes):
+    return ExpectedFailure(**{"task": "operators/relu/*", **ALWAYS, **changes})
+
+
+def test_expected_failures_fail_and_tell_when_they_pass():
+    failed = Result(TASK, "second", Comparison(Verdict.VALUE, "off by 3"))
+    entry = xfail()
+    found = with_expected_failures([passed(), failed], [entry])
+    assert [r.verdict for r in found] == [Verdict.PASS, Verdict.XFAIL]
+    assert "off by 3" in found[1].comparison.message
+    (gone,) = with_expected_failures([passed()], [entry])
+    assert gone.verdict is Verdict.XPASS
+    assert "expected to fail (it does, nowhere), and passes" in gone.comparison.message
+    assert with_expected_failures([failed], [xfail(check="first")]) == [failed]
+    assert problems(Declarations((), (xfail(task="passes/*"),)), passed(), is_full=True) == [
+        "xfail passes/* * concerns nothing in the plan: correct its patterns, or remove it"
+    ]
+
+
+def test_the_declarations_that_come_with_the_project_make_sense():
+    for target in REGISTRY.targets.values():
+        found = declarations_of(target, REGISTRY)
+        assert all(len(d.reason) > 10 for d in found.deviations)
+    assert (Path(__file__).parents[2] / "plugins/onnxruntime/clika_ref_onnxruntime/deviations.toml").exists()
