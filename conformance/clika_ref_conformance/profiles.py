@@ -13,9 +13,9 @@ class Profile:
     seed: int = 0
     dtypes: tuple[str, ...] = ("float32", "int64")
     """Columns of the operator level; an operator that takes none of them is run in what it takes."""
-    rows: int = 16
+    rows: int = 12
     """Covering rows of an operator and dtype at most."""
-    drawn: int = 30
+    drawn: int = 20
     """Drawn calls of an operator and dtype, after the covering rows with their mandatory vectors."""
     pair_operators: int = 50
     """The operators in most demand of which every pair is run."""
@@ -35,8 +35,8 @@ ALL_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int
 
 PROFILES = {
     "quick": Profile("quick"),
-    "ci": Profile("ci", dtypes=ALL_DTYPES, drawn=100, graphs=2000, pass_graphs=1000, shape_profiles=100),
+    "ci": Profile("ci", dtypes=ALL_DTYPES, rows=40, drawn=100, graphs=2000, pass_graphs=1000, shape_profiles=100),
     "nightly": Profile(
-        "nightly", dtypes=ALL_DTYPES, drawn=1000, graphs=10_000, pass_graphs=10_000, shape_profiles=1000
+        "nightly", dtypes=ALL_DTYPES, rows=200, drawn=1000, graphs=10_000, pass_graphs=10_000, shape_profiles=1000
     ),
 }

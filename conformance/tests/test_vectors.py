@@ -93,3 +93,11 @@ def test_the_same_seed_gives_the_same_elements():
     one, again, other = (runs_of([sample()], seed)[0].inputs[0] for seed in (1, 1, 2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+def test_a_tensor_that_the_sampler_made_stays_as_it_is():
+    given = torch.tensor([1, 5])
+    for run in runs_of([sample(), given, sample()], 0, 3):
+        assert run.inputs[1] is given
+        assert len(run.inputs) == 3
+    assert "nan-last:x2" in {run.name for run in runs_of([sample(), given, sample()], 0, 3)}

@@ -34,9 +34,9 @@ def sampled(op: Operator, draw: Draw) -> Call:
 
 
 def filled(call: Call, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Return the operands of a call with its samples replaced by tensors, one for each in order."""
+    """Return the operands of a call with ``tensors`` in place of its samples and tensors, in order."""
     rest = iter(tensors)
-    return [next(rest) if isinstance(o, TensorSample) else o for o in call.operands]
+    return [next(rest) if isinstance(o, TensorSample | torch.Tensor) else o for o in call.operands]
 
 
 def shown(op: Operator, call: Call) -> str:

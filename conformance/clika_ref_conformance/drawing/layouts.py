@@ -17,18 +17,18 @@ DIMENSIONS = frozenset(
 """Attributes that name sides of the first operand, which may be counted from the last."""
 
 
-def laid_out(typical: Run, samples: Sequence[TensorSample]) -> list[Run]:
+def laid_out(typical: Run, operands: Sequence[Any]) -> list[Run]:
     """Return the inputs of a run in other memory layouts: ``strided``, ``offset``, ``channels-last``, ``expanded``.
 
     The first three hold the same elements; ``expanded`` repeats a slice along a side of stride 0, where ties are legal.
     """
+    tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
+    apart = [isinstance(o, torch.Tensor) or o.unique for o in tensors]
     forms = {
         "strided": tuple(map(_strided, typical.inputs)),
         "offset": tuple(map(_offset, typical.inputs)),
         "channels-last": tuple(map(_channels_last, typical.inputs)),
-        "expanded": tuple(
-            t if sample.unique else _expanded(t) for t, sample in zip(typical.inputs, samples, strict=True)
-        ),
+        "expanded": tuple(t if keep else _expanded(t) for t, keep in zip(typical.inputs, apart, strict=True)),
     }
     return [Run(name, inputs) for name, inputs in forms.items() if _is_new(inputs, typical.inputs)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +21,15 @@ Fill = Callable[[TensorSample, torch.Generator], torch.Tensor]
 def runs_of(operands: Sequence[Any], seed: int, row: int = 0) -> list[Run]:
     """Return the runs of a call: one on typical elements, and one for each vector that is legal for its operands.
 
-    Special values stand first or last in one of the operands; ``row`` says where, so that consecutive rows of a cover
-    take turns, and `slots` of them reach every place.
+    A tensor that the sampler made itself is the same in all of them. Special values stand first or last in one of the
+    operands; ``row`` says where, so that consecutive rows of a cover take turns, and `slots` of them reach every place.
     """
-    samples = [o for o in operands if isinstance(o, TensorSample)]
-    runs = [Run("typical", _filled(samples, seed))]
+    tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
+    samples = {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
+    runs = [Run("typical", _filled(tensors, seed))]
     for name, changed in _changes(samples, row):
         if changed:
-            runs.append(Run(name, _filled(samples, seed, changed)))
+            runs.append(Run(name, _filled(tensors, seed, changed)))
     return runs
 
 
@@ -38,21 +39,22 @@ def slots(operands: Sequence[Any]) -> int:
 
 
 def _filled(
-    samples: Sequence[TensorSample], seed: int, changed: dict[int, Fill] | None = None
+    operands: Sequence[TensorSample | torch.Tensor], seed: int, changed: dict[int, Fill] | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Fill every sample, those of ``changed`` in their own way; the others are the same in all runs of a call."""
     tensors: list[torch.Tensor] = []
-    for index, sample in enumerate(samples):
+    for index, operand in enumerate(operands):
         generator = torch.Generator().manual_seed(seed * 97 + index)
-        tensors.append((changed or {}).get(index, realize)(sample, generator))
+        fill = (changed or {}).get(index, realize)
+        tensors.append(operand if isinstance(operand, torch.Tensor) else fill(operand, generator))
     return tuple(tensors)
 
 
-def _changes(samples: Sequence[TensorSample], row: int) -> Iterator[tuple[str, dict[int, Fill]]]:
+def _changes(samples: Mapping[int, TensorSample], row: int) -> Iterator[tuple[str, dict[int, Fill]]]:
     """Yield the name of each vector and the operands that it fills, by their index; none where it is not legal."""
-    floats = [i for i, s in enumerate(samples) if s.dtype.is_floating_point and math.prod(s.shape)]
-    integers = [i for i, s in enumerate(samples) if _is_integer(s) and math.prod(s.shape)]
-    masks = [i for i, s in enumerate(samples) if s.dtype == torch.bool and math.prod(s.shape)]
+    floats = [i for i, s in samples.items() if s.dtype.is_floating_point and math.prod(s.shape)]
+    integers = [i for i, s in samples.items() if _is_integer(s) and math.prod(s.shape)]
+    masks = [i for i, s in samples.items() if s.dtype == torch.bool and math.prod(s.shape)]
     for name, value in SPECIAL.items() if floats else ():
         at, position = floats[row // 2 % len(floats)], row % 2
         legal = _is_legal(samples[at], value)

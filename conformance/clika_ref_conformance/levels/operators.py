@@ -101,7 +101,7 @@ class Column:
     def laid_out(self, name: str, row: DrawnCall) -> Outcome:
         """Run one row on inputs in other memory layouts."""
         typical = runs_of(row.call.operands, self._seed(name))[0]
-        return self._judged(name, row, [typical, *laid_out(typical, _samples(row.call))])
+        return self._judged(name, row, [typical, *laid_out(typical, row.call.operands)])
 
     def typical(self, name: str, row: DrawnCall) -> Outcome:
         """Run a call on typical elements only."""
