@@ -120,8 +120,12 @@ def test_a_value_fits_a_description_only_as_it_is(description, tensor, expected)
 
 
 def test_a_cast_is_undefined_where_the_integer_cannot_hold_the_float():
-    x = torch.tensor([1.5, -0.5, 255.9])
-    assert not is_undefined([x], [x.to(torch.uint8)], "to")
+    x, byte = torch.tensor([1.5, -0.5, 255.9]), {"dtype": torch.uint8}
+    assert not is_undefined([x], byte, [x.to(torch.uint8)])
     for bad in (-1.0, 256.0, float("nan"), float("inf")):
-        assert is_undefined([torch.tensor([bad])], [torch.zeros(1, dtype=torch.uint8)], "to")
-    assert not is_undefined([torch.tensor([float("nan")])], [torch.ones(1, dtype=torch.bool)], "to")
+        assert is_undefined([torch.tensor([bad])], byte, [torch.zeros(1, dtype=torch.uint8)])
+    nan = torch.tensor([float("nan")])
+    assert is_undefined([nan], {"dtype": torch.int32, "dim": ()}, [torch.zeros((), dtype=torch.int32)])  # a sum
+    assert not is_undefined([nan], {"dtype": torch.bool}, [torch.ones(1, dtype=torch.bool)])
+    assert not is_undefined([nan], {"dtype": torch.float16}, [nan.half()])
+    assert not is_undefined([nan], {}, [torch.zeros(1, dtype=torch.int64)])  # an argmax

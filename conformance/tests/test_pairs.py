@@ -10,6 +10,7 @@ from clika_ref_conformance.drawing.eager_values import eager_values
 from clika_ref_conformance.drawing.graphs import Growth
 from clika_ref_conformance.drawing.pairs import Pairing
 from clika_ref_conformance.drawing.steering import Again, Drawn, Steered, changes_for, plain
+from clika_ref_conformance.execution import packing
 from clika_ref_conformance.execution.packing import SIZE, Pack, merged, packed_checks
 from clika_ref_conformance.levels import pairs
 from clika_ref_conformance.profiles import PROFILES
@@ -42,7 +43,7 @@ def test_the_operators_in_demand_are_declared_and_can_be_drawn():
 
 
 def test_a_pair_is_a_chain_a_tapped_chain_and_both_on_one_operand():
-    chain, tapped, forked = cases_of("gelu", "softmax")
+    tapped, chain, forked = cases_of("gelu", "softmax")
     assert [c.name for c in (chain, tapped, forked)] == ["gelu->softmax", "gelu->softmax, tapped", "gelu, softmax"]
     for case in (chain, tapped, forked):
         verify(case.graph)
@@ -188,6 +189,39 @@ def test_a_pack_is_compiled_once_and_all_of_it_passes(tmp_path):
     assert pack.run().verdict is Verdict.PASS
     assert {c.run().verdict for c in singles} == {Verdict.PASS}
     assert target.compiled == [2 * len(cases)]
+
+
+def test_a_chain_that_returns_the_bits_of_the_tapped_one_is_not_judged_again(tmp_path, monkeypatch):
+    judged = []
+    honest = packing.judge_run
+
+    def judge_run(graph, *rest):
+        judged.append(graph)
+        return honest(graph, *rest)
+
+    monkeypatch.setattr(packing, "judge_run", judge_run)
+    cases = cases_of("gelu", "tanh")
+    for check in packed_checks(cases, suite(tmp_path)):
+        assert check.run().verdict is Verdict.PASS
+    assert {id(graph) for graph in judged} == {id(c.graph) for c in cases if "->" not in c.name or "tapped" in c.name}
+
+
+def test_a_chain_whose_bits_are_others_is_judged(tmp_path):
+    class TapOnly(Faulty):
+        """Wrong where the first value is not returned too."""
+
+        def load(self, artifact):
+            runner = self.inner.load(artifact)
+
+            def run(inputs):
+                results = runner(inputs)
+                return results if len(results) == 2 else [*results[:2], results[2] + 1, *results[3:]]
+
+            return run
+
+    pack = Pack("pack", cases_of("gelu", "tanh"), suite(tmp_path, TapOnly()))
+    pack.run()
+    assert set(pack.found) == {"gelu->tanh, tapped", "gelu, tanh"}
 
 
 @pytest.mark.parametrize(("raises", "verdict"), [(False, Verdict.VALUE), (True, Verdict.UNDECLARED)])

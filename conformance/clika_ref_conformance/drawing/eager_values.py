@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,6 @@ import torch
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.types import TensorType
-
-UNDEFINED = "a cast of a float that the integer dtype cannot hold: C++ leaves the result open, so processors differ"
 
 
 def eager_values(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Value, torch.Tensor]:
@@ -36,23 +34,26 @@ def type_of(tensor: torch.Tensor) -> TensorType:
     return TensorType(tensor.dtype, tuple(tensor.shape))
 
 
-def is_undefined(operands: Sequence[Any], results: Sequence[torch.Tensor], kind: str) -> bool:
-    """Whether a call casts floats to integers that cannot hold them (NaN, infinities, negatives to uint8)."""
-    if kind != "to" or results[0].dtype.is_floating_point or results[0].dtype == torch.bool:
+def is_undefined(operands: Sequence[Any], attrs: Mapping[str, Any], results: Sequence[torch.Tensor]) -> bool:
+    """Whether a call casts floats to integers that cannot hold them (NaN, infinities, negatives to uint8).
+
+    Casts are `to`, and reductions that are told a ``dtype`` (``sum(x, dtype=torch.int32)``).
+    """
+    dtype = attrs.get("dtype")
+    if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype == torch.bool or dtype.is_complex:
         return False
-    x = operands[0]
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+    limits = torch.iinfo(dtype)
+    if not results or results[0].dtype != dtype:
         return False
-    limits = torch.iinfo(results[0].dtype)
-    whole = x.double().trunc()
-    return not bool(((whole >= limits.min) & (whole < limits.max + 1)).all())
+    wholes = [x.double().trunc() for x in operands if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    return not all(bool(((x >= limits.min) & (x < limits.max + 1)).all()) for x in wholes)
 
 
-def has_undefined(graph: Graph, values: dict[Value, torch.Tensor]) -> bool:
+def has_undefined(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
     """Whether any call of a graph is undefined on these values."""
     return any(
         is_undefined(
-            [values[v] if isinstance(v, Value) else v for v in n.inputs], [values[v] for v in n.outputs], n.kind
+            [values[v] if isinstance(v, Value) else v for v in n.inputs], n.attrs, [values[v] for v in n.outputs]
         )
         for n in graph.nodes
     )

@@ -185,7 +185,7 @@ class Growth:
         results = (results,) if isinstance(results, torch.Tensor) else tuple(results)
         if any(r.numel() > MOST_ELEMENTS for r in results):
             return "too large", None
-        return ("undefined" if is_undefined(operands, results, op.name) else None), results
+        return ("undefined" if is_undefined(operands, attrs, results) else None), results
 
     def _append(self, op: Operator, call: Call, tensors: dict[int, torch.Tensor], results: Any) -> Node | None:
         types = [type_of(tensors[id(o)]) if id(o) in tensors else o for o in call.operands]

@@ -40,7 +40,7 @@ class Pairing:
                 yield seed, call
 
     def cases(self, second: Operator, *, fork: bool) -> Iterator[Case]:
-        """Yield chain and tapped chain of two operators, and with ``fork`` both calls on one operand.
+        """Yield tapped chain and chain of two operators, and with ``fork`` both calls on one operand.
 
         A pair that cannot be, because no result of the first fits an operand of the second, is left out.
         """
@@ -49,11 +49,11 @@ class Pairing:
         if found is not None:
             growth, one, two = found
             case = _returning(growth, two.outputs, CHAIN.format(*names), self.seed)
-            yield case
             graph = case.graph.clone()
             for value in next(graph.nodes).outputs:
                 graph.add_output(value)
             yield replace(case, name=TAPPED.format(*names), graph=graph)
+            yield case
         found = self._joined(second, forked=True) if fork else None
         if found is not None:
             growth, one, two = found

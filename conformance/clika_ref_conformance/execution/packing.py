@@ -6,7 +6,7 @@ A pack only ever speaks of success: where it cannot be compiled, run or judged r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,10 +15,13 @@ import torch
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.exporting.interface import name_interface
 from clika_ref_conformance.cases import Case, Check, Outcome
-from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.execution.deviating import judge_run
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
+
+Results = Sequence[Sequence[torch.Tensor]]
+"""The outputs of each run."""
 
 SIZE = 25
 """Cases in a pack: a session costs ONNX Runtime 0.35 ms, and other runtimes a hundred times that."""
@@ -77,12 +80,19 @@ class Pack:
             runner = target.load(target.compile(graph, Path(folder) / "model.onnx"))
             results = [runner(inputs) for inputs in _joint_inputs(cases)]
         start = 0
+        before: tuple[Case, Results] | None = None
         for case in cases:
             end = start + len(case.graph.outputs)
-            self._judge(case, [r[start:end] for r in results])
+            outputs = [r[start:end] for r in results]
             start = end
+            known = self.found.get(before[0].name) if before and _is_part(case, outputs, *before) else None
+            if known is None:
+                self._judge(case, outputs)
+                before = case, outputs
+            else:
+                self.found[case.name] = replace(known, name=case.name, case=case)
 
-    def _judge(self, case: Case, results: Sequence[Sequence[torch.Tensor]]) -> None:
+    def _judge(self, case: Case, results: Results) -> None:
         judgements = [
             judge_run(case.graph, run, result, self.suite.deviations)
             for run, result in zip(case.runs, results, strict=False)
@@ -101,6 +111,18 @@ class Pack:
             sorted({d for j in judgements for d in j.seen}),
             sorted({d for j in judgements for d in j.watched}),
         )
+
+
+def _is_part(case: Case, results: Results, whole: Case, more: Results) -> bool:
+    """Whether a case returns the first outputs of another, and the target returned the same bits for both."""
+    if (
+        case.runs is not whole.runs
+        or str(case.graph).rpartition("return")[0] != str(whole.graph).rpartition("return")[0]
+    ):
+        return False
+    mine, theirs = case.graph.outputs, whole.graph.outputs[: len(case.graph.outputs)]
+    same = [v.name for v in mine] == [v.name for v in theirs]
+    return same and all(same_bits(a, b) for r, m in zip(results, more, strict=True) for a, b in zip(r, m, strict=False))
 
 
 def _joint_inputs(cases: Sequence[Case]) -> list[list[torch.Tensor]]:
