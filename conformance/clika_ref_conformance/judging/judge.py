@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, ties
-from clika_ref_conformance.judging.jitter import Local
+from clika_ref_conformance.judging.repeating import ExactRun, Values, repeat, run_exactly
 from clika_ref_conformance.judging.rounding import Call, is_float
 from clika_ref_conformance.judging.special_values import Expected
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 CASTING = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
 """Operators whose ``dtype`` is that of a plain cast, which saturates nothing."""
-
-
-@dataclass(slots=True)
-class _Exact:
-    """The run in float64: every value, and for every node its call and its bounds."""
-
-    values: dict[Value, torch.Tensor] = field(default_factory=dict[Value, torch.Tensor])
-    calls: dict[Node, Call] = field(default_factory=dict[Node, Call])
-    local: dict[Node, Local] = field(default_factory=dict[Node, Local])
 
 
 class Reference:
@@ -62,8 +52,11 @@ class Reference:
             generator = torch.Generator().manual_seed(self.seed)
             same, drawn = self._exact_values()
             needed = [v for v in self.graph.outputs if v not in same and v not in drawn]
-            exact = self._run_exactly(generator) if needed else _Exact()
-            runs = self._jittered(exact, generator) if needed and len(self.graph) > 1 else []
+            exact, runs = ExactRun(), list[Values]()
+            if needed:
+                exact = run_exactly(self.graph, self.inputs, self._eager, generator)
+            if needed and len(self.graph) > 1:
+                runs = repeat(self.graph, self.inputs, exact, self._eager, generator)
             return [self._expect(v, exact, runs, same=v in same, random=v in drawn) for v in self.graph.outputs]
 
     def judge(self, actual: Sequence[torch.Tensor]) -> Comparison:
@@ -115,36 +108,7 @@ class Reference:
     def _may_choose(self, node: Node) -> bool:
         return ties.is_open(node) and len(self.graph) > 1
 
-    def _run_exactly(self, generator: torch.Generator) -> _Exact:
-        run = _Exact()
-
-        def compute(node: Node, call: Call) -> list[torch.Tensor]:
-            call, results = exact_arithmetic.computed(node, call, self._eager)
-            dtype = exact_arithmetic.computing_dtype(node)
-            run.calls[node] = call
-            run.local[node] = jitter.local(call, node.op.error, results, dtype, generator)
-            return results
-
-        run.values = exact_arithmetic.walk(self.graph, self.inputs, compute, wide=True)
-        return run
-
-    def _jittered(self, exact: _Exact, generator: torch.Generator) -> list[dict[Value, torch.Tensor]]:
-        def compute(node: Node, call: Call) -> list[torch.Tensor]:
-            if self._may_choose(node):
-                call = ties.broken(call, generator)
-            _, results = exact_arithmetic.computed(node, call, self._eager)
-            found = exact.local[node].bounds
-            fits = [r.shape == exact.values[v].shape for r, v in zip(results, node.outputs, strict=True)]
-            return [
-                jitter.noisy(r, b, generator) if ok and is_float(r) else r
-                for r, b, ok in zip(results, found, fits, strict=True)
-            ]
-
-        return [exact_arithmetic.walk(self.graph, self.inputs, compute, wide=True) for _ in range(jitter.RUNS)]
-
-    def _expect(
-        self, value: Value, exact: _Exact, runs: list[dict[Value, torch.Tensor]], *, same: bool, random: bool
-    ) -> Expected:
+    def _expect(self, value: Value, exact: ExactRun, runs: list[Values], *, same: bool, random: bool) -> Expected:
         eager = self._eager[value]
         if same or random:
             bound = torch.zeros(eager.shape, dtype=torch.float64) if is_float(eager) else None
@@ -223,7 +187,8 @@ def _compared(index: int, expected: Expected, actual: torch.Tensor, right: torch
     error, bound = expected.error(actual).flatten(), expected.allowed().flatten()
     error = torch.where(right.flatten() & error.isinf(), 0.0, error)  # overflow, or a special value that may be
     ratio = torch.where(error == 0, 0.0, error / bound)
-    at = int((ratio + ~right.flatten()).nan_to_num(0.0).argmax())
+    # Infinity over infinity is NaN, also where it is wrong; an element that is right is never the one to blame.
+    at = int(torch.where(right.flatten(), ratio.nan_to_num(0.0, 1.0).clamp(max=1.0), 2.0 + ratio.nan_to_num(0.0)).argmax())
     worst = float(ratio[at])
     grade = statistics.quality(expected, actual)
     verdict, message = Verdict.PASS, ""

@@ -1,0 +1,139 @@
+"""The runs of a whole graph: one in float64 with every call and its bounds, and repetitions of it with errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from clika_ref.core.execution import read_sizes
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref_conformance.judging import exact_arithmetic, jitter, ties
+from clika_ref_conformance.judging.jitter import Local
+from clika_ref_conformance.judging.rounding import Call, as_list, is_float
+
+Values = dict[Value, torch.Tensor]
+
+
+@dataclass(slots=True)
+class ExactRun:
+    """A run in float64: every value, and for every node its call, as given and in float64, and its bounds."""
+
+    values: Values = field(default_factory=Values)
+    given: dict[Node, Call] = field(default_factory=dict[Node, Call])
+    wide: dict[Node, Call] = field(default_factory=dict[Node, Call])
+    local: dict[Node, Local] = field(default_factory=dict[Node, Local])
+
+
+def run_exactly(
+    graph: Graph, inputs: Sequence[torch.Tensor], eager: Mapping[Value, torch.Tensor], generator: torch.Generator
+) -> ExactRun:
+    """Run a graph in float64 and bound every node of it on the way."""
+    run = ExactRun()
+
+    def compute(node: Node, call: Call) -> list[torch.Tensor]:
+        run.given[node] = call
+        run.wide[node], results = exact_arithmetic.computed(node, call, eager)
+        dtype = exact_arithmetic.computing_dtype(node)
+        run.local[node] = jitter.local(run.wide[node], node.op.error, results, dtype, generator)
+        return results
+
+    run.values = exact_arithmetic.walk(graph, inputs, compute, wide=True)
+    return run
+
+
+def repeat(
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    exact: ExactRun,
+    eager: Mapping[Value, torch.Tensor],
+    generator: torch.Generator,
+) -> list[Values]:
+    """Repeat a run with an error drawn at random after every node that rounds, and ties broken at random."""
+    if all(s.name in read_sizes(graph, inputs) for s in graph.symbols.values()):
+        steps = _steps(graph, exact, generator)
+        return [exact.values | _repeated(steps, j, exact, eager, generator) for j in range(jitter.RUNS)]
+
+    def compute(node: Node, call: Call) -> list[torch.Tensor]:
+        """Compute a node of a graph whose sizes depend on elements, and so on errors."""
+        call = ties.broken(call, generator) if ties.is_open(node) else call
+        _, results = exact_arithmetic.computed(node, call, eager)
+        pairs = zip(results, node.outputs, exact.local[node].bounds, strict=True)
+        return [jitter.noisy(r, b, generator) if r.shape == exact.values[v].shape else r for r, v, b in pairs]
+
+    return [exact_arithmetic.walk(graph, inputs, compute, wide=True) for _ in range(jitter.RUNS)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A node to repeat: which operands differ from run to run, and the errors of each output in each run."""
+
+    node: Node
+    moved: tuple[int, ...]
+    noise: tuple[torch.Tensor | None, ...]
+    """Of shape ``[runs, ...]`` each."""
+    casts: bool
+
+
+def _steps(graph: Graph, exact: ExactRun, generator: torch.Generator) -> list[_Step]:
+    """Return the nodes that errors reach; what comes before all of them is the same in every run."""
+    reached: set[Value] = set()
+    steps: list[_Step] = []
+    for node in graph.nodes:
+        fixed = node.is_random or not any(isinstance(o, torch.Tensor) for o in exact.given[node].operands)
+        moved = () if fixed else tuple(i for i, v in enumerate(node.inputs) if isinstance(v, Value) and v in reached)
+        exactly = fixed or node.op.error.kind == "exact"
+        noise = tuple(None if exactly else _noise(b, generator) for b in exact.local[node].bounds)
+        if moved or ties.is_open(node) or any(n is not None for n in noise):
+            reached.update(node.outputs)
+            casts = any(isinstance(a, torch.dtype) and a.is_floating_point for a in node.attrs.values())
+            steps.append(_Step(node, moved, noise, casts))
+    return steps
+
+
+def _noise(bound: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor | None:
+    if bound is None or not bound.numel():
+        return None
+    return jitter.noise_within(bound.expand(jitter.RUNS, *bound.shape), generator)
+
+
+def _repeated(
+    steps: Sequence[_Step],
+    index: int,
+    exact: ExactRun,
+    eager: Mapping[Value, torch.Tensor],
+    generator: torch.Generator,
+) -> Values:
+    values = Values()
+    for step in steps:
+        if step.moved or ties.is_open(step.node):
+            results = _computed(step, values, exact, eager, generator)
+        else:
+            results = [exact.values[v] for v in step.node.outputs]
+        for value, result, noise in zip(step.node.outputs, results, step.noise, strict=True):
+            fits = noise is not None and result.shape == noise.shape[1:]
+            values[value] = result + noise[index] if fits and noise is not None else result
+    return values
+
+
+def _computed(
+    step: _Step,
+    values: Values,
+    exact: ExactRun,
+    eager: Mapping[Value, torch.Tensor],
+    generator: torch.Generator,
+) -> list[torch.Tensor]:
+    node = step.node
+    call = exact.given[node] if step.casts else exact.wide[node]
+    operands = list(call.operands)
+    for position in step.moved:
+        operands[position] = values[node.inputs[position]]
+    call = Call(call.name, call.function, tuple(operands), call.attrs)
+    call = ties.broken(call, generator) if ties.is_open(node) else call
+    if not step.casts:
+        try:
+            return [r.double() if is_float(r) else r for r in as_list(call.function(*call.operands, **call.attrs))]
+        except (RuntimeError, TypeError, ValueError):
+            pass  # a reference that does not know float64
+    return exact_arithmetic.computed(node, call, eager)[1]
