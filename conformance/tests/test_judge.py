@@ -328,3 +328,10 @@ def test_inputs_are_copied_so_that_a_target_may_spoil_them() -> None:
     reference = single("neg", x)
     x.zero_()
     assert reference.judge([-torch.ones(2)]).verdict is Verdict.PASS
+
+
+def test_a_missing_nan_is_blamed_and_not_an_element_that_is_right():
+    x = torch.tensor([[[1.0, 2.0, 3.0, math.nan]]])
+    found = single("adaptive_avg_pool1d", x, output_size=(2,)).judge([torch.tensor([[[1.5, 3.0]]])])
+    assert found.verdict is Verdict.SPECIAL
+    assert "output 0[0, 0, 1] is 3.0 instead of nan" in found.message

@@ -187,8 +187,8 @@ def _compared(index: int, expected: Expected, actual: torch.Tensor, right: torch
     error, bound = expected.error(actual).flatten(), expected.allowed().flatten()
     error = torch.where(right.flatten() & error.isinf(), 0.0, error)  # overflow, or a special value that may be
     ratio = torch.where(error == 0, 0.0, error / bound)
-    # Infinity over infinity is NaN, also where it is wrong; an element that is right is never the one to blame.
-    at = int(torch.where(right.flatten(), ratio.nan_to_num(0.0, 1.0).clamp(max=1.0), 2.0 + ratio.nan_to_num(0.0)).argmax())
+    rank = ratio.nan_to_num(0.0)  # an error over an infinite or missing bound may be NaN where it is wrong, too
+    at = int((rank if bool(right.all()) else torch.where(right.flatten(), -1.0, rank)).argmax())
     worst = float(ratio[at])
     grade = statistics.quality(expected, actual)
     verdict, message = Verdict.PASS, ""
