@@ -1,9 +1,12 @@
 """L0: each hole in a declaration is named, and a whole one passes."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.drawing.neighbours import neighbours, traced_call
 from clika_ref_conformance.levels import contract
+from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
 from sampled_operators import named, shift, suite_of
 from torch import Tensor
@@ -120,6 +123,28 @@ def test_an_operator_without_a_lowering_is_refused_with_a_reason(tmp_path):
     bare.lowering = None
     assert outcome(bare, tmp_path, "refusal").verdict is Verdict.PASS
     assert outcome(bare, tmp_path, "consumption").comparison.message == "bare has no ONNX lowering"
+
+
+def test_a_refusal_without_a_reason_is_named(tmp_path):
+    @dataclass(frozen=True)
+    class Mute(Identity):
+        def refusal(self, node):
+            return " "
+
+    suite = replace(suite_of(shift, folder=tmp_path), target=Mute())
+    found = named(contract.checks(Task("contract", "shift"), suite), "refusal").run()
+    assert found.verdict is Verdict.CONTRACT
+    assert found.comparison.message == "identity refuses shift without a reason"
+
+
+def test_an_operand_that_is_never_drawn_is_named(tmp_path):
+    @operator()
+    def two(x: Tensor, y: Tensor | None = None) -> Tensor:
+        """``x`` or ``x + y``."""
+        return x if y is None else x + y
+
+    two.samples(lambda draw, s: s.call(draw(s.tensor())))
+    assert outcome(two, tmp_path, "samples").comparison.message == "the samples of two never draw y"
 
 
 def test_neighbours_differ_in_one_attribute_and_in_no_operand():

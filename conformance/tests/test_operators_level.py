@@ -168,3 +168,19 @@ def test_vectors_and_rows_follow_the_profile(tmp_path):
     few = replace(suite, profile=replace(suite.profile, rows=2, drawn=1))
     names = [check.name for check in operators.checks(Task("operators", "shift", "float32"), few)]
     assert [n for n in names if n.startswith(("cover", "drawn"))] == ["cover-00", "cover-01", "drawn-00"]
+
+
+def test_a_reference_that_writes_into_its_operand_breaks_the_contract(tmp_path, monkeypatch):
+    picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
+    monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.add_(1).clone())
+    outcome = named(checks(picky, tmp_path), "cover-00").run()
+    assert outcome.verdict is Verdict.CONTRACT
+    assert outcome.comparison.message.startswith("the reference writes into operand 0 of picky(float32[")
+
+
+def test_a_layout_that_eager_refuses_is_dropped(tmp_path, monkeypatch):
+    picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=2, side=(2, 3)))))
+    monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.view(-1).view(x.shape).clone())
+    outcome = named(checks(picky, tmp_path), "layouts").run()
+    assert outcome.verdict is Verdict.PASS
+    assert [run.name for run in outcome.case.runs] == ["typical", "offset"]

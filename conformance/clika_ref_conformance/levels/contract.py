@@ -105,8 +105,8 @@ class Contract:
         once = [name for name in self.op.attributes if name not in ELSEWHERE and len(self.values(name)) < 2]
         if once:
             return f"the samples of {self.op.name} draw one value only of {', '.join(once)}: draw at least two"
-        given = max(len(call.operands) for call in self.calls)
-        lacking = [p.name for p in self.op.operands[given:] if not p.variadic]
+        fixed = [p for p in self.op.operands if not p.variadic]
+        lacking = [p.name for i, p in enumerate(fixed) if all(call.operands[i] is None for call in self.calls)]
         if lacking:
             return f"the samples of {self.op.name} never draw {', '.join(lacking)}"
         return None

@@ -21,7 +21,7 @@ from clika_ref_conformance.drawing.hypothesis_driver import calls
 from clika_ref_conformance.drawing.layouts import laid_out, literal_variants
 from clika_ref_conformance.drawing.realizing import graph_of
 from clika_ref_conformance.drawing.vectors import runs_of, slots
-from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -126,10 +126,10 @@ class Column:
         return self._refusal(call, runs_of(call.operands, 0)[0]) is None
 
     def _refusal(self, call: Call, run: Run) -> str | None:
-        """Return what eager says against a call, or None; its operands are copies, in case it writes to them."""
+        """Return what eager says against a call on these very tensors, whose layout may matter, or None."""
         try:
             with torch.no_grad():
-                self.op(*filled(call, [t.clone() for t in run.inputs]), **call.attrs)
+                self.op(*filled(call, run.inputs), **call.attrs)
         except Exception as error:  # noqa: BLE001 - any refusal will do
             return f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
         return None
@@ -160,9 +160,15 @@ class Column:
         if runs is None:
             every = runs_of(row.call.operands, row.seed, row.vector)
             runs = [every[0], *every[1:][row.vector % len(every) - 1 : row.vector % len(every)]]
+        before = [t.clone() for t in runs[0].inputs]
         refused = self._refusal(row.call, runs[0])
         if refused is not None:
             return Outcome(name, _blamed(text, refused, row))
+        written = [i for i, t in enumerate(runs[0].inputs) if not same_bits(t, before[i])]
+        if written:
+            return Outcome(
+                name, Comparison(Verdict.CONTRACT, f"the reference writes into operand {written[0]} of {text}")
+            )
         accepted = [runs[0], *(run for run in runs[1:] if self._refusal(row.call, run) is None)]
         try:
             graph = graph_of(self.op, filled(row.call, accepted[0].inputs), row.call.attrs)
