@@ -6,13 +6,14 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from clika_ref_conformance.cases import Case, Check, Run, Task
 from clika_ref_conformance.drawing.realizing import graph_of
 from clika_ref_conformance.execution.case_checks import case_check
 from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.execution.run import RunRequest
+from clika_ref_conformance.execution.showing import run_and_show
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.reporting.recording import LIMIT, record_end, with_reproducers_of_ends
 from clika_ref_conformance.reporting.replaying import read_reproducer
@@ -29,6 +30,11 @@ def tasks(suite):
     return [TASK]
 
 
+def refuse():
+    """Stand for a check that a worker lived through, which is not run again."""
+    raise RuntimeError("it is run")
+
+
 def checks(task, suite):
     """As a level: a relu of three sizes, of which the last two are too large for a deadly target."""
 
@@ -38,7 +44,7 @@ def checks(task, suite):
         return Case("relu", graph, [Run("three", (inputs[1],))])
 
     return [
-        Check("harmless", lambda: pytest.fail("only the check that died is run again")),
+        Check("harmless", refuse),
         case_check("row", suite, make),
     ]
 
@@ -110,3 +116,14 @@ def test_of_each_task_and_verdict_the_first_check_is_run_again(tmp_path, monkeyp
     assert [r.reproducer for r in found.results[:4]] == ["cases/a.zip", "", "cases/c.zip", ""]
     assert len(asked) == LIMIT
     assert found.imbalance() == []
+
+
+def test_a_run_of_which_a_worker_died_has_the_reproducer_in_its_report(tmp_path, monkeypatch):
+    for place in (HERE, HERE / "stand_ins"):
+        monkeypatch.syspath_prepend(place)
+    catalogue = {"deadly": "test_recording"}
+    record = run_and_show(RunRequest("deadly_targets:Deadly", out=tmp_path, workers=1, catalogue=catalogue))
+    (crashed,) = (r for r in record.results if r.verdict is Verdict.CRASH)
+    assert (crashed.name, record.exit_code) == ("row", 1)
+    assert read_reproducer(tmp_path / crashed.reproducer, load_registry()).verdict == "crash"
+    assert crashed.reproducer in (tmp_path / "index.html").read_text(encoding="utf-8")
