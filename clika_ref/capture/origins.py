@@ -18,6 +18,9 @@ TORCH = str(Path(torch.__file__).parent) + os.sep
 HOUSE = str(Path(__file__).parents[1]) + os.sep
 """Where this package lies."""
 
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of installed packages."""
+
 OPERATOR_INSIDES = frozenset(
     {"_ops.py", "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations.py", "_decomp", "_export"}
 )
@@ -38,10 +41,15 @@ def is_users(filename: str) -> bool:
     return not filename.startswith((TORCH, HOUSE, "<"))
 
 
+def is_packaged(filename: str) -> bool:
+    """Whether a file belongs to an installed package, such as PyTorch, or was generated; all others are the user's."""
+    return filename.startswith((TORCH, "<")) or not INSTALLED.isdisjoint(Path(filename).parts)
+
+
 def short_line(filename: str, line: int) -> str:
     """Return ``package/file.py:line`` without the machine's own folders."""
     parts = Path(filename).parts
-    for marker in ("site-packages", "dist-packages"):
+    for marker in INSTALLED:
         if marker in parts:
             return f"{'/'.join(parts[parts.index(marker) + 1 :])}:{line}"
     return f"{Path(filename).name}:{line}"

@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from clika_ref.capture.origins import is_operator_inside, short_line
+from clika_ref.capture.origins import is_operator_inside, is_packaged, short_line
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.symbols import Guard, Side, Symbol, evaluate, named
 
@@ -22,10 +22,11 @@ _USER_LINE = re.compile(r"# (\S+):(\d+) in ")
 
 @dataclass(frozen=True)
 class TracedGuard:
-    """A guard, and whether one run that violates it can show that it does not matter.
+    """A guard, and whether runs that violate it can show that it does not matter.
 
     So it is with guards raised inside a PyTorch operator instead of by a branch of Python code, which often speak of
-    memory layout only, and with guards that exclude nothing but the lengths 0 and 1.
+    memory layout only, with what tracers assume of the lengths 0 and 1, and with branches of PyTorch's and other
+    installed packages that exclude nothing but these. A branch in the user's own files counts whatever runs show.
     """
 
     guard: Guard
@@ -109,21 +110,22 @@ class SymbolTable:
             if g.expr.free_symbols <= self.ours.keys():
                 relation = g.expr.xreplace(self.ours)
                 if relation not in (sympy.true, True):
-                    testable = _is_internal(g.sloc) or _excludes_at_most_one(relation)
+                    testable = _is_internal(g.sloc) or (_is_packaged(g.sloc) and _excludes_at_most_one(relation))
                     found.append(TracedGuard(Guard(relation, _line(g.sloc)), testable))
         found += self._lower_bounds(env, found)
         return list({t.guard.relation: t for t in reversed(found)}.values())[::-1]
 
     def _lower_bounds(self, env: ShapeEnv | None, found: list[TracedGuard]) -> Iterator[TracedGuard]:
-        """Yield what a tracer assumed without a guard: where 0 and 1 are special, every dynamic side is at least 2."""
+        """Yield what a tracer assumed without a guard: no side is 0, and for some tracers none is 1 either."""
         for raw, symbol in self.ours.items():
             bounds = env.var_to_range.get(raw) if env is not None else None
-            if bounds is None or not bounds.lower.is_Integer or bounds.lower <= 0:
+            if bounds is None or not bounds.lower.is_Integer:
                 continue
-            below = {symbol.name: int(bounds.lower) - 1}
-            own = [t.guard.relation for t in found if t.guard.relation.free_symbols == {symbol}]
-            if all(evaluate(relation, below) for relation in own):
-                yield TracedGuard(Guard(sympy.Ge(symbol, bounds.lower), ""), testable=True)
+            own = [t.guard.relation for t in found if t.guard.relation.free_symbols == {symbol} and not t.testable]
+            # Torch's symbols of sides are positive to sympy, which answers ``side == 0`` before a guard is raised.
+            for lower in sorted({1 if raw.is_positive else 0, int(bounds.lower)} - {0}, reverse=True):
+                if all(evaluate(relation, {symbol.name: lower - 1}) for relation in own):
+                    yield TracedGuard(Guard(sympy.Ge(symbol, lower), ""), testable=True)
 
     def need_other_than_1(self, fake: torch.Tensor, dims: Iterable[int], line: str) -> None:
         """Note that a call kept sides that it would have dropped had their length been 1."""
@@ -174,3 +176,9 @@ def _excludes_at_most_one(relation: sympy.Basic) -> bool:
 def _is_internal(sloc: Any) -> bool:
     frame = sloc.framework_loc
     return isinstance(frame, traceback.FrameSummary) and is_operator_inside(frame.filename)
+
+
+def _is_packaged(sloc: Any) -> bool:
+    """Whether a guard is raised by code of an installed package; Dynamo shortens the paths of lines that it names."""
+    frame = sloc.framework_loc
+    return sloc.maybe_user_loc is None and isinstance(frame, traceback.FrameSummary) and is_packaged(frame.filename)

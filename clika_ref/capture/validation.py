@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import sympy
@@ -14,16 +15,20 @@ from clika_ref.capture.eager import run_eager
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.memory import trimmed
 from clika_ref.capture.messages import MismatchError, PathError
+from clika_ref.capture.probing import DRAWS, redrawn
 from clika_ref.capture.program import TracedGraph
 from clika_ref.capture.symbols import TracedGuard
 from clika_ref.comparison import differences
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
-from clika_ref.core.symbols import evaluate
+from clika_ref.core.symbols import Guard, Symbol, evaluate
 from clika_ref.input_checks import check_inputs
 
 PROBES = 8
-"""Extra eager runs at most, to find out whether a guard matters."""
+"""Sizes at most on which eager runs again, to find out whether guards matter."""
+
+LENGTHS = 2
+"""Sizes that violate one guard, of those."""
 
 
 class Validation:
@@ -56,6 +61,7 @@ class Validation:
                 msg = f"the traced graph disagrees with eager on input {number}: {problem}"
                 raise MismatchError(msg)
         for g in excused:
+            self._require_tested(g, sizes)
             self._drop(g)
         self._probe()
         self._require_fit()
@@ -64,7 +70,8 @@ class Validation:
 
     def _require_fit(self) -> None:
         """Check the tracing inputs as the compiled module will check its inputs."""
-        self.result.graph.guards = [g.guard for g in self.result.guards]
+        guards = [g.guard for g in self.result.guards]
+        self.result.graph.guards = [g for g in guards if not _is_implied(g, guards)]
         for number, call in enumerate(self.traced.comparison.calls, 1):
             try:
                 check_inputs(self.result.graph, self.result.signature.graph_inputs(call))
@@ -75,7 +82,10 @@ class Validation:
     def _note_examples(self) -> None:
         sizes = self._sizes(self.leaves)
         symbols = self.result.graph.symbols
-        symbols.update({n: replace(s, example=sizes[n]) for n, s in symbols.items() if n in sizes})
+        guards = self.result.graph.guards
+        symbols.update(
+            {n: replace(s, example=sizes[n], low=_lowest(s, guards)) for n, s in symbols.items() if n in sizes}
+        )
 
     def _drop(self, g: TracedGuard) -> None:
         self.result.guards.remove(g)
@@ -142,30 +152,34 @@ class Validation:
         found = differences(expected, actual)
         return "; ".join(f"output {i + 1} is {text}" for i, text in found.items()) or None
 
+    def _require_tested(self, g: TracedGuard, sizes: list[Mapping[str, int]]) -> None:
+        """Require that eager agrees where inputs violate a guard, whatever their values: zeros would prove nothing."""
+        for call, size in zip(self.traced.comparison.calls, sizes, strict=True):
+            if not _holds(g, size) and not self._agrees(call):
+                self._require_guard(g, sizes)
+
     def _probe(self) -> None:
-        """Violate each remaining testable guard once; where eager agrees all the same, drop it."""
+        """Violate each remaining testable guard; where eager agrees all the same, drop it."""
         budget = PROBES
         for g in [g for g in self.result.guards if g.testable]:
-            for leaves in self._violating(g):
-                if budget == 0:
-                    return
-                budget -= 1
-                if self._agrees(leaves):
-                    self._drop(g)
-                break
+            probes = list(islice(self._violating(g), min(LENGTHS, budget)))
+            budget -= len(probes)
+            if probes and all(map(self._agrees, probes)):
+                self._drop(g)
 
-    def _violating(self, g: TracedGuard) -> Any:
+    def _violating(self, g: TracedGuard) -> Iterator[list[Any]]:
+        """Yield calls whose sizes violate a guard, and no other that is sure to matter."""
         base = self._sizes(self.leaves)
         for symbol in self.result.graph.symbols.values():
-            if symbol.expr not in g.guard.relation.free_symbols:
+            side = self._side_of(symbol)
+            if symbol.expr not in g.guard.relation.free_symbols or side is None:
                 continue
-            for length in (1, 2, 3, base.get(symbol.name, 3) + 1):
+            for length in (1, 2, 3, base.get(symbol.name, 3) + 1, 0):
                 sizes = {**base, symbol.name: length}
-                others = [o for o in self.result.guards if o is not g and not o.testable]
+                # Whether 0 is served is a question of its own: without elements there is little to compare.
+                others = [o for o in self.result.guards if o is not g and not (length and o.testable)]
                 if not _holds(g, sizes) and all(_holds(o, sizes) for o in others):
-                    side = self._side_of(symbol)
-                    if side is not None:
-                        yield resized(self.leaves, self._with_equals(side, length))
+                    yield resized(self.leaves, self._with_equals(side, length))
 
     def _side_of(self, symbol: Any) -> InputSide | None:
         names = self.traced.comparison.names
@@ -185,16 +199,50 @@ class Validation:
         }
 
     def _agrees(self, leaves: list[Any]) -> bool:
-        try:
-            expected, _ = run_eager(self.traced.callee, self.traced.rebuild(leaves))
-            return self._disagreement(leaves, expected) is None
-        except Exception:  # noqa: BLE001 - eager refuses such sizes in its own words: then the guard is right
-            return False
+        """Whether graph and eager agree on the shapes of a call for all random values that the model takes."""
+        verdicts = [v for draw in range(DRAWS) if (v := self._verdict(leaves, draw)) is not None]
+        return bool(verdicts) and all(verdicts)
+
+    def _verdict(self, leaves: list[Any], draw: int) -> bool | None:
+        """Hold one random call against eager; None where the model takes none, in its own words."""
+        for positions in (True, False):
+            drawn = redrawn(leaves, draw, positions=positions)
+            try:
+                expected, _ = run_eager(self.traced.callee, self.traced.rebuild(drawn))
+            except Exception:  # noqa: BLE001, S112 - a model may raise anything, as for an index it has no row for
+                continue
+            try:
+                return self._disagreement(drawn, expected) is None
+            except Exception:  # noqa: BLE001 - the graph cannot run where eager can: then the guard is right
+                return False
+        return None
 
 
 def _holds(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
     missing = {str(s) for s in g.guard.relation.free_symbols} - sizes.keys()
     return bool(missing) or bool(evaluate(g.guard.relation, sizes))
+
+
+def _is_implied(g: Guard, guards: Sequence[Guard]) -> bool:
+    """Whether a lower bound of 1 or 2 that a tracer assumed goes without saying, as other guards say as much."""
+    bound, symbols = g.relation, g.relation.free_symbols
+    if g.line or not isinstance(bound, sympy.Ge) or len(symbols) != 1 or not isinstance(bound.rhs, sympy.Integer):
+        return False
+    others = [o.relation for o in guards if o is not g and o.relation.free_symbols == symbols]
+    below = [{str(bound.lhs): length} for length in range(int(bound.rhs))]
+    return all(any(not evaluate(o, sizes) for o in others) for sizes in below)
+
+
+def _lowest(symbol: Symbol, guards: Sequence[Guard]) -> int:
+    """Return the least length that guards of the form ``length >= number`` leave."""
+    bounds = [
+        int(g.relation.rhs) + isinstance(g.relation, sympy.Gt)
+        for g in guards
+        if isinstance(g.relation, sympy.Ge | sympy.Gt)
+        and g.relation.lhs == symbol.expr
+        and isinstance(g.relation.rhs, sympy.Integer)
+    ]
+    return max([symbol.low, *bounds])
 
 
 def _listed(numbers: list[int]) -> str:

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch._dynamo import mark_dynamic
 from torchvision.models import swin_transformer
@@ -130,6 +131,67 @@ def test_a_branch_on_the_length_1_is_guarded():
         module(ones(1))
     with pytest.raises(ModelError, match="would share a graph"):
         clika_compile(squeezed, tracing_inputs=[ones(1), ones(3)])
+
+
+def doubled(x):
+    return x * 2 if x.shape[0] == 1 else x * 3
+
+
+def rectified(x):
+    return x.relu() if x.shape[0] == 1 else x
+
+
+def by_layout(x):
+    return x * 2 if x.t().is_contiguous() else x * 3
+
+
+@pytest.mark.parametrize("values", [torch.zeros, torch.rand], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("model", [doubled, rectified, by_layout], ids=lambda f: f.__name__)
+def test_a_branch_that_the_values_of_the_inputs_do_not_show_is_guarded_all_the_same(model, values):
+    module = clika_compile(model, tracing_inputs=[values(2, 3), values(4, 3)])
+    assert torch.equal(module(ones(5)), model(ones(5)))
+    with pytest.raises(ModelError, match=r"batch = 1 .*violates Ne\(batch, 1\) \(from "):
+        module(ones(1))
+    with pytest.raises(ModelError, match=r"Inputs? .* would share a graph"):
+        clika_compile(model, tracing_inputs=[values(1, 3), values(4, 3)])
+
+
+def test_a_branch_of_the_user_is_kept_although_no_result_depends_on_it():
+    def idle(x):
+        return x + 1 if x.shape[0] == 1 else 1 + x
+
+    module = clika_compile(idle, tracing_inputs=[ones(2), ones(4)])
+    with pytest.raises(ModelError, match=r"violates Ne\(batch, 1\)"):
+        module(ones(1))
+
+
+def test_a_branch_of_an_installed_package_on_the_length_1_is_put_to_the_test():
+    """``scaled_dot_product_attention`` of transformers asks whether there is more than one query."""
+    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, use_cache=False)
+    model = transformers.GPT2Model(config).eval()
+    inputs = [{"input_ids": torch.zeros(1, n, dtype=torch.int64)} for n in (3, 5)]
+    module = clika_compile(model, tracing_inputs=inputs, discard_input_model=False)
+    ids = torch.tensor([[7]])
+    torch.testing.assert_close(module(input_ids=ids)[0], model(input_ids=ids)[0])
+
+
+def test_the_length_0_is_guarded_where_the_model_treats_it_differently():
+    """To torch.export every side is at least 1, so the branch leaves no guard."""
+
+    def averaged(x):
+        return x.sum(1) - 7 if x.shape[1] == 0 else x.mean(1)
+
+    module = clika_compile(averaged, tracing_inputs=[torch.ones(2, 3), torch.ones(2, 5)])
+    assert torch.equal(module(torch.ones(2, 1)), torch.ones(2))
+    assert "symbol x_1: 1.. from side 1 of 'x'" in str(module.graph)
+    with pytest.raises(ModelError, match=r"x_1 = 0 \(side 1 of 'x'\) violates x_1 >= 1"):
+        module(torch.ones(2, 0))
+
+
+def test_the_length_0_is_served_where_eager_agrees():
+    module = clika_compile(nn.Linear(3, 3), tracing_inputs=[ones(2), ones(3)])
+    assert module(ones(0)).shape == (0, 3)
+    assert "symbol batch: 0.. from side 0" in str(module.graph)
 
 
 def test_what_a_tracer_assumes_of_lengths_0_and_1_is_guarded(monkeypatch):
