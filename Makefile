@@ -14,11 +14,12 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
 DEVELOPMENT := plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test conformance lint format bench clean
 
 help:
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
 	@echo "make test    run every test"
+	@echo "make conformance  hold every operator and pass against eager PyTorch, in ONNX Runtime"
 	@echo "make lint    check format, lint, types and imports"
 	@echo "make format  write the format and the fixes that ruff knows"
 	@echo "make bench   run the benchmarks"
@@ -30,6 +31,9 @@ demo: $(VENV)/runtime.stamp
 # One thread for each of the two workers: torch's own threads would fight over the cores. No test may reach the network.
 test: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+
+conformance: $(VENV)/development.stamp
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance run --target onnxruntime --profile quick --out build/conformance
 
 lint: $(VENV)/development.stamp
 	$(BIN)/ruff format --check .

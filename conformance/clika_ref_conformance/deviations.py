@@ -4,8 +4,8 @@ The file lies beside the module of the target, or where the target's attribute `
 ``[[deviation]]`` says which nodes and inputs it concerns and what happens instead, in one of four forms:
 
 - ``replace = { inf = "max" }``: elements of the result of one kind become another;
-- ``free = ["nan"]``: elements of the result of these kinds may become anything, and with ``"operand-nan"`` the whole
-  result may where an operand holds a NaN;
+- ``free = ["nan"]``: elements of the result of these kinds may become anything, with the same elements of other results
+  of that shape, such as indices; with ``"operand-nan"`` the whole result may where an operand holds a NaN;
 - ``replica = "package.module:function"``: what the target computes, as a function of the operator's arguments;
 - ``error = "regular expression"``: compiling, loading or running raises, with words that match.
 

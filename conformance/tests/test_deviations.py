@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Run, Task
+from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, declarations_of, is_expired
 from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
 from clika_ref_conformance.execution.case_checks import run_case
@@ -18,6 +18,9 @@ from odd_targets import Odd
 from small_cases import REGISTRY, case_of, suite_for
 
 from clika_ref.core.errors import TargetError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.types import TensorType
 
 NAN, INF = torch.nan, torch.inf
 SPECIAL = torch.tensor([[1.5, NAN, -2.0], [INF, -INF, 3.0]])
@@ -79,6 +82,18 @@ def test_elements_that_may_be_anything_are_free_and_no_others(tmp_path):
     x = torch.tensor([[1.0, NAN], [1.0, 2.0]])
     assert outcome_of(tmp_path, "no-nan", free, calls=calls, x=x).verdict is Verdict.DEVIATION
     assert outcome_of(tmp_path, "value", free, calls=calls, x=x).verdict is Verdict.VALUE  # the second row is not free
+
+
+def test_an_index_is_free_where_its_maximum_is(tmp_path):
+    graph = Graph("pool")
+    x = graph.add_input(TensorType(torch.float32, (1, 1, 4)), "x")
+    pool = REGISTRY.operators["adaptive_max_pool1d"]
+    for value in Builder(graph, REGISTRY.operators)(pool, x, output_size=(2,)):
+        graph.add_output(value)
+    case = Case("pool", graph, [Run("nan", (torch.tensor([[[1.0, NAN, 2.0, 3.0]]]),))])
+    free = deviation(operators=(pool.name,), free=("nan",))
+    for fault, verdict in (("first-index-wrong", Verdict.DEVIATION), ("last-index-wrong", Verdict.SPECIAL)):
+        assert run_case(case, suite_for(tmp_path, fault, deviations=(free,))).verdict is verdict
 
 
 def test_everything_is_free_where_an_operand_holds_a_special_value_if_so_declared(tmp_path):

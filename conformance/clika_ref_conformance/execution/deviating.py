@@ -186,15 +186,25 @@ def _filling(deviation: Deviation, fill: float) -> Alter:
         tensors = [t for t in operands if isinstance(t, torch.Tensor)]
         if any(bool(_is_of(kind, t).any()) for kind in operand_kinds for t in tensors):
             return [torch.full_like(t, fill) for t in results]
-        kinds = [kind for kind in deviation.free if kind in KINDS]
-        return [functools.reduce(lambda t, k: t.masked_fill(_is_of(k, t), fill), kinds, t) for t in results]
+        found = [functools.reduce(torch.logical_or, (_is_of(k, t) for k in kinds), _nowhere(t)) for t in results]
+        return [t.masked_fill(_of_shape(found, t), fill) for t in results]
 
+    kinds = [kind for kind in deviation.free if kind in KINDS]
     return put
+
+
+def _nowhere(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor, dtype=torch.bool)
+
+
+def _of_shape(masks: Sequence[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """Join the masks of the outputs that stand side by side: where a maximum is NaN, its index is free too."""
+    return functools.reduce(torch.logical_or, (m for m in masks if m.shape == tensor.shape))
 
 
 def _is_of(kind: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
-        return torch.zeros_like(tensor, dtype=torch.bool)
+        return _nowhere(tensor)
     is_zero = tensor == 0
     match kind:
         case "nan":

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ class FreshProcess:
 
     def __init__(self, suite: Suite) -> None:
         self.suite = suite
-        self.home = TemporaryDirectory(dir=suite.folder)
+        self.home = Path(mkdtemp(dir=suite.folder))
         self.process: subprocess.Popen[str] | None = None
         self.answers: queue.Queue[str | None] = queue.Queue()
         self._end: Callable[[], Any] | None = None
@@ -72,10 +72,10 @@ class FreshProcess:
         Raises:
             FreshProcessError: it failed.
         """
-        constants = Path(self.home.name) / "constants.safetensors"
+        constants = self.home / "constants.safetensors"
         save_file({n: v.data.clone().contiguous() for n, v in graph.constants.items() if v.data is not None}, constants)
         request = {"graph": graph_to_json(graph), "constants": str(constants), "folder": str(folder)}
-        return self._ask({"do": "compile", **request, "options": dict(options)})["digest"]
+        return self.ask({"do": "compile", **request, "options": dict(options)})["digest"]
 
     def run(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Load an artifact there, run it, and return the outputs.
@@ -83,10 +83,10 @@ class FreshProcess:
         Raises:
             FreshProcessError: it failed.
         """
-        given, taken = (Path(self.home.name) / f"{name}.safetensors" for name in ("inputs", "outputs"))
+        given, taken = (self.home / f"{name}.safetensors" for name in ("inputs", "outputs"))
         save_file({f"{i:03}": t.clone().contiguous() for i, t in enumerate(inputs)}, given)
         names = {"inputs": artifact.input_names, "outputs": artifact.output_names}
-        self._ask({"do": "run", "path": str(artifact.path), "names": names, "given": str(given), "taken": str(taken)})
+        self.ask({"do": "run", "path": str(artifact.path), "names": names, "given": str(given), "taken": str(taken)})
         outputs = load_file(taken)
         return [outputs[name] for name in sorted(outputs)]
 
@@ -96,7 +96,12 @@ class FreshProcess:
             self._end()
         self.process = self._end = None
 
-    def _ask(self, request: Mapping[str, Any]) -> Any:
+    def ask(self, request: Mapping[str, Any]) -> Any:
+        """Send one request and return the answer.
+
+        Raises:
+            FreshProcessError: it failed, there or on the way.
+        """
         process = self.process or self._start()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its end is read below
@@ -127,7 +132,7 @@ class FreshProcess:
         command = [sys.executable, "-m", "clika_ref_conformance.execution.fresh"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen(  # noqa: S603 - this interpreter on this module
-            command, env=environment, cwd=self.home.name, text=True, bufsize=1, **pipes
+            command, env=environment, cwd=self.home, text=True, bufsize=1, **pipes
         )
         self.process, self.answers = process, queue.Queue()
         listener = threading.Thread(target=_listen, args=(process, self.answers), daemon=True)

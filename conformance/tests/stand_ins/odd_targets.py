@@ -76,6 +76,8 @@ FAULTS = {
     "value": lambda r, i, s: [t + 1 for t in r],
     "no-nan": lambda r, i, s: [t.nan_to_num(0.0, torch.inf, -torch.inf) for t in r],
     "no-inf": lambda r, i, s: [t.nan_to_num(torch.nan) for t in r],
+    "first-index-wrong": lambda r, i, s: [r[0].nan_to_num(), r[1] - torch.tensor([1, 0])],
+    "last-index-wrong": lambda r, i, s: [r[0].nan_to_num(), r[1] - torch.tensor([0, 1])],
     "finite": lambda r, i, s: [t.nan_to_num() for t in r],
     "sevens": lambda r, i, s: [torch.full_like(t, 7.0) for t in r],
 }

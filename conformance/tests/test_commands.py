@@ -1,0 +1,130 @@
+"""The commands: what they print, their exit status, and what they do not import for ``--help``."""
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+import typer
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.cli import app
+from clika_ref_conformance.execution import showing
+from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.verdicts import Comparison, Verdict
+from typer.testing import CliRunner
+
+from clika_ref.command_line import cli as core
+
+TASK = Task("operators", "relu", "float32")
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """Let `run` print a record that the test chooses, without running anything; return what it was asked for."""
+    asked = []
+
+    def choose(*results, **changes):
+        plan = changes.pop("plan", {TASK: tuple(r.name for r in results)})
+        record = RunRecord("identity", "quick", 0, {}, plan, results, 1.5, **changes)
+
+        def run(request):
+            asked.append(request)
+            showing.show(record, showing.result_console())
+            return record
+
+        monkeypatch.setattr(showing, "run_and_show", run)
+        return asked
+
+    return choose
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["run", "--target", "identity", *arguments])
+
+
+def result(name="first", verdict=Verdict.PASS, message="", **changes):
+    return Result(TASK, name, Comparison(verdict, message), **changes)
+
+
+def test_a_run_that_passes_prints_its_accounts_and_ends_with_0(answer):
+    asked = answer(result(), result("second"))
+    found = run("--seed", "3", "-k", "relu", "-k", "exp", "--level", "operators", "--workers", "1", "--profile", "ci")
+    assert found.exit_code == 0, found.output
+    assert "identity passed: 2 checks of 1 tasks in 1.5 s (quick, seed 0): 2 pass" in found.output
+    (request,) = asked
+    assert (request.profile.name, request.profile.seed, request.workers) == ("ci", 3, 1)
+    assert (request.subjects, request.levels, request.out) == (("relu", "exp"), ("operators",), None)
+
+
+def test_failures_are_printed_and_end_with_1(answer):
+    answer(result(), result("second", Verdict.VALUE, "output 0 is off", run="nan-first", reproducer="cases/1.zip"))
+    found = run()
+    assert found.exit_code == 1
+    assert (
+        "fail:value: operators/relu/float32: second (inputs nan-first, cases/1.zip)\n  output 0 is off" in found.output
+    )
+    assert "identity FAILED: 2 checks of 1 tasks in 1.5 s (quick, seed 0): 1 fail:value, 1 pass" in found.output
+
+
+def test_only_the_first_failures_are_printed(answer):
+    answer(*(result(str(i), Verdict.VALUE) for i in range(25)))
+    assert "... and 5 failures more" in run().output
+
+
+def test_accounts_that_do_not_add_up_end_with_3(answer):
+    answer(result(), plan={TASK: ("first", "second")})
+    found = run()
+    assert found.exit_code == 3
+    assert "operators/relu/float32: second: planned 1 times, 0 results" in found.output
+    assert "ACCOUNTS DO NOT ADD UP" in found.output
+
+
+def test_problems_and_deviations_are_printed(answer):
+    seen = {"id": "d", "reason": "it does", "seen": 3, "watched": 4}
+    answer(result(), problems=("the deviation e is gone",), deviations=(seen, {**seen, "id": "f", "seen": 0}))
+    found = run()
+    assert found.exit_code == 1
+    assert "the deviation e is gone" in found.output
+    assert "deviation d: 3 checks: it does" in found.output
+    assert "deviation f" not in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "nobody"], "no target is called 'nobody'"),
+        (["--profile", "slow"], "there is no profile 'slow'"),
+        (["--level", "operator"], "there is no level 'operator'; did you mean operators?"),
+        (["-k", "rellu", "--level", "operators"], "no task of the levels operators contains rellu; did you mean relu"),
+        (["--out", "/proc/nowhere"], "the folder /proc/nowhere for the report cannot be made"),
+        (["--workers", "0"], "Invalid value for '--workers'"),
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments, message):
+    found = run(*arguments)
+    assert found.exit_code == 2
+    assert message in found.output
+
+
+def test_help_imports_neither_torch_nor_hypothesis():
+    code = (
+        "import sys; sys.argv = ['clika-ref', 'conformance', 'run', '--help']\n"
+        "from clika_ref.command_line.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "heavy = {'torch', 'hypothesis', 'onnx', 'pytest'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--target" in done.stdout
+
+
+def test_a_command_of_another_distribution_that_cannot_be_loaded_costs_no_other(monkeypatch, capsys):
+    broken = EntryPoint("broken", "no_such_module:app", core.COMMANDS)
+    works = EntryPoint("works", "clika_ref_conformance.cli:app", core.COMMANDS)
+    monkeypatch.setattr(core.importlib.metadata, "entry_points", lambda group: [works, broken])
+    joined = typer.Typer()
+    core.join_commands(joined)
+    assert [group.name for group in joined.registered_groups] == ["works"]
+    assert "clika-ref broken (unknown distribution) cannot be used: ModuleNotFoundError" in capsys.readouterr().err

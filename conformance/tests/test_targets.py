@@ -1,0 +1,83 @@
+"""Which target is meant: an installed one, eager itself, or one in a module of its own; and what is said otherwise."""
+
+import pytest
+import torch
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.targets.identity import Identity
+from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.verdicts import Verdict
+from small_cases import REGISTRY, case_of, suite_for
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.targets import Target
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of targets, in the folder in which the suite is run."""
+    (tmp_path / "some_targets.py").write_text(
+        "from clika_ref_conformance.targets.identity import Identity as Base\n"
+        "TARGET = Base('mine')\n"
+        "class Made(Base): pass\n"
+        "def make(): return Base('made')\n"
+        "def fails(): raise OSError('no device')\n"
+        "class Missing(Base):\n"
+        "    def missing(self): return 'install it'\n"
+        "class Half:\n"
+        "    name = 'half'\n"
+        "    def compile(self): pass\n"
+    )
+    (tmp_path / "needs_more.py").write_text("import no_such_library")
+    (tmp_path / "broken.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("onnxruntime", "onnxruntime"),
+        ("identity", "identity"),
+        ("some_targets:TARGET", "mine"),
+        ("some_targets:Made", "identity"),
+        ("some_targets:make", "made"),
+        ("clika_ref_onnxruntime.target:UNOPTIMIZED", "onnxruntime-unoptimized"),
+    ],
+)
+def test_a_target_is_found(module, text, name):
+    found = load_target(text, REGISTRY)
+    assert found.name == name
+    assert isinstance(found, Target)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("onnxruntim", r"no target is called 'onnxruntim'; did you mean onnxruntime\? Installed are identity, "),
+        ("nobody", r"no target is called 'nobody'; Installed are .*given as package\.module:TARGET"),
+        ("no_such_module:TARGET", r"no module named 'no_such_module'; run this in the folder that holds it"),
+        ("needs_more:TARGET", r"needs_more imports 'no_such_library', which is not installed"),
+        ("broken:TARGET", r"importing broken raised ZeroDivisionError: division by zero"),
+        ("some_targets:TARGETT", r"some_targets .* has no 'TARGETT'; did you mean TARGET"),
+        ("some_targets:fails", r"some_targets:fails\(\) raised OSError: no device; it is called without arguments"),
+        ("some_targets:Half", r"lacks scheme, missing, refusal, passes, load, explain"),
+        ("some_targets:Missing", r"the target identity cannot be used here: install it"),
+    ],
+)
+def test_what_is_no_target_is_refused(module, text, message):
+    with pytest.raises(TargetError, match=message):
+        load_target(text, REGISTRY)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+def test_the_identity_is_what_eager_is_through_a_file(tmp_path, dtype):
+    x = torch.tensor([[1, 0, 3], [0, 2, 0]]).to(dtype)
+    case = case_of(("detach", {}), ("unsqueeze", {"dim": 0}), x=x)
+    suite = suite_for(tmp_path)
+    assert isinstance(suite.target, Identity)
+    assert run_case(case, suite).verdict is Verdict.PASS
+    artifact = Identity().compile(case.graph, tmp_path / "artifact")
+    assert artifact.input_names == ("x",)
+    alone = type(artifact)(artifact.path, artifact.target, artifact.input_names, artifact.output_names)
+    (result,) = Identity().load(alone)((x,))
+    assert torch.equal(result, x[None])
+    assert result.data_ptr() != x.data_ptr()
