@@ -27,6 +27,12 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
 
 @gelu.onnx
 def _(op, x, *, approximate):
+    if approximate == "tanh" and op.rank(x) == 0:  # ONNX Runtime 1.31 fuses the formula into a kernel that wants a side
+        return op.reshape(_gelu(op, op.reshape(x, (1,)), approximate), ())
+    return _gelu(op, x, approximate)
+
+
+def _gelu(op, x, approximate):
     if approximate == "tanh":
         cubic = op.Mul(op.Pow(x, op.like(x, 3)), op.like(x, 0.044715))  # Source: Hendrycks, Gimpel, section 2
         gate = op.Tanh(op.Mul(op.Add(x, cubic), op.like(x, math.sqrt(2 / math.pi))))

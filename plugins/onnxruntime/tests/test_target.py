@@ -108,3 +108,15 @@ def test_a_missing_runtime_is_named_with_its_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(target_module, "find_spec", lambda _: None)
     with pytest.raises(TargetError, match="onnxruntime is not installed; pip install onnxruntime"):
         OnnxRuntime().load(artifact)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_a_gelu_of_a_number_runs_although_the_runtime_fuses_it(tmp_path, approximate):
+    g = Graph("number")
+    build = Builder(g, OPERATORS)
+    x = g.add_input(TensorType(torch.float32, ()), "x")
+    g.add_output(build("neg", build("gelu", x, approximate=approximate)))  # the fusion needs a reader
+    number = torch.tensor(0.7)
+    (found,) = OnnxRuntime().load(OnnxRuntime().compile(g, tmp_path / "m.onnx"))([number])
+    expected = -torch.nn.functional.gelu(number, approximate=approximate)
+    torch.testing.assert_close(found, expected, rtol=0, atol=8 * torch.finfo(torch.float32).eps)  # 8 ulp of 1
