@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 from broken_passes import BROKEN, WALK_A_SET
-
-from clika_ref.core.errors import ClikaError
-from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.levels import passes
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.registry import load_registry
 
 REGISTRY = load_registry()
 SMALL = replace(PROFILES["quick"], pass_graphs=60)

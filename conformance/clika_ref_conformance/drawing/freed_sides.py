@@ -21,17 +21,18 @@ SYMBOL = "n"
 def sides_freed(case: Case, operators: Operators) -> Iterator[Case | None]:
     """Make one side of an input dynamic, or all inputs' sides of that length, in attributes too where that is legal."""
     for value in case.graph.inputs if is_checked(case) else ():
-        for dim, size in enumerate(value.type.shape):
+        for dim in range(value.type.rank):
             for alike in (False, True):
                 for in_attributes in (True, False):
-                    made = _freed(case, operators, Side(value.name, dim), int(size), alike, in_attributes)
+                    made = _freed(case, operators, Side(value.name, dim), alike=alike, in_attributes=in_attributes)
                     if made is not None:
                         yield made
                         break
 
 
-def _freed(case: Case, operators: Operators, side: Side, size: int, alike: bool, in_attributes: bool) -> Case | None:
+def _freed(case: Case, operators: Operators, side: Side, *, alike: bool, in_attributes: bool) -> Case | None:
     """Return the case with a side of an input freed; None where its types would hold for one size only."""
+    size = next(int(v.type.shape[side.dim or 0]) for v in case.graph.inputs if v.name == side.name)
     places = {
         (v.name, d)
         for v in case.graph.inputs

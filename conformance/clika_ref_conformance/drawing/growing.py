@@ -160,7 +160,7 @@ class Drawing:
         if not isinstance(operand, TensorSample):
             return operand
         constant = self.random.random() < self.constants
-        literal = constant and self.random.random() < 1 / 4  # noqa: PLR2004 - some constants are written as numbers
+        literal = constant and self.random.random() < 1 / 4
         name = f"clika.lifted_tensor_{len(self.growth.graph.constants)}" if literal else ""
         return Leaf(realize(operand, self.generator), constant, name=name)
 

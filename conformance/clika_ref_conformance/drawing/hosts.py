@@ -21,7 +21,7 @@ POOL = 6
 def host(
     random: Random, motif: Case, operators: Mapping[str, Operator], groups: Sequence[Sequence[str]]
 ) -> Case | None:
-    """Draw nodes, place a motif on values that they made where types agree, and draw more; None where it is not legal."""
+    """Draw nodes, place a motif on what they made where types agree, and draw more; None where it is not legal."""
     new = Rebuilding.of(motif, operators)
     drawing = Drawing(random, new.growth, 0.7, random.choice((0.1, 0.5)))
     swarm = [random.choice(random.choice(groups) if groups else sorted(operators)) for _ in range(2)]
@@ -32,7 +32,7 @@ def host(
     new.take_leaves()
     for value in motif.graph.inputs:
         alike = [v for v in pool if v.type == value.type]
-        if alike and random.random() < 3 / 4:  # noqa: PLR2004 - mostly, where it can be
+        if alike and random.random() < 3 / 4:
             new.mapping[value] = random.choice(alike)
     if not new.take_nodes():
         return None
@@ -41,7 +41,7 @@ def host(
     pool = [*pool[-2:], *own]
     _draw(random, drawing, pool, swarm, operators)
     unread = [v for node in new.growth.graph.nodes for v in node.outputs if not v.uses]
-    dead = {v for v in unread if len(unread) > 1 and random.random() < 1 / 10}  # noqa: PLR2004 - some dead code
+    dead = {v for v in unread if len(unread) > 1 and random.random() < 1 / 10}
     outputs = [v for v in dict.fromkeys([*returned, *unread]) if v not in dead or v in returned]
     return new.growth.finish(f"around {motif.name}", outputs)
 

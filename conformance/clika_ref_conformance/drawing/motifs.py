@@ -76,7 +76,7 @@ def find_motifs(
     found = Motifs([*offered(p, operators)])
     groups = mentions(p, operators)
     for goal in goals_of(p, operators):
-        random = Random(f"{p.name}-{goal.name}-{seed}")
+        random = Random(f"{p.name}-{goal.name}-{seed}")  # noqa: S311 - no secret
         own = [case for case in found.cases if _fires(goal, case)]
         known = {_signature(case) for case in own}
         for attempt in range(tries):
@@ -141,15 +141,15 @@ def chain(
         if position == length - 1 and last:
             kind = last[attempt % len(last)]
         else:
-            kind = random.choice(random.choice(groups) if groups and random.random() < 3 / 4 else everything)  # noqa: PLR2004
+            kind = random.choice(random.choice(groups) if groups and random.random() < 3 / 4 else everything)
         node = drawing.call(operators[kind], pool)
         if node is not None:
-            pool = [*node.outputs, *(pool if random.random() < 1 / 4 else ())]  # noqa: PLR2004 - mostly a plain chain
+            pool = [*node.outputs, *(pool if random.random() < 1 / 4 else ())]
     if not len(growth.graph):
         return None
     _repeat(random, growth)
     outputs = [v for node in growth.graph.nodes for v in node.outputs if not v.uses]
-    kept = outputs[1:] if len(outputs) > 1 and random.random() < 1 / 8 else outputs  # noqa: PLR2004 - sometimes dead code
+    kept = outputs[1:] if len(outputs) > 1 and random.random() < 1 / 8 else outputs
     return growth.finish("chain", kept)
 
 
@@ -211,8 +211,7 @@ def cut(case: Case, position: int | None, drop: int | None = None) -> Case:
             if any(isinstance(use.user, Node) for use in value.uses):
                 graph.replace(value, graph.add_input(value.type, f"cut_{value.name}"))
                 inputs.append(tensor)
-    left = Graph(graph.name)
-    return _copied(graph, left, gone, drop, inputs, case.name)
+    return _copied(case.name, graph, inputs, gone, drop)
 
 
 def computed(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[int | None, tuple[torch.Tensor, ...]]:
@@ -223,10 +222,9 @@ def computed(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[int | None, t
     return seen
 
 
-def _copied(
-    graph: Graph, left: Graph, gone: Node | None, drop: int | None, tensors: Sequence[torch.Tensor], name: str
-) -> Case:
-    """Copy what a graph still needs into an empty one; a graph that returns nothing but leaves keeps its last node."""
+def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node | None, drop: int | None) -> Case:
+    """Copy what a graph without a node and an output still needs; where it returns leaves only, what is unread."""
+    left = Graph(graph.name)
     held = dict(zip(graph.inputs, tensors, strict=True))
     mapping: dict[Value, Value] = {}
     feeds: list[torch.Tensor] = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -35,10 +37,9 @@ def conformance_step(x: Tensor) -> Tensor:
     return ~x if x.dtype == torch.bool else x + 1
 
 
-UNCHECKED = frozenset(
-    "lstm gru rnn_tanh rnn_relu as_strided as_strided_scatter ctc_loss embedding_bag".split()  # noqa: SIM905 - a table
-)
-"""Operators of which PyTorch trusts the attributes: called with others than they were drawn with, they corrupt memory."""
+TRUSTING = ("as_strided", "as_strided_scatter", "binary_cross_entropy", "ctc_loss", "embedding_bag")
+UNCHECKED = frozenset({*TRUSTING, "lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Operators of which PyTorch trusts the attributes: with others than they were drawn with, they corrupt memory."""
 
 
 def is_checked(case: Case) -> bool:
@@ -154,7 +155,7 @@ def _sampled(op: Operator, name: str) -> Iterator[Any]:
     if op.sampler is None:
         return
     for seed in range(8):
-        call = op.sampler(random_draw(Random(seed)), Descriptions())
+        call = op.sampler(random_draw(Random(seed)), Descriptions())  # noqa: S311 - no secret
         yield op.call(*call.operands, **call.attrs).attrs[name]
 
 
@@ -174,7 +175,7 @@ NUMBERS = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, math.nan, math.inf, True)
 
 
 def scalar_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
-    """Write a number as another literal type, another number, or a tensor of rank 0 or 1; and one-element tensors back."""
+    """Write a number as another literal type, another number, or a tensor of rank 0 or 1, and a tensor as a number."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         for i, item in enumerate(node.inputs):
@@ -215,7 +216,7 @@ def read_elsewhere(case: Case, operators: Operators) -> Iterator[Case | None]:
 
 
 def repeated(case: Case, operators: Operators) -> Iterator[Case | None]:
-    """Repeat the motif: on the same inputs, on others with shared constants, with copies of them, and on its own result."""
+    """Repeat the motif: on the same inputs, on others with shared or equal constants, and on its own result."""
     for name, share_inputs, share_constants in (
         ("twice on one input", True, True),
         ("twice, constants shared", False, True),
@@ -265,11 +266,9 @@ def outputs_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
 
 def leaves_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
     """Make a constant an input and an input a constant, compute a leaf, and overwrite one in the call."""
-    for value, _ in Rebuilding.of(case, operators).leaves:
-        yield _with_leaf(case, operators, value, "other role", lambda leaf: Leaf(leaf.tensor, not leaf.constant))
-        yield _with_leaf(
-            case, operators, value, "literal", lambda leaf: Leaf(leaf.tensor, constant=True), "clika.lifted_tensor_9"
-        )
+    for value, tensor in Rebuilding.of(case, operators).leaves:
+        yield _with_leaf(case, operators, value, Leaf(tensor, not value.is_constant, name="other_role"))
+        yield _with_leaf(case, operators, value, Leaf(tensor, constant=True, name="clika.lifted_tensor_9"))
         new = Rebuilding.of(case, operators)
         new.take_leaves()
         tap = new.growth.place(conformance_tap, [new.mapping[value]], {})
@@ -287,16 +286,10 @@ def leaves_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
                 yield made
 
 
-def _with_leaf(
-    case: Case, operators: Operators, value: Value, what: str, change: Callable[[Leaf], Leaf], name: str = ""
-) -> Case | None:
+def _with_leaf(case: Case, operators: Operators, value: Value, leaf: Leaf) -> Case | None:
     new = Rebuilding.of(case, operators)
-
-    def changed(v: Value, leaf: Leaf) -> Leaf:
-        return leaf if v is not value else Leaf(change(leaf).tensor, change(leaf).constant, name=name or leaf.name)
-
-    new.take_leaves(changed)
-    return new.done(f"%{value.name}: {what}") if new.take_nodes() else None
+    new.take_leaves(lambda v, old: leaf if v is value else old)
+    return new.done(f"%{value.name} is {leaf.name}") if new.take_nodes() else None
 
 
 DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
@@ -305,19 +298,16 @@ DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64
 def dtype_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
     """Give all tensors of one dtype another, or one tensor alone."""
     leaves = Rebuilding.of(case, operators).leaves
-    for dtype in DTYPES if is_checked(case) else ():
-        chosen: list[Sequence[Value]] = [
-            [v for v, _ in leaves if v.type.dtype == d] for d in {t.dtype: 0 for _, t in leaves}
-        ]
-        chosen += [[v] for v, _ in leaves if len(leaves) > 1]
-        for values in chosen:
-            new = Rebuilding.of(case, operators)
-            new.take_leaves(
-                lambda v, leaf, values=values: Leaf(leaf.tensor.to(dtype), leaf.constant, name=leaf.name)
-                if v in values
-                else leaf
-            )  # fmt: skip
-            yield new.done(f"{dtype} at {[v.name for v in values]}") if new.take_nodes() else None
+    chosen = [[v for v, _ in leaves if v.type.dtype == d] for d in {t.dtype: None for _, t in leaves}]
+    chosen += [[v] for v, _ in leaves if len(leaves) > 1]
+    for dtype, values in product(DTYPES, chosen) if is_checked(case) else ():
+        new = Rebuilding.of(case, operators)
+        new.take_leaves(partial(_in_dtype, values, dtype))
+        yield new.done(f"{dtype} at {[v.name for v in values]}") if new.take_nodes() else None
+
+
+def _in_dtype(chosen: Sequence[Value], dtype: torch.dtype, value: Value, leaf: Leaf) -> Leaf:
+    return replace(leaf, tensor=leaf.tensor.to(dtype)) if value in chosen else leaf
 
 
 SPECIALS = (math.nan, math.inf, -math.inf, -0.0)

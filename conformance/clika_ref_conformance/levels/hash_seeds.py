@@ -31,7 +31,7 @@ WAIT_S = 300
 def results(p: Pass, operators: Mapping[str, Operator], seed: int) -> list[str]:
     """Return what a pass makes of random graphs that hold its motifs, as text."""
     found = find_motifs(p, operators, seed=seed, wanted=2, tries=1000, patience=GRAPHS)
-    random = Random(f"{p.name}-hash-{seed}")
+    random = Random(f"{p.name}-hash-{seed}")  # noqa: S311 - no secret
     groups = mentions(p, operators)
     made: list[str] = []
     for number in range(GRAPHS if found.cases else 0):

@@ -15,7 +15,8 @@ from clika_ref_conformance.drawing import near_misses
 from clika_ref_conformance.drawing.freed_sides import sides_freed
 from clika_ref_conformance.drawing.hosts import host
 from clika_ref_conformance.drawing.mentions import mentions
-from clika_ref_conformance.drawing.motifs import Motifs, find_motifs, smallest
+from clika_ref_conformance.drawing.motifs import Motifs, find_motifs
+from clika_ref_conformance.drawing.reducing import reduce_case
 from clika_ref_conformance.judging.pass_rules import Finding, check_pass, check_passes, copies
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
 from clika_ref_conformance.suite import Suite
@@ -165,7 +166,7 @@ class Trial:
 
     def random_order(self) -> Outcome:
         """Check every pass in random orders on random graphs that hold the motifs of this one."""
-        random = Random(f"{self.p.name}-order-{self.suite.profile.seed}")
+        random = Random(f"{self.p.name}-order-{self.suite.profile.seed}")  # noqa: S311 - no secret
         passes = [p for _, p in sorted(passes_of(self.suite).items())]
 
         def check(case: Case) -> Finding:
@@ -174,7 +175,7 @@ class Trial:
         return self._check(self._hosts("order", self.suite.profile.pass_graphs // 10), check)
 
     def _hosts(self, purpose: str, count: int) -> Iterator[Case]:
-        random = Random(f"{self.p.name}-{purpose}-{self.suite.profile.seed}")
+        random = Random(f"{self.p.name}-{purpose}-{self.suite.profile.seed}")  # noqa: S311 - no secret
         groups = mentions(self.p, self._operators)
         for number in range(count if self.motifs.cases else 0):
             motif = self.motifs.cases[number % len(self.motifs.cases)]
@@ -199,14 +200,11 @@ class Trial:
     def _alone(self, case: Case) -> Finding:
         return check_pass(self.p, self._operators, case)
 
-    @staticmethod
-    def _failed(case: Case, found: Finding, judge: Callable[[Case], Finding]) -> Outcome:
+    def _failed(self, case: Case, found: Finding, judge: Callable[[Case], Finding]) -> Outcome:
         def fails(smaller: Case) -> bool:
             return judge(smaller).comparison.verdict is found.comparison.verdict
 
-        named = next((r for r in case.runs if r.name == found.run), case.runs[0])
-        alone = replace(case, runs=[named])
-        if fails(alone):
-            case = smallest(alone, fails)
+        if fails(case):  # random orders draw anew
+            case = reduce_case(case, fails, self.suite.profile.shrink_seconds)
             found = judge(case)
         return Outcome("", found.comparison, f"{case.name}, {found.run}", case)
