@@ -97,9 +97,7 @@ class Bench:
             artifact = target.compile(case.graph.clone(), here / "model.onnx", **options)
             outputs = target.load(artifact)([t.clone() for t in inputs])
         except ClikaError as error:
-            return Comparison(
-                Verdict.NOT_RUN, f"the target fails on it in this process, which other levels show: {error}"
-            )
+            return Comparison(Verdict.NOT_RUN, f"the target fails on it here too, which other levels show: {error}")
         target.compile(case.graph.clone(), twice / "model.onnx", **options)
         if digest_of(here) != digest_of(twice):
             return Comparison(Verdict.NONDETERMINISTIC, "compiling twice in one process gives other bytes")
@@ -114,9 +112,7 @@ class Bench:
             return Comparison(_verdict_of(error), f"another process cannot carry on: {error}")
         wrong = [i for i, (a, b) in enumerate(zip(outputs, found, strict=True)) if not same_bits(a, b)]
         if wrong:
-            return Comparison(
-                Verdict.VALUE, f"output {wrong[0]} differs when the artifact is loaded in another process"
-            )
+            return Comparison(Verdict.VALUE, f"output {wrong[0]} differs where another process loads the artifact")
         return Comparison(Verdict.PASS)
 
     def damaged(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:

@@ -1,0 +1,152 @@
+"""L6: artifacts that carry over pass; other bytes, swapped inputs, lost weights and untyped errors are found."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.fresh import HASH_SEED, FreshProcess, FreshProcessError, digest_of
+from clika_ref_conformance.levels import artifacts
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Verdict
+
+from clika_ref.core.registry import load_registry
+from clika_ref.core.targets import Artifact
+
+PROFILE = replace(PROFILES["quick"], share_of_artifacts=0.01, graphs=200)
+REGISTRY = load_registry()
+RUNTIME = REGISTRY.targets["onnxruntime"]
+
+
+def suite_of(folder, target=RUNTIME):
+    return Suite(REGISTRY, target, PROFILE, folder)
+
+
+def outcomes(subject, suite, *names):
+    found = artifacts.checks(Task("artifacts", subject), suite)
+    return {check.name: check.run() for check in found if not names or check.name in names}
+
+
+class Changed:
+    """ONNX Runtime, but for what a subclass does otherwise."""
+
+    def __getattr__(self, name):
+        return getattr(RUNTIME, name)
+
+
+def test_files_carry_over_and_damage_is_told(tmp_path):
+    found = outcomes("files", suite_of(tmp_path))
+    assert {name: o.comparison.message for name, o in found.items() if o.verdict is not Verdict.PASS} == {}
+    assert {"inputs of one shape", "two weights apart", "damaged-0", "damaged-7"} <= found.keys()
+    assert "cut to nothing: TargetError" in found["damaged-0"].comparison.message
+
+
+@pytest.mark.parametrize("subject", ["operators", "graphs"])
+def test_a_share_of_the_cases_carries_over(tmp_path, subject):
+    found = outcomes(subject, suite_of(tmp_path))
+    assert {o.verdict for o in found.values()} <= {Verdict.PASS, Verdict.NOT_RUN}
+    assert Verdict.PASS in {o.verdict for o in found.values()}
+
+
+def test_the_share_is_the_same_every_time_and_grows_with_the_profile(tmp_path):
+    small = suite_of(tmp_path)
+    large = replace(small, profile=replace(PROFILE, share_of_artifacts=0.1))
+    names = [case.name for case in artifacts.operator_cases(small)]
+    assert names == [case.name for case in artifacts.operator_cases(small)]
+    assert set(names) < {case.name for case in artifacts.operator_cases(large)}
+
+
+def test_bytes_that_change_from_one_compilation_to_the_next_are_found(tmp_path):
+    class Stamped(Changed):
+        def compile(self, graph, path, **options):
+            artifact = RUNTIME.compile(graph, path, **options)
+            Path(f"{path}.stamp").write_text(secrets.token_hex(), encoding="utf-8")
+            return artifact
+
+    (found,) = outcomes("files", suite_of(tmp_path, Stamped()), "inputs of one shape").values()
+    assert found.verdict is Verdict.NONDETERMINISTIC
+    assert "twice in one process" in found.comparison.message
+
+
+def test_bytes_that_depend_on_the_process_are_found(tmp_path):
+    class Signed(Changed):
+        def compile(self, graph, path, **options):
+            artifact = RUNTIME.compile(graph, path, **options)
+            Path(f"{path}.process").write_text(str(os.getpid()), encoding="utf-8")
+            return artifact
+
+    (found,) = outcomes("files", suite_of(tmp_path, Signed()), "inputs of one shape").values()
+    assert found.verdict is Verdict.NONDETERMINISTIC
+    assert "another process" in found.comparison.message
+
+
+def test_inputs_that_come_back_in_another_order_are_found(tmp_path):
+    class Sorted(Changed):
+        def compile(self, graph, path, **options):
+            artifact = RUNTIME.compile(graph, path, **options)
+            return replace(artifact, input_names=tuple(sorted(artifact.input_names)))
+
+        def load(self, artifact):
+            runner = RUNTIME.load(artifact)
+            return lambda inputs: runner(inputs[::-1] if len(inputs) > 1 else inputs)  # right here, wrong in a file
+
+    (found,) = outcomes("files", suite_of(tmp_path, Sorted()), "inputs of one shape").values()
+    assert found.verdict is Verdict.VALUE
+    assert "output 0 differs where another process loads the artifact" in found.comparison.message
+
+
+def test_what_the_other_process_raises_or_dies_of_is_told_apart(tmp_path):
+    fresh = FreshProcess(suite_of(tmp_path))
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    with pytest.raises(FreshProcessError, match="TargetError") as typed:
+        fresh.run(Artifact(broken, "onnxruntime", ("x",), ("y",)), [torch.zeros(1)])
+    assert typed.value.kind == "typed"
+    with pytest.raises(FreshProcessError) as raw:
+        fresh.ask({"do": "run"})
+    assert (raw.value.kind, str(raw.value)) == ("raw", "KeyError: 'names'")
+    fresh.process.kill()
+    with pytest.raises(FreshProcessError, match=r"the other process died \(signal 9\)") as crash:
+        fresh.ask({"do": "run"})
+    assert crash.value.kind == "crash"
+    with pytest.raises(FreshProcessError) as raw:  # it is started again
+        fresh.ask({"do": "run"})
+    assert raw.value.kind == "raw"
+    fresh.close()
+
+
+def test_a_process_that_does_not_answer_is_ended(tmp_path):
+    suite = suite_of(tmp_path)
+    fresh = FreshProcess(replace(suite, profile=replace(PROFILE, case_seconds=0.0)))
+    with pytest.raises(FreshProcessError, match="gave no answer for 0 s") as hang:
+        fresh.ask({"do": "run"})
+    assert hang.value.kind == "hang"
+    assert fresh.process is None
+
+
+def test_the_other_process_hashes_otherwise():
+    assert os.environ.get("PYTHONHASHSEED") != HASH_SEED
+
+
+def test_a_digest_covers_names_and_bytes(tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    first = digest_of(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    second = digest_of(tmp_path)
+    (tmp_path / "b").write_bytes(b"2")
+    assert len({first, second, digest_of(tmp_path)}) == 3
+
+
+@pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.ARTIFACT), (False, Verdict.PASS)])
+def test_a_cut_file_that_runs_all_the_same_is_a_failure_and_an_altered_one_is_not(tmp_path, cut, verdict):
+    suite = suite_of(tmp_path)
+    case = artifacts.input_order_case(suite)
+    found = artifacts.Bench(suite).damaged("damage", case, lambda _: "untouched", is_cut=cut)
+    assert found.verdict is verdict
+    assert found.comparison.message.startswith("untouched")

@@ -1,0 +1,224 @@
+"""L5: sizes that vary are found, one artifact serves them all, and faults that only other sizes show are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.drawing.resizing import draw, following, is_explained, leaves
+from clika_ref_conformance.drawing.symbolic_calls import symbolic_call
+from clika_ref_conformance.levels import dynamic
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Verdict
+from torch import Tensor
+
+from clika_ref.core.accuracy import DOT, EXACT
+from clika_ref.core.errors import TargetError
+from clika_ref.core.operators import operator
+from clika_ref.core.registry import load_registry
+from clika_ref.core.symbols import is_symbolic
+
+PROFILE = replace(PROFILES["quick"], shape_profiles=14)
+
+
+def made(reference, sampler, lowering, **facts):
+    """Return an operator with samples and a lowering."""
+    found = operator(**{"error": EXACT, **facts})(reference)
+    found.samples(sampler)
+    found.onnx(lowering)
+    return found
+
+
+def rows(x: Tensor, *, size: tuple[int, ...]) -> Tensor:
+    """``x`` in the shape ``size``."""
+    return x.reshape(size)
+
+
+def flat(draw, s):
+    x = draw(s.tensor(rank=3, side=(2, 5)))
+    return s.call(x, size=(x.shape[0], x.shape[1] * x.shape[2]))
+
+
+def halves(x: Tensor, *, length: int) -> Tensor:
+    """The first ``length`` elements of ``x``."""
+    return x[:length]
+
+
+def half(draw, s):
+    x = draw(s.tensor(rank=1, side=(2, 9)))
+    return s.call(x, length=x.shape[0] // 2)
+
+
+def negated(x: Tensor) -> Tensor:
+    """``-x``."""
+    return -x
+
+
+def any_tensor(draw, s):
+    return s.call(draw(s.tensor(rank=(1, 3), side=(1, 5))))
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """``x @ w``."""
+    return x @ w
+
+
+def matrices(draw, s):
+    k = draw(s.integers(1, 4))
+    return s.call(draw(s.tensor(shape=(draw(s.integers(2, 5)), k))), draw(s.tensor(shape=(k, 3))))
+
+
+def suite_of(op, folder, target=None, **changes):
+    registry = load_registry()
+    only = replace(registry, operators={op.name: op})
+    return Suite(only, target or registry.targets["onnxruntime"], replace(PROFILE, **changes), folder)
+
+
+def outcomes(op, folder, **changes):
+    suite = suite_of(op, folder, **changes)
+    (task,) = dynamic.tasks(suite)
+    assert (task.dtype, task.dynamic) == ("float32", True)
+    return [check.run() for check in dynamic.checks(task, suite)]
+
+
+def verdicts(op, folder, **changes):
+    return {outcome.verdict for outcome in outcomes(op, folder, **changes)}
+
+
+def test_numbers_that_follow_sizes_become_expressions():
+    found = symbolic_call(draw(made(rows, flat, lambda op, x, size: op.reshape(x, size)), "0"))
+    (node,) = found.graph.nodes
+    a, b, c = found.graph.inputs[0].type.shape
+    assert node.attrs["size"] == (a, b * c)
+    assert set(found.graph.symbols) == {str(a), str(b), str(c)}
+
+
+def test_equal_sides_that_one_decision_made_are_one_symbol():
+    found = symbolic_call(draw(made(product, matrices, lambda op, x, w: op.MatMul(x, w), error=DOT), "0"))
+    x, w = (value.type.shape for value in found.graph.inputs)
+    assert x[1] == w[0]
+    assert is_symbolic(x[1])
+    assert w[1] == 3
+
+
+def test_a_number_that_follows_by_no_line_keeps_its_size():
+    found = symbolic_call(draw(made(halves, half, lambda op, x, length: x), "0"))
+    assert found == "its numbers follow the sizes by no expression"
+
+
+def test_drawing_again_with_the_same_sizes_gives_the_same_call():
+    op = made(rows, flat, lambda op, x, size: op.reshape(x, size))
+    base = draw(op, "0")
+    again = base.resized({})
+    assert list(leaves(again.call)) == list(leaves(base.call))
+    assert is_explained(following(base), base, again, {})
+
+
+def test_the_runs_go_up_and_down_and_end_with_a_size_seen_before():
+    found = symbolic_call(draw(made(negated, any_tensor, lambda op, x: op.Neg(x)), "0"))
+    names = [run.name for run in found.runs()]
+    assert names[:2] == ["as drawn", "maximum"]
+    assert names[-1] == "as drawn again"
+    sizes = [run.inputs[0].numel() for run in found.runs()]
+    assert min(sizes) == sizes[-2] < max(sizes)
+    assert {run.inputs[0].numel() for run in found.empty()} == {0}
+
+
+def test_a_right_lowering_passes_at_every_size(tmp_path):
+    for op in (
+        made(rows, flat, lambda op, x, size: op.reshape(x, size)),
+        made(negated, any_tensor, lambda op, x: op.Neg(x)),
+        made(product, matrices, lambda op, x, w: op.MatMul(x, w), error=DOT),
+    ):
+        assert verdicts(op, tmp_path) == {Verdict.PASS}
+
+
+def test_a_size_that_is_frozen_when_it_is_compiled_is_found(tmp_path):
+    def frozen(op, x, size):
+        return op.Reshape(x, op.ints([0, 6]))
+
+    assert any(v.is_failure for v in verdicts(made(rows, flat, frozen), tmp_path))
+
+
+class KeepsItsBuffer:
+    """ONNX Runtime with a buffer that only grows: a smaller result returns the tail of a larger one."""
+
+    def __init__(self):
+        self.inner = load_registry().targets["onnxruntime"]
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def load(self, artifact):
+        runner = self.inner.load(artifact)
+        kept = []
+
+        def run(inputs):
+            (result,) = runner(inputs)
+            if kept and kept[0].numel() > result.numel():
+                return (
+                    [kept[0].flatten()[-result.numel() :].reshape(result.shape).clone()] if result.numel() else [result]
+                )
+            kept[:] = [result]
+            return [result]
+
+        return run
+
+
+def test_a_buffer_that_is_not_overwritten_is_found_and_the_static_form_is_not_blamed(tmp_path):
+    found = outcomes(made(negated, any_tensor, lambda op, x: op.Neg(x)), tmp_path, target=KeepsItsBuffer())
+    wrong = [o for o in found if o.verdict is Verdict.VALUE]
+    assert wrong
+    assert "so it is the dynamic form that is wrong" in wrong[0].comparison.message
+
+
+def test_a_size_that_the_target_refuses_by_name_is_fixed_and_the_others_still_vary(tmp_path):
+    def picky(op, x):
+        first = op.shape(x)[0]
+        if is_symbolic(first):
+            msg = f"the first side {first} must be fixed"
+            raise TargetError(msg)
+        return op.Neg(x)
+
+    found = outcomes(made(negated, any_tensor, picky), tmp_path, shape_profiles=42)
+    assert {o.verdict for o in found} <= {Verdict.PASS, Verdict.UNSUPPORTED}
+    assert any((o.verdict is Verdict.PASS and o.case is None) or o.verdict is Verdict.PASS for o in found)
+    refused = [o for o in found if o.verdict is Verdict.UNSUPPORTED]
+    assert all("must be fixed" in o.comparison.message for o in refused)
+
+
+def test_an_operator_without_sizes_is_not_run_and_says_why(tmp_path):
+    constant = made(negated, lambda draw, s: s.call(draw(s.tensor(rank=0))), lambda op, x: op.Neg(x))
+    (first, _) = outcomes(constant, tmp_path)
+    assert first.verdict is Verdict.NOT_RUN
+    assert first.comparison.message == "no side of the drawn call may vary"
+
+
+def test_a_random_operator_is_not_run_and_says_why(tmp_path):
+    noisy = made(negated, any_tensor, lambda op, x: op.Neg(x), random=True)
+    assert outcomes(noisy, tmp_path)[0].comparison.message == "two runs of it may differ, as it declares"
+
+
+@pytest.mark.parametrize("name", ["softmax", "cat", "conv2d", "quantize", "slice"])
+def test_operators_in_demand_pass(tmp_path, name):
+    op = load_registry().operators[name]
+    assert verdicts(op, tmp_path) == {Verdict.PASS}
+
+
+def test_the_plan_is_the_same_every_time(tmp_path):
+    suite = suite_of(made(negated, any_tensor, lambda op, x: op.Neg(x)), tmp_path)
+    task = Task("dynamic", "negated", "float32", dynamic=True)
+    assert [c.name for c in dynamic.checks(task, suite)] == ["sizes-0", "sizes-1"]
+    first, second = (dynamic.checks(task, suite)[0].run() for _ in range(2))
+    assert (first.verdict, first.comparison) == (second.verdict, second.comparison)
+
+
+def test_tensors_that_a_sampler_makes_itself_may_vary_too(tmp_path):
+    def sampler(draw, s):
+        n = draw(s.integers(2, 6))
+        return s.call(torch.arange(float(n)))
+
+    assert verdicts(made(negated, sampler, lambda op, x: op.Neg(x)), tmp_path) == {Verdict.PASS}

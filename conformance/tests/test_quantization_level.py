@@ -1,0 +1,213 @@
+"""L4: right quantizers pass, and each fault that exporters had is found and told in integers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.drawing.quantized import SHAPE, Grid, elements, grids
+from clika_ref_conformance.drawing.quantized_layers import LAYERS
+from clika_ref_conformance.levels import quantization
+from clika_ref_conformance.profiles import Profile
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.identity import Identity
+from clika_ref_conformance.verdicts import Verdict
+
+from clika_ref.core.registry import Registry, load_registry
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return load_registry()
+
+
+def suite_of(registry: Registry, target, folder: Path) -> Suite:
+    return Suite(registry, target, Profile("small", drawn=1), folder)
+
+
+def outcomes(subject: str, suite: Suite):
+    return [check.run() for check in quantization.checks(Task("quantization", subject), suite)]
+
+
+def test_every_subject_passes_in_onnx_runtime(registry, tmp_path):
+    suite = suite_of(registry, registry.targets["onnxruntime"], tmp_path)
+    tasks = quantization.tasks(suite)
+    assert [task.subject for task in tasks] == ["quantize+dequantize", "layers", "packing"]
+    for task in tasks:
+        bad = [(o.name, o.comparison.message) for o in outcomes(task.subject, suite) if o.verdict is not Verdict.PASS]
+        assert not bad
+
+
+def test_eager_itself_passes(registry, tmp_path):
+    suite = suite_of(registry, Identity(), tmp_path)
+    for subject in ("quantize+dequantize", "layers"):
+        assert {o.verdict for o in outcomes(subject, suite)} == {Verdict.PASS}
+
+
+def test_without_the_operators_there_is_nothing_to_do(registry, tmp_path):
+    bare = Registry((), {}, {}, {}, {})
+    assert quantization.tasks(suite_of(bare, registry.targets["onnxruntime"], tmp_path)) == []
+
+
+def _truncates(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    steps = _quotient(op, x, scale, axis)
+    whole = op.Where(op.Less(steps, op.like(steps, 0)), op.Ceil(steps), op.Floor(steps))
+    return _clamped(op, _shifted(op, whole, x, zero_point, axis), dtype, quant_min, quant_max)
+
+
+def _rounds_away(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    steps = _quotient(op, x, scale, axis)
+    away = op.Mul(op.Sign(steps), op.Floor(op.Add(op.Abs(steps), op.like(steps, 0.5))))
+    return _clamped(op, _shifted(op, away, x, zero_point, axis), dtype, quant_min, quant_max)
+
+
+def _clamps_first(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    low, high = _ends(dtype, quant_min, quant_max)
+    steps = op.Round(_quotient(op, x, scale, axis))
+    clamped = op.Clip(steps, op.like(steps, float(low)), op.like(steps, float(high)))
+    return _clamped(op, _shifted(op, clamped, x, zero_point, axis), dtype, None, None)
+
+
+def _narrow(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    low = -127 if dtype == torch.int8 and quant_min is None else quant_min
+    return _right(op, x, scale, zero_point, dtype=dtype, quant_min=low, quant_max=quant_max, axis=axis)
+
+
+def _axis_0(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    axis = axis and 0
+    return _right(op, x, scale, zero_point, dtype=dtype, quant_min=quant_min, quant_max=quant_max, axis=axis)
+
+
+def _forgets_the_range(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    return _right(op, x, scale, zero_point, dtype=dtype, quant_min=None, quant_max=None, axis=axis)
+
+
+def _multiplies(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    factor = op.Reciprocal(_along(op, x, op.promote(scale, to=torch.float32)[0], axis))
+    steps = op.Round(op.Mul(x, factor))
+    return _clamped(op, _shifted(op, steps, x, zero_point, axis), dtype, quant_min, quant_max)
+
+
+FAULTS = [_truncates, _rounds_away, _clamps_first, _narrow, _axis_0, _forgets_the_range, _multiplies]
+
+
+def _right(*operands, **attrs):
+    return QUANTIZE[0](*operands, **attrs)
+
+
+QUANTIZE: list = []
+"""The lowering as it was declared, while a fault takes its place."""
+
+
+def _along(op, x, parameter, axis):
+    if axis is None:
+        return parameter
+    return op.Reshape(parameter, op.ints([-1 if i == axis % op.rank(x) else 1 for i in range(op.rank(x))]))
+
+
+def _quotient(op, x, scale, axis):
+    return op.Div(x, _along(op, x, op.promote(scale, to=torch.float32)[0], axis))
+
+
+def _shifted(op, steps, x, zero_point, axis):
+    return op.Add(steps, _along(op, x, op.promote(zero_point, to=torch.float32)[0], axis))
+
+
+def _ends(dtype, quant_min, quant_max):
+    info = torch.iinfo(dtype)
+    return info.min if quant_min is None else quant_min, info.max if quant_max is None else quant_max
+
+
+def _clamped(op, steps, dtype, quant_min, quant_max):
+    low, high = _ends(dtype, quant_min, quant_max)
+    return op.cast(op.Clip(steps, op.like(steps, float(low)), op.like(steps, float(high))), dtype)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_a_faulty_lowering_is_found(registry, tmp_path, monkeypatch, fault):
+    quantize = registry.operators["quantize"]
+    monkeypatch.setattr(quantize, "lowering", fault)
+    QUANTIZE[:] = [LOWERING]
+    found = outcomes("quantize+dequantize", suite_of(registry, registry.targets["onnxruntime"], tmp_path))
+    assert any(o.verdict.is_failure for o in found)
+
+
+LOWERING = load_registry().operators["quantize"].lowering
+
+
+def test_a_faulty_reference_is_told_in_integers(registry, tmp_path, monkeypatch):
+    quantize = registry.operators["quantize"]
+    monkeypatch.setattr(
+        quantize,
+        "reference",
+        lambda x, scale, zero_point, *, dtype, quant_min, quant_max, axis: torch.zeros(x.shape, dtype=dtype),
+    )
+    found = outcomes("quantize+dequantize", suite_of(registry, Identity(), tmp_path))
+    wrong = [o for o in found if o.verdict is Verdict.CONTRACT]
+    assert wrong
+    assert "the eager reference is wrong" in wrong[0].comparison.message
+
+
+@pytest.mark.parametrize("name", ["linear per channel", "conv_transpose2d per channel"])
+def test_another_axis_of_the_weight_is_found(registry, tmp_path, monkeypatch, name):
+    dequantize = registry.operators["dequantize"]
+    right = dequantize.lowering
+    assert right is not None
+    other = {0: 1, 1: 0, None: None}
+    monkeypatch.setattr(
+        dequantize, "lowering", lambda *operands, axis, **attrs: right(*operands, axis=other[axis], **attrs)
+    )
+    as_written = replace(registry.targets["onnxruntime"], optimize=False)  # its fusions read the axis as they like
+    suite = suite_of(registry, as_written, tmp_path)
+    (check,) = [c for c in quantization.checks(Task("quantization", "layers"), suite) if c.name == name]
+    assert check.run().verdict.is_failure
+
+
+def test_the_sum_of_a_pair_of_products_passes_16_bits():
+    (plain,) = [layer for layer in LAYERS if layer.name == "matmul"]
+    assert plain.axis is None  # so that all weights are 127
+    assert 255 * 127 * 2 > 2**15
+    assert plain.w[0] * 255 * 128 < 2**24  # and no sum rounds in float32
+
+
+def test_ranges_are_the_same_for_a_seed_and_cover_all_choices():
+    found = grids(quantization.FEWEST, 0)
+    assert [str(g) for g in found] == [str(g) for g in grids(quantization.FEWEST, 0)]
+    assert {g.axis for g in found} == {None, 0, 1, -1}
+    assert {(g.dtype, g.low, g.high) for g in found} >= {("int8", -8, 7), ("uint8", 0, 15), ("int8", -127, 127)}
+    assert {float(g.scale.flat[0]) for g in found} >= {float(np.float32(1e-40)), 1.0, float(np.float32(1e30))}
+
+
+def grid(scale=1.0, low=-128, high=127, zero=0):
+    return Grid("int8", low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
+
+
+def test_a_good_share_of_elements_are_ties():
+    share = [grid().ties(x).mean() for seed in range(20) for name, x in elements(grid(), seed) if name == "halves"]
+    assert np.mean(share) > 0.3
+    assert all(x.shape == SHAPE for _, x in elements(grid(), 0))
+
+
+def test_codes_are_halves_to_even_and_ends_beyond():
+    x = np.array([-np.inf, -2.5, -0.5, 0.5, 1.5, 1e9], np.float32)
+    assert grid().codes(x).tolist() == [-128, -2, 0, 0, 2, 127]
+    assert grid(zero=127).codes(x).tolist() == [-128, 125, 127, 127, 127, 127]
+
+
+@pytest.mark.parametrize(
+    ("x", "code", "value", "message"),
+    [
+        (0.4, 1, 1.0, "comes back from farther than half a step"),
+        (200.0, 126, 126.0, "is not 127"),
+        (-200.0, -127, -127.0, "is not -128"),
+        (0.4, 0, 0.0, None),
+        (127.3, 127, 127.0, None),
+    ],
+)
+def test_what_is_lost_is_half_a_step_at_most(x, code, value, message):
+    found = grid().loss(np.array([x], np.float32), np.array([code]), np.array([value], np.float32))
+    assert found is None if message is None else message in found
