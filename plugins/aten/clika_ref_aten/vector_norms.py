@@ -112,13 +112,14 @@ def _(v, g, *, dim):
 
 @weight_norm.onnx
 def _(op, v, g, *, dim):
-    others = [i for i in range(op.rank(v)) if i != dim]
+    kept = dim if dim == -1 else dim % op.rank(v)  # other sides may be counted from the last, as in PyTorch
+    others = [i for i in range(op.rank(v)) if i != kept]
     return op.Mul(v, op.Div(g, op.ReduceL2(v, op.ints(others), keepdims=1)))
 
 
 @weight_norm.samples
 def _(draw, s):
     v = draw(s.tensor(rank=(2, 4)))
-    dim = draw(s.choice(0, v.rank - 1, -1))
-    shape = [side if i == dim else 1 for i, side in enumerate(v.shape)]
+    dim = draw(s.choice(0, v.rank - 1, -1, -v.rank))
+    shape = [side if i == dim % v.rank else 1 for i, side in enumerate(v.shape)]
     return s.call(v, draw(s.tensor(shape=() if dim == -1 else shape)), dim=dim)

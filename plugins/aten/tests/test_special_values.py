@@ -143,3 +143,8 @@ def test_glu_of_an_odd_side_is_refused():
 def test_weight_norm_of_an_empty_weight_does_not_end_the_process():
     assert_agrees(vector_norms.weight_norm, torch.zeros(0, 3), torch.zeros(0, 1))
     assert_agrees(vector_norms.weight_norm, torch.zeros(2, 0), torch.zeros(2, 1))
+
+
+def test_weight_norm_counts_sides_from_the_last_too():
+    v = torch.arange(1.0, 11.0).reshape(2, 5, 1)
+    assert_agrees(vector_norms.weight_norm, v, torch.tensor([0.5, 2.0]).reshape(2, 1, 1), dim=-3)
