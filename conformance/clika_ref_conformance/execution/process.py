@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,11 @@ START_SECONDS = 120.0
 
 PLAN_SECONDS = 600.0
 """Until a task is planned, and between its checks: drawing a thousand calls takes seconds."""
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder is made with a name of its own and for its owner only
+
+ROOM_BYTES = 2**30
+"""What must be free there: artifacts of cases are small, and removed with their case."""
 
 TAIL = 30
 """Lines of standard error that a verdict quotes; a traceback of `faulthandler` takes about so many."""
@@ -132,7 +138,12 @@ class WorkerProcess:
 
 
 def folder_for(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
-    """Make the folder of a run, which is removed with all that killed workers left in it."""
+    """Make the folder of a run, in memory where there is room, which is removed with all that killed workers left in it.
+
+    Targets flush what they write: on a disk that takes longer than compiling and running a case.
+    """
+    if parent is None and os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > ROOM_BYTES:
+        parent = SHARED_MEMORY
     return tempfile.TemporaryDirectory(prefix="clika-ref-conformance-", dir=parent, ignore_cleanup_errors=True)
 
 
