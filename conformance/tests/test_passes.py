@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broken_passes import BROKEN, WALK_A_SET
+import torch
+from broken_passes import BROKEN, WALK_A_SET, Broken
 from clika_ref_conformance.cases import Task
+from clika_ref_conformance.drawing.motifs import offered
 from clika_ref_conformance.levels import passes
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
 from clika_ref_conformance.profiles import PROFILES
@@ -14,6 +16,7 @@ from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
 
 REGISTRY = load_registry()
 SMALL = replace(PROFILES["quick"], pass_graphs=60)
@@ -104,3 +107,22 @@ def test_installed_passes_make_the_same_under_another_hash_seed():
 def test_a_process_that_fails_is_quoted():
     with pytest.raises(ClikaError, match=r"(?s)PYTHONHASHSEED=4242 failed:.*invalid literal for int"):
         digests_elsewhere(["drop-relu"], "no number")  # pyright: ignore[reportArgumentType]
+
+
+def test_what_is_drawn_does_not_depend_on_what_was_drawn_before():
+    first = results(REGISTRY.passes["remove-dropout"], REGISTRY.operators, 5)
+    results(REGISTRY.passes["fold-literals"], REGISTRY.operators, 5)
+    assert results(REGISTRY.passes["remove-dropout"], REGISTRY.operators, 5) == first
+
+
+def test_a_pass_may_bring_the_motif_that_no_draw_finds():
+    def three_in_a_row(build):
+        x = build.graph.add_input(TensorType(torch.float32, (7,)), "x")
+        return build("neg", build("neg", build("neg", x)))
+
+    class Shy(Broken):
+        motifs = (three_in_a_row,)
+
+    (case,) = offered(Shy(lambda *_: None, "shy"), REGISTRY.operators)
+    assert [node.kind for node in case.graph.nodes] == ["neg"] * 3
+    assert [t.shape for t in case.runs[0].inputs] == [(7,)]

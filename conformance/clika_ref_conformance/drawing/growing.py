@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any
 
 import torch
 
+from clika_ref.core.errors import PassError
 from clika_ref.core.inference import infer
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
@@ -90,18 +92,31 @@ class Growth:
         return self.tensors[operand] if isinstance(operand, Value) else resolve(operand, self.sizes)
 
 
-_INFERRED: set[Operator] = set()
-"""Operators of which inference is known to work: sizes of their results do not depend on elements."""
+SAMPLED = 4
+"""Sampled calls by which it is found whether the sizes of an operator's results may depend on elements."""
+
+
+@cache
+def _is_always_inferable(op: Operator) -> bool:
+    """Whether types can be inferred of sampled calls: a fact of the operator, so that every process draws alike."""
+    for seed in range(SAMPLED):
+        draw = random_draw(Random(seed))  # noqa: S311 - no secret
+        call = op.sampler(draw, Descriptions()) if op.sampler else Call(())
+        full = op.call(*call.operands, **call.attrs)
+        kinds = [TensorType(o.dtype, o.shape) if isinstance(o, TensorSample) else o for o in full.operands]
+        try:
+            infer(op, kinds, full.attrs)
+        except PassError:
+            return False
+    return True
 
 
 def _types(
     op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], results: Sequence[torch.Tensor], *, dynamic: bool
 ) -> Sequence[TensorType]:
     """Infer the types of a call, or where no side is dynamic, read them off: inference takes longer than eager."""
-    if dynamic or op not in _INFERRED:
-        types = infer(op, operands, attrs)
-        _INFERRED.add(op)
-        return types
+    if dynamic or op.sampler is None or not _is_always_inferable(op):
+        return infer(op, operands, attrs)
     return [TensorType(r.dtype, tuple(r.shape)) for r in results]
 
 
