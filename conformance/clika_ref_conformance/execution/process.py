@@ -138,7 +138,7 @@ class WorkerProcess:
 
 
 def folder_for(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
-    """Make the folder of a run, in memory where there is room, which is removed with all that killed workers left in it.
+    """Make the folder of a run, in memory where there is room; it is removed with all that killed workers left in it.
 
     Targets flush what they write: on a disk that takes longer than compiling and running a case.
     """
