@@ -42,7 +42,7 @@ class OnnxRuntime:
             return "it computes with complex numbers, which ONNX operators do not take; split real and imaginary parts"
         if torch.bfloat16 in dtypes and node.op.trait is not SAME_SCALE and node.op.name not in ("to", "detach"):
             return "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32"
-        return None
+        return _scaled_along_inner_side(node) if self.optimize else None
 
     def passes(self) -> Sequence[Pass]:
         """Add nothing: the standard passes leave what ONNX Runtime fuses."""
@@ -81,6 +81,28 @@ UNOPTIMIZED = OnnxRuntime("onnxruntime-unoptimized", optimize=False)
 
 It is no installed target: ``clika-ref conformance run --target clika_ref_onnxruntime.target:UNOPTIMIZED``.
 """
+
+
+def _scaled_along_inner_side(node: Node) -> str | None:
+    """Refuse quantized weights with scales along an input side: the runtime's fusion reads them along the output side.
+
+    ONNX Runtime 1.31 does so in MatMul and Gemm of two dequantized operands, and says nothing.
+    """
+    position, axis = node.op.trait.weight, node.op.trait.axis
+    if position is None or axis is None or position >= len(node.inputs) or not _dequantized(node.inputs[0]):
+        return None
+    made, rank = _dequantized(node.inputs[position]), node.inputs[position].type.rank
+    if made is None or made.attrs["axis"] is None or made.attrs["axis"] % rank == axis % rank:
+        return None
+    return (
+        f"the scales of its weight lie along axis {made.attrs['axis']}, but ONNX Runtime reads them along the output "
+        f"channels, axis {axis % rank}; quantize the weight along that axis, or per tensor"
+    )
+
+
+def _dequantized(value: object) -> Node | None:
+    made = value.producer if isinstance(value, Value) else None
+    return made if made is not None and made.op.name == "dequantize" else None
 
 
 class OnnxRuntimeRunner:

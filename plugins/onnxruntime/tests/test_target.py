@@ -90,6 +90,30 @@ def test_arithmetic_in_bfloat16_is_refused_and_moving_it_is_not():
     assert OnnxRuntime().refusal(node) is None
 
 
+def quantized_product(kind, axis, *, activation=True):
+    """Return a product of x[2, 4] and w[4, 4], whose scales lie along a side of it."""
+    g = Graph("product")
+    build = Builder(g, OPERATORS)
+    x = g.add_input(TensorType(torch.float32, (2, 4)), "x")
+    if activation:
+        x = build("dequantize", build("quantize", x, 0.5, 3, dtype=torch.uint8), 0.5, 3)
+    w = g.add_constant(torch.arange(16, dtype=torch.int8).reshape(4, 4), "w")
+    scale = g.add_constant(torch.tensor([0.5, 1.0, 2.0, 4.0]), "scale")
+    g.add_output(build(kind, x, build("dequantize", w, scale, axis=axis)))
+    return g
+
+
+@pytest.mark.parametrize(("kind", "wrong", "right"), [("matmul", 0, -1), ("linear", 1, 0), ("linear", -1, -2)])
+def test_scales_along_the_inner_side_of_a_product_are_refused(kind, wrong, right):
+    *_, node = quantized_product(kind, wrong).nodes
+    assert f"scales of its weight lie along axis {wrong}, but ONNX Runtime" in OnnxRuntime().refusal(node)
+    assert OnnxRuntime(optimize=False).refusal(node) is None
+    *_, node = quantized_product(kind, right).nodes
+    assert OnnxRuntime().refusal(node) is None
+    *_, node = quantized_product(kind, wrong, activation=False).nodes
+    assert OnnxRuntime().refusal(node) is None
+
+
 def test_a_file_that_is_no_model_is_an_error_with_its_path(tmp_path):
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"no model")
