@@ -5,7 +5,8 @@ import json
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +23,9 @@ from clika_ref_conformance.reporting.reproducers import reproducer, write_reprod
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
+from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.inference import Builder
+from clika_ref.core.passes import Phase
 from clika_ref.core.registry import load_registry
 
 REGISTRY = load_registry()
@@ -257,3 +261,51 @@ def test_a_case_that_passes_replays_as_a_pass(suite, tmp_path):
     assert run_case(case, suite).verdict is Verdict.PASS
     (tmp_path / "case.zip").write_bytes(reproducer(failed(case), TASK, suite, "onnxruntime"))
     assert replay(tmp_path / "case.zip", REGISTRY).verdict is Verdict.PASS
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """A pass that makes every graph return something else."""
+
+    name: ClassVar[str] = "doubling"
+    phase: ClassVar[Phase] = Phase.CLEAN
+    after: ClassVar[tuple[str, ...]] = ()
+    error: ClassVar[ErrorClass] = EXACT
+    removes: ClassVar[str] = ""
+
+    def __call__(self, graph, operators, /):
+        first = next(iter(graph.nodes))
+        if first.op.name != "exp":
+            graph.replace(first.output, Builder(graph, operators, before=first)("exp", first.inputs[0]))
+            graph.erase(first)
+
+
+@pytest.mark.parametrize("check", ["motifs", "pipeline order", "random order"])
+def test_a_finding_about_a_pass_replays_on_the_pass(suite, tmp_path, check):
+    registry = replace(REGISTRY, passes={"doubling": Doubling()})
+    outcome = replace(failed(relu_case(torch.rand(2, 3))), name=check)
+    path = tmp_path / "case.zip"
+    path.write_bytes(reproducer(outcome, Task("passes", "doubling"), suite, "onnxruntime"))
+    assert "artifact/model.onnx" not in unpack(path)
+    found = replay(path, registry)
+    assert (found.verdict.is_failure, found.name) == (True, check)
+    assert found.comparison.message.startswith("doubling: ")
+    assert found.case is not None
+    with pytest.raises(ReportError, match="no installed plugin provides the pass 'doubling'"):
+        replay(path, REGISTRY)
+
+
+def test_the_script_of_a_finding_about_a_pass_runs_the_pass(suite, tmp_path):
+    path = tmp_path / "case.zip"
+    path.write_bytes(
+        reproducer(failed(relu_case(torch.rand(2, 3))), Task("passes", "fold-constants"), suite, "onnxruntime")
+    )
+    done = run_script(path, tmp_path)
+    assert (done.returncode, "the target agrees" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_finding_about_an_artifact_replays_in_another_process(suite, tmp_path):
+    path = tmp_path / "case.zip"
+    task = Task("artifacts", "relu", "float32")
+    path.write_bytes(reproducer(failed(relu_case(torch.rand(2, 3))), task, suite, "onnxruntime"))
+    assert replay(path, REGISTRY).verdict is Verdict.PASS

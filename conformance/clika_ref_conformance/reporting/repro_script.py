@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from clika_ref.core.execution import interpret
+from clika_ref.core.invariants import verify
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.core.targets import Artifact
 from clika_ref.exporting.export import lower
@@ -60,6 +62,11 @@ def runner_for(folder: Path, meta: dict[str, Any], scratch: Path) -> Callable[..
     weights = read_weights(folder / "weights.safetensors")
     document = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     graph = graph_from_json(document, registry.operators.get, weights)
+    if meta["task"]["level"] == "passes":
+        passes = {**registry.passes, **{p.name: p for p in target.passes()}}
+        passes[meta["task"]["subject"]](graph, registry.operators)
+        verify(graph)
+        return lambda given: interpret(graph, given)[0]
     if meta["passes"]:
         lower(graph, registry, target)
     return target.load(target.compile(graph, scratch / "model"))

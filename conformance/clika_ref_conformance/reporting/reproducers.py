@@ -88,7 +88,8 @@ def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes
     weights = {n: v.data.detach().cpu().contiguous() for n, v in case.graph.constants.items() if v.data is not None}
     files["weights.safetensors"] = safetensors.torch.save({name: data.clone() for name, data in weights.items()})
     files["graph.json"] = _json(graph_to_json(case.graph))
-    artifact = None if outcome.verdict in UNSAFE else _artifact(case, suite, files)
+    compiled = outcome.verdict not in UNSAFE and task.level != "passes"
+    artifact = _artifact(case, suite, files) if compiled else None
     meta = _facts_of(outcome, case, task, target) | {
         "artifact": artifact,
         "limit_seconds": suite.profile.case_seconds,
