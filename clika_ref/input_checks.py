@@ -42,12 +42,13 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
 
 
 def _check_kind(value: Value, tensor: torch.Tensor) -> None:
-    """Floats may stand for each other, as after ``module.half()``; everything else changes what the model computes."""
-    same = tensor.dtype == value.type.dtype
-    if tensor.dim() != value.type.rank or not (
-        same or (tensor.is_floating_point() and value.type.dtype.is_floating_point)
-    ):
+    if tensor.dim() != value.type.rank or tensor.dtype != value.type.dtype:
         msg = f"input {value.name!r} is {_shown(tensor)}, but the graph takes {value.type}"
+        if tensor.is_floating_point() and value.type.dtype.is_floating_point and tensor.dtype != value.type.dtype:
+            msg += (
+                ". A graph computes in the types that it was traced with: convert this input, or convert the original "
+                "model and its tracing inputs and compile them"
+            )
         raise ModelError(msg)
 
 

@@ -31,7 +31,15 @@ from clika_ref.saving.graph_format import graph_from_json, graph_to_json, same_g
 from clika_ref.saving.signature_format import signature_from_json, signature_to_json
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import ConstantLeaf, NumberLeaf, Signature
-from clika_ref.weights import Weights, bind_weights, named_tensors, non_persistent, register_weights, weight_paths
+from clika_ref.weights import (
+    Weights,
+    bind_weights,
+    cast_weight,
+    named_tensors,
+    non_persistent,
+    register_weights,
+    weight_places,
+)
 
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
@@ -197,11 +205,7 @@ class ClikaModule(nn.Module):
         ]
         if moved:
             value, dtype = moved[0]
-            msg = (
-                f"the weights were cast after the module was compiled ({value!r} is {dtype} now), and "
-                "its graph states the old types; cast the original model and compile that"
-            )
-            raise ModelError(msg)
+            raise cast_weight(value.name, dtype, value.type.dtype)
 
     def _examples(self, given: Any) -> list[list[torch.Tensor]]:
         if given is None:
@@ -340,8 +344,8 @@ def compile_graph(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:
     code = to_fx(graph).python_code("self")
     namespace = dict(code.globals)
     exec(compile(code.src, "<graph>", "exec"), namespace)  # noqa: S102 - source that FX wrote, without names of the graph
-    paths, run = weight_paths(graph), namespace["forward"]
-    return lambda module, *inputs: run(Weights(module, paths), *inputs)
+    places, run = weight_places(graph), namespace["forward"]
+    return lambda module, *inputs: run(Weights(module, places), *inputs)
 
 
 def dummy_inputs(graph: Graph, signature: Signature) -> dict[str, Any]:

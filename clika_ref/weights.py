@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 
 
@@ -21,14 +22,21 @@ class Scope(nn.Module):
 
 
 class Weights:
-    """How generated code sees the weights of a module: ``constant_<i>`` is the one that the graph lists at ``i``."""
+    """How generated code sees the weights of a module: ``constant_<i>`` is the one that the graph lists at ``i``.
 
-    def __init__(self, module: nn.Module, paths: Mapping[str, tuple[str, ...]]) -> None:
-        for name, (*scopes, leaf) in paths.items():
+    Raises:
+        ModelError: a weight has another dtype than the graph was traced with.
+    """
+
+    def __init__(self, module: nn.Module, places: Sequence[Place]) -> None:
+        for name, (*scopes, leaf), dtype in places:
             part: Any = module
             for scope in scopes:
                 part = part._modules[scope]
-            setattr(self, name, _held(part, leaf))
+            weight = _held(part, leaf)
+            if weight.dtype is not dtype:
+                raise cast_weight(".".join((*scopes, leaf)), weight.dtype, dtype)
+            setattr(self, name, weight)
 
 
 def _held(part: nn.Module, leaf: str) -> Any:
@@ -38,9 +46,23 @@ def _held(part: nn.Module, leaf: str) -> Any:
     return part.__dict__[leaf]  # in a replica that DataParallel made, weights are plain attributes
 
 
-def weight_paths(graph: Graph) -> dict[str, tuple[str, ...]]:
+Place = tuple[str, tuple[str, ...], torch.dtype]
+"""The name of a constant in generated code, where it lies in a module, and its dtype."""
+
+
+def weight_places(graph: Graph) -> list[Place]:
     """Return where each constant of the fast form of a graph lies in a module that registered its weights."""
-    return {f"constant_{i}": tuple(name.split(".")) for i, name in enumerate(graph.constants)}
+    named = enumerate(graph.constants.items())
+    return [(f"constant_{i}", tuple(name.split(".")), value.type.dtype) for i, (name, value) in named]
+
+
+def cast_weight(name: str, found: torch.dtype, traced: torch.dtype) -> ModelError:
+    """Return the error for a weight that was converted after the graph was traced."""
+    return ModelError(
+        f"the weights were cast after the module was compiled ({name!r} is {found} now), and its graph computes in the "
+        f"types that it was traced with, here {traced}: casts that did nothing then are missing from it. Convert the "
+        f"original model, model.to({found}), and compile that; moving to another device is no conversion"
+    )
 
 
 def register_weights(module: nn.Module, graph: Graph, persistent: frozenset[str]) -> None:

@@ -160,12 +160,6 @@ def test_training_follows_the_original_in_train_mode():
         torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_it_moves_to_another_float(original, module, x, dtype):
-    x = x.to(dtype)
-    torch.testing.assert_close(module.to(dtype)(x), original.to(dtype)(x))
-
-
 def test_it_moves_to_another_device(module, x):
     moved = copy.deepcopy(module).to("meta")
     assert moved(x.to("meta")).shape == (4, 2)

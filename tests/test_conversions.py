@@ -1,0 +1,62 @@
+"""A compiled module and dtypes: another one than it was traced with is refused, as its casts are not in the graph."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.errors import ModelError
+
+
+class Norm(nn.Module):
+    """As in Llama: the mean of squares in float32, whatever comes in; traced in float32, the casts are no calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-12)).to(x.dtype)
+
+
+@pytest.fixture
+def module():
+    return clika_compile(Norm(), tracing_inputs=[torch.randn(2, 4)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_a_module_that_was_converted_says_to_convert_the_model(module, dtype):
+    message = rf"cast after the module was compiled \('weight' is {dtype} now\).*Convert .*model, model.to\({dtype}\)"
+    x = torch.full((2, 4), 1e-4)  # its square is 0 in float16
+    module.to(dtype)
+    with pytest.raises(ModelError, match=message):
+        module(x)
+    module.float()
+    torch.testing.assert_close(module(x), torch.ones(2, 4), rtol=1e-3, atol=0)  # 1e-12 beside a square of 1e-8
+
+
+def test_a_part_that_was_converted_is_found_too():
+    module = clika_compile(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), tracing_inputs=[torch.ones(2, 3)])
+    module.get_submodule("0").double()
+    with pytest.raises(ModelError, match=r"'0\.weight' is torch.float64 now"):
+        module(torch.ones(2, 3))
+
+
+def test_an_input_of_another_float_dtype_is_refused(module):
+    with pytest.raises(
+        ModelError, match=r"float16\[2, 4\], but .*float32\[2, 4\]. A graph computes in the types .*traced"
+    ):
+        module(torch.ones(2, 4).half())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_a_model_that_is_converted_before_computes_as_eager_does(dtype):
+    x = torch.full((2, 4), 1e-4, dtype=dtype)
+    original = Norm().to(dtype)
+    module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+    assert torch.equal(module(x), original(x))
+
+
+def test_moving_between_devices_is_no_conversion(module):
+    assert module.to("meta")(torch.ones(2, 4, device="meta")).dtype == torch.float32
