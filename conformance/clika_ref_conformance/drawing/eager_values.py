@@ -57,3 +57,15 @@ def has_undefined(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
         )
         for n in graph.nodes
     )
+
+
+def reads_signs_of_zeros(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
+    """Whether an output depends on the sign of a zero, which every error class leaves open (``1 / relu(-0.0)``)."""
+
+    def unsigned(_: Node, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(r + 0.0 if r.is_floating_point() else r for r in results)
+
+    with torch.no_grad():
+        outputs, _ = interpret(graph, [values[v] for v in graph.inputs], unsigned)
+    pairs = zip([values[v] for v in graph.outputs], outputs, strict=True)
+    return not all(torch.equal(a.isnan(), b.isnan()) and torch.equal(a[~a.isnan()], b[~b.isnan()]) for a, b in pairs)

@@ -29,7 +29,13 @@ from clika_ref.core.samples import (
 )
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.eager_values import eager_values, has_undefined, is_undefined, type_of
+from clika_ref_conformance.drawing.eager_values import (
+    eager_values,
+    has_undefined,
+    is_undefined,
+    reads_signs_of_zeros,
+    type_of,
+)
 from clika_ref_conformance.drawing.steering import Again, Steered, changes_for, plain
 
 MOST_ELEMENTS = 4096
@@ -317,13 +323,14 @@ SPECIALS = (math.nan, math.inf, -math.inf, -0.0)
 def case_of(growth: Growth, name: str, random: Random) -> Case:
     """Return the case of a grown graph: the inputs that it grew on, other ones, and some with a special element."""
     graph = growth.graph
-    runs = [Run("typical", tuple(growth.values[v] for v in graph.inputs))]
+    typical = Run("typical", tuple(growth.values[v] for v in graph.inputs))
+    runs = [typical]
     for kind in ("drawn", "special"):
         inputs = [realize(s, torch.Generator().manual_seed(random.getrandbits(31))) for s in growth.samples]
         if kind == "special":
             _place_special(inputs, random)
-        if _is_legal(graph, inputs):
-            runs.append(Run(kind, tuple(inputs)))
+        runs.append(Run(kind, tuple(inputs)))
+    runs = [run for run in runs if _is_legal(graph, run.inputs)] or [typical]
     used = sorted({n.kind for n in graph.nodes})
     return Case(name, graph, runs, {"operators": used, "nodes": len(graph)})
 
@@ -338,6 +345,7 @@ def _place_special(inputs: list[torch.Tensor], random: Random) -> None:
 
 def _is_legal(graph: Graph, inputs: Sequence[torch.Tensor]) -> bool:
     try:
-        return not has_undefined(graph, eager_values(graph, inputs))
+        values = eager_values(graph, inputs)
+        return not has_undefined(graph, values) and not reads_signs_of_zeros(graph, values)
     except ClikaError:
         return False
