@@ -22,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     if not metafunc.config.getoption("--target"):
         skip = pytest.mark.skip(reason="give the target to test: --target NAME or package.module:TARGET")
-        metafunc.parametrize("task", [pytest.param(None, marks=skip)], ids=["no target"])
+        metafunc.parametrize("task", [pytest.param(None, marks=skip)], ids=["no-target"])
         return
     tasks = _plan(metafunc.config).tasks
     metafunc.parametrize("task", tasks, ids=list(map(str, tasks)))
@@ -41,7 +41,7 @@ def _plan(config: pytest.Config) -> Plan:
             )
             config.stash[PLAN] = plan_run(request)
         except ClikaError as error:
-            raise pytest.UsageError(str(error)) from error
+            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
     return config.stash[PLAN]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -41,8 +40,7 @@ def chosen_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> 
         hint = f"; did you mean {near[0]}?" if near else ""
         msg = f"there is no level {unknown[0]!r}{hint} Levels are {', '.join(levels)}."
         raise ClikaError(msg)
-    present = {name: module for name, module in levels.items() if importlib.util.find_spec(module)}
-    return {name: module for name, module in present.items() if not wanted or name in wanted}
+    return {name: module for name, module in levels.items() if not wanted or name in wanted}
 
 
 def level_at(module: str) -> Level:

@@ -1,0 +1,60 @@
+"""``pytest --pyargs clika_ref_conformance --target NAME``, as someone who has installed the suite runs it."""
+
+import subprocess
+import sys
+
+import pytest
+
+WRONG = """
+from dataclasses import dataclass
+from clika_ref_conformance.targets.identity import Identity
+
+@dataclass(frozen=True)
+class Wrong(Identity):
+    name: str = "wrong"
+
+    def load(self, artifact):
+        right = super().load(artifact)
+        return lambda inputs: [t + 1 for t in right(inputs)]
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run pytest in a folder of its own, on one task, and return its exit status and what it printed."""
+    (tmp_path / "wrong_target.py").write_text(WRONG)
+
+    def start(*arguments):
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "--pyargs", "clika_ref_conformance"]
+        command += ["-k", "operators and relu6 and float32 or no-target", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    return start
+
+
+def test_every_task_is_a_test(run):
+    code, output = run("--target", "identity", "--conformance-workers", "1")
+    assert code == 0, output
+    assert "1 passed" in output
+
+
+def test_a_task_that_fails_is_a_test_that_fails_and_leaves_a_reproducer(run, tmp_path):
+    code, output = run("--target", "wrong_target:Wrong", "--conformance-out", "out")
+    assert code == 1, output
+    assert "1 failed" in output
+    assert "fail:value: " in output
+    assert list((tmp_path / "out" / "cases").glob("operators-relu6-float32-*.zip"))
+
+
+def test_without_a_target_there_is_one_test_that_is_skipped(run):
+    code, output = run()
+    assert code == 0, output
+    assert "1 skipped" in output
+    assert "give the target to test: --target NAME or package.module:TARGET" in output
+
+
+def test_a_target_that_does_not_exist_is_wrong_usage(run):
+    code, output = run("--target", "nobody")
+    assert code == 4, output
+    assert "no target is called 'nobody'" in output
