@@ -297,6 +297,14 @@ def test_a_cast_to_an_integer_that_does_not_exist_may_give_any(x: float, right: 
     assert (found.verdict is Verdict.PASS) == right, found
 
 
+def test_what_dequantize_is_asked_for_is_not_what_it_computes_in() -> None:
+    x, scale = torch.arange(200, 210, dtype=torch.uint8)[None], torch.tensor([0.0333])
+    reference = single("dequantize", x, scale, None, dtype=torch.float16, axis=0)
+    found = reference.judge(reference.eager)
+    assert (found.verdict, found.unstable) == (Verdict.PASS, 0), found
+    assert reference.judge([x.half() * scale.half()]).verdict is Verdict.VALUE
+
+
 def test_quantize_saturates_so_that_only_nan_is_open() -> None:
     for x, verdict in ((1e9, Verdict.VALUE), (math.inf, Verdict.VALUE), (math.nan, Verdict.PASS)):
         reference = single("quantize", torch.tensor([x]), 0.1, 0, dtype=torch.int8)

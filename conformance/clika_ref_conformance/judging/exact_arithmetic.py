@@ -66,17 +66,15 @@ def float64_by_default() -> Iterator[None]:
 def widened(node: Node, call: Call) -> Call:
     """Return a call on float64 operands as one that computes in float64.
 
-    A cast stays one: where an attribute names a floating dtype that is coarser than an operand's, the operand is
-    rounded to it. Numbers of an operator that rounds nothing (a bound of ``clamp``) are rounded as eager rounds them.
+    A cast stays one: where an attribute names a floating dtype that is coarser than the first operand's, that operand
+    is rounded to it; the scale of `dequantize` is not. Numbers of an operator that rounds nothing (a bound of
+    ``clamp``) are rounded as eager rounds them.
     """
     asked = [d for d in call.attrs.values() if isinstance(d, torch.dtype) and d.is_floating_point]
     operands = call.operands
-    if asked:
-        declared = [v.type.dtype if isinstance(v, Value) else None for v in node.inputs]
-        operands = tuple(
-            rounded(o, asked[0]) if d is not None and is_float(o) and _is_coarser(asked[0], d) else o
-            for o, d in zip(operands, declared, strict=True)
-        )
+    first = next(iter(node.inputs), None)
+    if asked and isinstance(first, Value) and _is_coarser(asked[0], first.type.dtype):
+        operands = (rounded(operands[0], asked[0]), *operands[1:])
     attrs = {k: WIDE if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in call.attrs.items()}
     dtype = declared_dtype(node)
     if node.op.error.kind == "norm" and attrs.get("eps", 0) is None and dtype is not None:
