@@ -111,6 +111,8 @@ def _capture(
         )
         for note in captured.notes:
             log.detail(note)
+        for warning in captured.warnings:
+            log.warning(warning)
         slow = f"; slowest at {captured.slow_line}" if captured.slow_line else ""
         stage.done(f"{len(captured.graph):,} nodes by {captured.tracer}{slow}")
     for symbol in captured.graph.symbols.values():

@@ -12,6 +12,7 @@ from clika_ref.capture.callables import Callee
 from clika_ref.capture.dimensions import tracing_choices
 from clika_ref.capture.eager import unchanged
 from clika_ref.capture.examples import TracedCalls, take_apart
+from clika_ref.capture.gradients import custom_gradients
 from clika_ref.capture.importer import Fallback
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.messages import MismatchError, PathError, explain_failures
@@ -35,6 +36,8 @@ class Captured:
     calls: list[list[Any]]
     """The leaves of every tracing call."""
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What the graph does not keep of the model."""
     slow_line: str | None = None
     """The line of the model that cost most of a long trace."""
 
@@ -66,7 +69,8 @@ def capture(
         ModelError: no tracer served all calls; the message carries every tracer's own reason.
 
     """
-    traced = take_apart(callee, calls, dynamic=dynamic)
+    with custom_gradients() as lost:
+        traced = take_apart(callee, calls, dynamic=dynamic)
     failures: list[tuple[str, Exception]] = []
     for leaves in tracing_choices(traced.comparison):
         for tracer in applicable(bool(traced.comparison.lengths)):
@@ -92,7 +96,8 @@ def capture(
             drop_derived(result.graph)
             slow = costly_line(lines)
             notes += [f"Tracing took long, most of it at {slow}"] if slow else []
-            return Captured(result.graph, result.signature, tracer.name, traced.comparison.calls, notes, slow)
+            calls_made = traced.comparison.calls
+            return Captured(result.graph, result.signature, tracer.name, calls_made, notes, list(lost), slow)
     raise explain_failures(callee, traced.comparison, failures)
 
 
