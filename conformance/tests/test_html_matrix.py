@@ -99,6 +99,7 @@ def test_a_cell_opens_the_worst_case_of_each_of_its_verdicts():
     assert [case["verdict"] for case in cases] == ["fail:value", "pass"]
     assert (cases[0]["message"], cases[0]["facts"]) == ("off by one", [["dim", "-1"]])
     assert cases[0]["place"] == "row-1, on the inputs typical"
+    assert cases[0]["href"] == ""  # nothing was written that could be replayed
 
 
 def test_names_and_messages_are_text_wherever_they_stand():
