@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Task
+from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.drawing.resizing import draw, following, is_explained, leaves
 from clika_ref_conformance.drawing.symbolic_calls import symbolic_call
+from clika_ref_conformance.drawing.symbolic_graphs import with_dynamic_side
+from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.levels import dynamic
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
@@ -17,9 +19,12 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.errors import TargetError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
 
 PROFILE = replace(PROFILES["quick"], shape_profiles=14)
 
@@ -79,7 +84,8 @@ def suite_of(op, folder, target=None, **changes):
 
 def outcomes(op, folder, **changes):
     suite = suite_of(op, folder, **changes)
-    (task,) = dynamic.tasks(suite)
+    task, graphs = dynamic.tasks(suite)
+    assert graphs.subject == dynamic.GRAPHS
     assert (task.dtype, task.dynamic) == ("float32", True)
     return [check.run() for check in dynamic.checks(task, suite)]
 
@@ -222,3 +228,30 @@ def test_tensors_that_a_sampler_makes_itself_may_vary_too(tmp_path):
         return s.call(torch.arange(float(n)))
 
     assert verdicts(made(negated, sampler, lambda op, x: op.Neg(x)), tmp_path) == {Verdict.PASS}
+
+
+def grown(folder, *names):
+    """Return a case of operators applied to x[4, 3] one after the other."""
+    suite = suite_of(made(negated, any_tensor, lambda op, x: op.Neg(x)), folder)
+    graph = Graph("grown")
+    build = Builder(graph, load_registry().operators)
+    value = graph.add_input(TensorType(torch.float32, (4, 3)), "x")
+    for name, *operands in names:
+        value = build(name, value, *operands, **({"shape": (2, 6)} if name == "reshape" else {}))
+    graph.add_output(value)
+    return Case("grown", graph, [Run("typical", (torch.randn(4, 3),))]), suite
+
+
+def test_a_graph_of_fixed_sizes_gets_a_dynamic_side_and_runs_at_every_length(tmp_path):
+    case, suite = grown(tmp_path, ("relu",), ("add", 1.0), ("tanh",))
+    found = with_dynamic_side(case)
+    assert len(found.graph) == 3
+    assert [str(side) for side in found.graph.inputs[0].type.shape] == ["batch", "3"]
+    lengths = [run.inputs[0].shape[0] for run in found.runs]
+    assert lengths == [4, 9, 1, 7, 0, 0, 4]
+    assert run_case(found, suite).verdict is Verdict.PASS
+
+
+def test_nodes_that_hold_for_one_length_only_are_left_out_with_what_follows(tmp_path):
+    case, _ = grown(tmp_path, ("relu",), ("neg",), ("reshape",), ("tanh",))
+    assert [node.kind for node in with_dynamic_side(case).graph.nodes] == ["relu", "neg"]

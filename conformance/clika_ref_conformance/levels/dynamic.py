@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from clika_ref.core.errors import TargetError
+from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.drawing.generation import collect
+from clika_ref_conformance.drawing.graphs import graph_cases, growable
 from clika_ref_conformance.drawing.resizing import Place, draw
 from clika_ref_conformance.drawing.symbolic_calls import SymbolicCall, symbolic_call
+from clika_ref_conformance.drawing.symbolic_graphs import BATCH, FRAGILE, with_dynamic_side
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -23,24 +28,44 @@ LEVEL = "dynamic"
 SIZES_PER_CALL = 7
 """Sets of sizes of one call: as drawn, maximum, minimum, two coprime ones, ones and zeros."""
 
+GRAPHS = "random graphs"
+
 PATIENCE = 12
 """Calls that are drawn until one has a side that may vary."""
 
-NEVER_EMPTY = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
-"""Operators that are not run on empty tensors: ONNX Runtime ends the process on a recurrence over an empty batch."""
-
 
 def tasks(suite: Suite) -> list[Task]:
-    """Return a task for every operator with samples."""
+    """Return a task for every operator with samples, and one for random graphs."""
     operators = sorted(suite.registry.operators.values(), key=lambda op: op.name)
-    return [Task(LEVEL, op.name, "float32", dynamic=True) for op in operators if op.sampler is not None]
+    subjects = [op.name for op in operators if op.sampler is not None]
+    return [Task(LEVEL, subject, "float32", dynamic=True) for subject in (*subjects, GRAPHS)]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
-    """Return one check for each drawn call."""
+    """Return one check for each drawn call, or for each graph."""
+    if task.subject == GRAPHS:
+        return _graph_checks(suite)
     op = suite.registry.operators[task.subject]
     names = [f"sizes-{i}" for i in range(max(1, suite.profile.shape_profiles // SIZES_PER_CALL))]
     return [Check(name, partial(_outcome, op, name, suite)) for name in names]
+
+
+def _graph_checks(suite: Suite) -> list[Check]:
+    seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
+    drawn_graphs = graph_cases(growable(suite.registry.operators), suite.target.refusal)
+    found = collect(drawn_graphs, suite.profile.shape_profiles, seed)
+    named_cases = [(f"graph-{i:03}", case) for i, case in enumerate(found)]
+    return [Check(name, partial(_graph_outcome, name, case, suite)) for name, case in named_cases]
+
+
+def _graph_outcome(name: str, case: Case, suite: Suite) -> Outcome:
+    found = with_dynamic_side(case)
+    if found is None:
+        return Outcome(name, Comparison(Verdict.NOT_RUN, "no side of the graph may vary"))
+    refused = _refusal(found.graph, suite)
+    if refused is not None and BATCH.name in re.findall(r"\w+", refused):
+        return Outcome(name, Comparison(Verdict.UNSUPPORTED, refused))
+    return replace(run_case(found, suite), name=name)
 
 
 def _outcome(op: Operator, name: str, suite: Suite) -> Outcome:
@@ -60,7 +85,7 @@ def compilable(found: SymbolicCall, suite: Suite) -> SymbolicCall | str:
     A refusal is a `TargetError` of ``compile`` that names the symbol; any other error is left to be judged.
     """
     fixed: list[Place] = []
-    while (reason := _refusal(found, suite)) is not None:
+    while (reason := _refusal(found.graph, suite)) is not None:
         words = set(re.findall(r"\w+", reason))
         refused = [place for place in found.places if str(place.symbol) in words]
         if not refused:
@@ -73,10 +98,10 @@ def compilable(found: SymbolicCall, suite: Suite) -> SymbolicCall | str:
     return found
 
 
-def _refusal(found: SymbolicCall, suite: Suite) -> str | None:
+def _refusal(graph: Graph, suite: Suite) -> str | None:
     with TemporaryDirectory(dir=suite.folder) as folder:
         try:
-            suite.target.compile(found.graph.clone(), Path(folder) / "model.onnx")
+            suite.target.compile(graph.clone(), Path(folder) / "model.onnx")
         except TargetError as error:
             return str(error)
         except Exception:  # noqa: BLE001 - to be judged where the case is run
@@ -89,7 +114,7 @@ def _served(found: SymbolicCall, suite: Suite) -> list[Run]:
 
     Something larger comes after them, so that a buffer that was kept would show.
     """
-    empty = [] if found.drawing.op.name in NEVER_EMPTY else found.empty()
+    empty = [] if found.drawing.op.name in FRAGILE else found.empty()
     served = [run for run in empty if not run_case(found.at_sizes_of(run), suite).verdict.is_failure]
     return [*served, replace(found.runs()[0], name="as drawn, at last")] if served else []
 

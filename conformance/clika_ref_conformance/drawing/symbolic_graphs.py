@@ -1,0 +1,104 @@
+"""A graph of fixed sizes as one whose equal sides are a symbol, and inputs of other lengths for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.execution import interpret
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.cases import Case, Run
+
+BATCH = named("batch")
+
+LENGTHS = (9, 1, 7, 0)
+"""Lengths to try beside the one that was drawn: more, one, coprime, none."""
+
+FEWEST_NODES = 2
+
+FRAGILE = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
+"""Recurrences end the process, in eager and in ONNX Runtime, on operands that do not fit or are empty."""
+
+
+def with_dynamic_side(case: Case) -> Case | None:
+    """Return a case in which all input sides of one length are a symbol, with runs at several lengths.
+
+    Nodes whose types cannot be inferred then are left out, and with them what follows. None where no length leaves a
+    graph that eager runs at another length.
+    """
+    best: Case | None = None
+    for length in _lengths(case.graph):
+        graph = _symbolic(case.graph, length)
+        if graph is None or (best is not None and len(graph) <= len(best.graph)):
+            continue
+        runs = list(_runs(graph, case.runs[0]))
+        if len(runs) > 1:
+            runs += [Run(f"{run.name} again", run.inputs) for run in (runs[-1], runs[0])]
+            best = Case(f"{case.name}, dynamic", graph, runs, {**case.facts, "batch": length})
+    return best
+
+
+def _lengths(graph: Graph) -> list[int]:
+    sides = {side for value in graph.inputs for side in value.type.shape if isinstance(side, int)}
+    return sorted((side for side in sides if side > 1), reverse=True)
+
+
+def _symbolic(whole: Graph, length: int) -> Graph | None:
+    graph = Graph(whole.name)
+    values: dict[Value, Value] = {}
+    for value in whole.inputs:
+        shape = tuple(BATCH if side == length else side for side in value.type.shape)
+        values[value] = graph.add_input(TensorType(value.type.dtype, shape), value.name)
+        if BATCH in shape and not graph.symbols:
+            graph.symbols[BATCH.name] = Symbol(BATCH.name, 0, None, Side(value.name, shape.index(BATCH)))
+    for name, value in whole.constants.items():
+        if value.data is not None:
+            values[value] = graph.add_constant(value.data, name)
+    for node in whole.nodes:
+        _copy(node, graph, values)
+    if len(graph) < FEWEST_NODES:
+        return None
+    for node in list(graph.nodes):
+        for value in node.outputs:
+            if not value.uses:
+                graph.add_output(value)
+    return graph
+
+
+def _copy(node: Node, graph: Graph, values: dict[Value, Value]) -> None:
+    if node.op.name in FRAGILE or any(isinstance(v, Value) and v not in values for v in node.inputs):
+        return
+    inputs: list[Any] = [values[v] if isinstance(v, Value) else v for v in node.inputs]
+    try:
+        types = infer(node.op, inputs, node.attrs)
+    except ClikaError:
+        return
+    twin = graph.insert(Node(node.op, inputs, node.attrs), types)
+    values.update(zip(node.outputs, twin.outputs, strict=True))
+
+
+def _runs(graph: Graph, first: Run) -> Iterator[Run]:
+    for length in (None, *LENGTHS):
+        inputs = tuple(_resized(t, v.type, length) for t, v in zip(first.inputs, graph.inputs, strict=True))
+        try:
+            with torch.no_grad():
+                outputs, _ = interpret(graph, inputs)
+        except ClikaError:
+            continue
+        if length is not None and any(t.isnan().any() for t in outputs):  # such as the variance of one element
+            continue
+        yield Run("as drawn" if length is None else f"batch {length}", inputs)
+
+
+def _resized(tensor: torch.Tensor, type: TensorType, length: int | None) -> torch.Tensor:
+    """Return a tensor with its dynamic sides of another length: cut, or with its elements repeated."""
+    for dim, side in enumerate(type.shape):
+        if side == BATCH and length is not None:
+            tensor = tensor.index_select(dim, torch.arange(length) % tensor.shape[dim])
+    return tensor
