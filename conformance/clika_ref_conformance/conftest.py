@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Iterator
 
 import pytest
 
-from clika_ref.core.errors import ClikaError
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.run import Execution, Plan, RunRequest, chosen_profile, execution, plan_run
-from clika_ref_conformance.execution.showing import report_folder
-
-PLAN = pytest.StashKey[Plan]()
+from clika_ref_conformance.execution.pytest_plan import plan_of
+from clika_ref_conformance.execution.run import Execution, execution
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -24,31 +19,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         skip = pytest.mark.skip(reason="give the target to test: --target NAME or package.module:TARGET")
         metafunc.parametrize("task", [pytest.param(None, marks=skip)], ids=["no-target"])
         return
-    tasks = _plan(metafunc.config).tasks
+    tasks = plan_of(metafunc.config).tasks
     metafunc.parametrize("task", tasks, ids=list(map(str, tasks)))
-
-
-def _plan(config: pytest.Config) -> Plan:
-    if PLAN not in config.stash:
-        option = cast("Callable[[str], Any]", config.getoption)
-        out = option("--conformance-out")
-        try:
-            request = RunRequest(
-                option("--target"),
-                chosen_profile(option("--profile"), option("--conformance-seed")),
-                out=report_folder(Path(out)) if out else None,
-                workers=option("--conformance-workers"),
-            )
-            config.stash[PLAN] = plan_run(request)
-        except ClikaError as error:
-            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
-    return config.stash[PLAN]
 
 
 @pytest.fixture(scope="session")
 def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
     """Run the tasks of all tests that are selected; workers go on with the next while results are looked at."""
-    plan = _plan(request.config)
+    plan = plan_of(request.config)
     functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
     wanted = {f.callspec.params.get("task") for f in functions if hasattr(f, "callspec")}
     tasks: list[Task] = [task for task in plan.tasks if task in wanted]

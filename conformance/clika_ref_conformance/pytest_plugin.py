@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 
@@ -13,3 +15,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--conformance-seed", type=int, default=None, help="Of all that is drawn.")
     group.addoption("--conformance-out", default=None, help="Write reproducers of failures into this folder.")
     group.addoption("--conformance-workers", type=int, default=2, help="Processes.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Plan before anything is collected, where wrong options still end pytest as wrong usage."""
+    if config.getoption("--target"):
+        # Only now: the suite imports torch, for which other runs of pytest should not wait.
+        importlib.import_module("clika_ref_conformance.execution.pytest_plan").plan_of(config)
