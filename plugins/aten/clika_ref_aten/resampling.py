@@ -184,6 +184,12 @@ def _steps(op, x, output_size, scales):
                 "or sizes; give scale_factor for all sides, or size"
             )
             raise TargetError(msg)
+        if is_symbolic(n) and not is_symbolic(m):
+            msg = (
+                f"resampling from {n}, known only at run time, to {m} by a factor of {scale}: ONNX would compute the "
+                "size from the factor; give one of the two"
+            )
+            raise TargetError(msg)
         wanted = m / n if scale is None else scale
         factor = np.float32(wanted)
         # ONNX computes the size from the factor again: a factor rounded down would lose the last element.

@@ -15,6 +15,7 @@ from clika_ref_aten import (
     grouping,
     layer_normalization,
     recurrent,
+    resampling,
     vector_norms,
 )
 from clika_ref_aten import normalization as norms
@@ -127,6 +128,12 @@ def test_a_number_that_onnx_wants_when_it_is_compiled_is_refused_by_name():
     options = {"has_biases": False, "num_layers": 1, "bidirectional": False, "batch_first": False}
     with pytest.raises(TargetError, match=r"ONNX's GRU needs a number for hidden_size, not n.*a fixed length"):
         emit(graph_with_sides(recurrent.gru, *shapes, **options))
+
+
+def test_a_fixed_size_beside_a_factor_is_refused_where_the_size_before_is_unknown():
+    options = {"output_size": (4, 7), "scales": (0.5, 1.5)}
+    with pytest.raises(TargetError, match=r"from n, known only at run time, to 4 by a factor of 0\.5"):
+        emit(graph_with_sides(resampling.upsample_bicubic2d_aa, (1, 3, named("n"), 5), **options))
 
 
 def test_groups_of_unknown_number_are_refused():
