@@ -67,6 +67,11 @@ def test_a_deviation_that_would_not_show_is_not_watched(tmp_path):
     assert (outcome.verdict, outcome.watched) == (Verdict.PASS, [])
 
 
+def test_integers_have_no_special_values_to_replace(tmp_path):
+    outcome = outcome_of(tmp_path, "", deviation(replace={"-inf": "-max"}), x=torch.tensor([1, -2]))
+    assert (outcome.verdict, outcome.watched) == (Verdict.PASS, [])
+
+
 def test_a_deviation_that_is_gone_is_watched_and_not_seen(tmp_path):
     outcome = outcome_of(tmp_path, "", deviation(replace={"nan": "0"}))
     assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.PASS, [], ["d"])

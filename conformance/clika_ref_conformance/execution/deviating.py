@@ -172,7 +172,7 @@ def _alteration(deviation: Deviation) -> Alter:
         changed: list[torch.Tensor] = []
         for value, tensor in zip(node.outputs, results, strict=True):
             new = tensor
-            for kind, name in deviation.replace.items():
+            for kind, name in deviation.replace.items() if value.type.dtype.is_floating_point else ():
                 new = torch.where(_is_of(kind, tensor), _number(name, value.type.dtype), new).to(tensor.dtype)
             changed.append(new)
         return changed
