@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from clika_ref.capture.ownership import reachable
 from clika_ref.core.errors import ModelError
 
 
@@ -20,6 +21,8 @@ class Callee:
     module: torch.nn.Module
     function: Callable[..., Any]
     name: str
+    warnings: tuple[str, ...] = ()
+    """What the graph cannot keep of it."""
 
     @property
     def parameters(self) -> inspect.Signature:
@@ -60,16 +63,16 @@ class Callee:
 
 
 class _Function(torch.nn.Module):
-    """A plain function; the modules that it refers to are its children, so that their weights are found."""
+    """A plain function; the modules that it can reach are its children, so that their weights are found."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], children: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()
-        self.function = function
-        for name, module in _modules_of(function).items():
+        self.__dict__["_called"] = function
+        for name, module in children.items():
             self.add_module(name, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+        return self.__dict__["_called"](*args, **kwargs)
 
 
 def callee_of(module_or_func: Any) -> Callee:
@@ -85,8 +88,12 @@ def callee_of(module_or_func: Any) -> Callee:
         return Callee(owner, module_or_func, f"{type(owner).__name__}_{module_or_func.__name__}")
     if callable(module_or_func) and not isinstance(module_or_func, type):
         name = getattr(module_or_func, "__name__", type(module_or_func).__name__)
+        found = reachable(module_or_func)
         return Callee(
-            _Function(module_or_func), _with_signature(module_or_func), "function" if name == "<lambda>" else name
+            _Function(module_or_func, {n: m for n, m in found.items() if isinstance(m, torch.nn.Module)}),
+            _with_signature(module_or_func),
+            "function" if name == "<lambda>" else name,
+            tuple(_loose(n) for n, p in found.items() if isinstance(p, torch.nn.Parameter)),
         )
     msg = (
         f"cannot compile {module_or_func!r}, a {type(module_or_func).__name__}: "
@@ -96,12 +103,16 @@ def callee_of(module_or_func: Any) -> Callee:
 
 
 def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, or one in its place where Python cannot tell the signature, as of PyTorch's builtins."""
+    """Return the function, or one in its place that has a signature and code: builtins lack one, objects the other."""
     try:
-        inspect.signature(function)
+        signature = inspect.signature(function)
     except ValueError:
         return _passed_on(function)
-    return function
+    if hasattr(function, "__code__"):
+        return function
+    passed_on = _passed_on(function)
+    passed_on.__signature__ = signature  # type: ignore[attr-defined]
+    return passed_on
 
 
 def _passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,14 +122,8 @@ def _passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _modules_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
-    """Return the modules that a function closes over or names as globals."""
-    if not inspect.isfunction(function):
-        owner = getattr(function, "__self__", function)
-        return (
-            {n: v for n, v in vars(owner).items() if isinstance(v, torch.nn.Module)}
-            if hasattr(owner, "__dict__")
-            else {}
-        )
-    outside = inspect.getclosurevars(function)
-    return {n: v for n, v in {**outside.globals, **outside.nonlocals}.items() if isinstance(v, torch.nn.Module)}
+def _loose(name: str) -> str:
+    return (
+        f"the parameter {name!r} that the function uses is in no module: it becomes a constant that is not trained; "
+        "put it into an nn.Module"
+    )

@@ -16,6 +16,7 @@ from clika_ref.capture.gradients import custom_gradients
 from clika_ref.capture.importer import Fallback
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.messages import MismatchError, PathError, explain_failures
+from clika_ref.capture.ownership import strangers
 from clika_ref.capture.program import ProgramImporter
 from clika_ref.capture.symbols import drop_derived
 from clika_ref.capture.tracers import Tracer, applicable, trace
@@ -69,7 +70,7 @@ def capture(
         ModelError: no tracer served all calls; the message carries every tracer's own reason.
 
     """
-    with custom_gradients() as lost:
+    with custom_gradients() as lost, strangers(callee.module, callee.name) as strange:
         traced = take_apart(callee, calls, dynamic=dynamic)
     failures: list[tuple[str, Exception]] = []
     for leaves in tracing_choices(traced.comparison):
@@ -96,8 +97,9 @@ def capture(
             drop_derived(result.graph)
             slow = costly_line(lines)
             notes += [f"Tracing took long, most of it at {slow}"] if slow else []
+            warnings = [*callee.warnings, *strange, *lost]
             calls_made = traced.comparison.calls
-            return Captured(result.graph, result.signature, tracer.name, calls_made, notes, list(lost), slow)
+            return Captured(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow)
     raise explain_failures(callee, traced.comparison, failures)
 
 

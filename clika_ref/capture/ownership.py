@@ -1,0 +1,112 @@
+"""Whose weights a call uses: the modules that a function can reach, and those that a model calls but does not own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from clika_ref.capture.origins import is_packaged
+from clika_ref.capture.watching import line_of
+
+DEPTH = 4
+"""Containers, objects and functions between a function and a module that it uses, at most."""
+
+
+def reachable(function: Callable[..., Any]) -> dict[str, nn.Module | nn.Parameter]:
+    """Return the modules and loose parameters that a function can reach, each once, by names that a module may bear.
+
+    Looked at are its closure, the globals that it names, and its object; inside them dicts, lists, tuples, attributes
+    of objects, and other functions of the user's.
+    """
+    found: dict[str, nn.Module | nn.Parameter] = {}
+    _walk(function, "", DEPTH, found, set())
+    return found
+
+
+def _walk(value: Any, path: str, depth: int, found: dict[str, nn.Module | nn.Parameter], seen: set[int]) -> None:
+    if id(value) in seen:
+        return
+    if isinstance(value, nn.Module | nn.Parameter):
+        seen.update(map(id, value.modules() if isinstance(value, nn.Module) else (value,)))
+        found[_name(path, found)] = value
+    elif depth:
+        seen.add(id(value))
+        for step, inner in _inside(value).items():
+            _walk(inner, f"{path}_{step}" if path else str(step), depth - 1, found, seen)
+
+
+def _inside(value: Any) -> Mapping[Any, Any]:
+    """Return what a value leads to, by the word that one would say."""
+    if isinstance(value, dict):  # no other mapping: it may compute or load what it is asked for
+        return value
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, functools.partial):
+        return {"function": value.func, **dict(enumerate(value.args)), **value.keywords}
+    if inspect.isfunction(value):
+        return {} if is_packaged(value.__code__.co_filename) else _named_by(value)
+    if inspect.ismethod(value):
+        return {**_inside(value.__self__), **_inside(value.__func__)}
+    if isinstance(value, type | types.ModuleType) or not hasattr(value, "__dict__"):
+        return {}
+    return {**vars(value), **_inside(inspect.getattr_static(type(value), "__call__", None))}
+
+
+def _named_by(function: types.FunctionType) -> dict[str, Any]:
+    """Return the closure of a function and the globals that it, or a function inside it, names."""
+    codes, names = [function.__code__], set[str]()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    outside = {n: function.__globals__[n] for n in sorted(names & function.__globals__.keys())}
+    filled = {n: c for n, c in cells.items() if c != types.CellType()}  # empty until its variable is bound
+    return {**outside, **{n: c.cell_contents for n, c in filled.items()}}
+
+
+def _name(path: str, taken: Mapping[str, Any]) -> str:
+    word = re.sub(r"\W", "_", path) or "module"
+    if hasattr(nn.Module, word):  # a part of a module cannot bear the name of one of its methods
+        word += "_"
+    name, count = word, 1
+    while name in taken:
+        name, count = f"{word}_{count}", count + 1
+    return name
+
+
+@contextlib.contextmanager
+def strangers(owner: nn.Module, name: str) -> Iterator[list[str]]:
+    """Yield what to warn of: modules with weights that run while the context lasts and are no part of ``owner``."""
+    found: list[str] = []
+    known, thread = {id(m) for m in owner.modules()}, threading.get_ident()
+    kept: list[nn.Module] = []  # or the id of one could become that of another
+
+    def look(module: nn.Module, _: Any) -> None:
+        if id(module) in known or threading.get_ident() != thread:
+            return
+        kept.append(module)
+        known.update(id(part) for part in module.modules())
+        if any(True for _ in (*module.parameters(), *module.buffers())):
+            line = line_of(sys._getframe(1))
+            found.append(
+                f"{type(module).__name__}{f', called at {line},' if line else ''} is no part of {name}: its weights "
+                "become constants that are not trained, and it stays in the mode that it is in. Make it a part (an "
+                "attribute, nn.ModuleList, nn.ModuleDict), or let a function hold it in its closure, a global, a list or a dict"
+            )
+
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield found
+    finally:
+        handle.remove()

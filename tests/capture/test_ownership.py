@@ -1,0 +1,114 @@
+"""Functions and the modules that they use: found wherever they are held, so that they train and leave train mode."""
+
+import functools
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.capture.ownership import reachable
+
+X = torch.ones(2, 3)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+
+
+NET = network()
+TABLE = {"n": network()}
+
+
+def by_name(x):
+    return NET(x)
+
+
+def by_table(x):
+    return TABLE["n"](x)
+
+
+def by_another_function(x):
+    return by_table(x) + 0
+
+
+def in_closure(value, call):
+    return lambda x: call(value, x)
+
+
+class Pipe:
+    """A plain object with a module in a dict, called itself or by a method."""
+
+    def __init__(self):
+        self.half = {"of it": network()}
+
+    def __call__(self, x):
+        return self.half["of it"](x)
+
+    def run(self, x):
+        return self(x)
+
+
+FUNCTIONS = {
+    "NET": by_name,
+    "TABLE_n": by_table,
+    "by_table_TABLE_n": by_another_function,
+    "value_n": in_closure({"n": network()}, lambda d, x: d["n"](x)),
+    "value_0_1": in_closure([(0, network())], lambda v, x: v[0][1](x)),
+    "value_net": in_closure(types.SimpleNamespace(net=network()), lambda v, x: v.net(x)),
+    "half_of_it": Pipe(),
+    "0_half_of_it": functools.partial(Pipe.run, Pipe()),
+}
+
+
+@pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=str)
+def test_a_function_owns_the_modules_that_it_can_reach(name, function):
+    module = clika_compile(function, tracing_inputs=[X], discard_input_model=False)
+    assert [n for n, _ in module.named_parameters()] == [f"{name}.0.weight", f"{name}.0.bias"]
+    net = reachable(function)[name]
+    assert net.training, "only compiled in evaluation mode"
+    assert torch.equal(module(X), net.eval()(X))
+    net.train()
+
+
+def test_a_method_of_a_plain_object_owns_the_modules_of_the_object():
+    module = clika_compile(Pipe().run, tracing_inputs=[X])
+    assert [n for n, _ in module.named_parameters()] == ["half_of_it.0.weight", "half_of_it.0.bias"]
+
+
+def test_a_module_is_found_once_and_not_its_parts_beside_it():
+    net = network()
+    assert list(reachable(in_closure([net, net[0], {"again": net}], None))) == ["value_0"]
+
+
+def test_names_are_legal_and_each_is_used_once():
+    found = reachable(functools.partial(print, {"a b": network(), "a.b": network()}, half=network()))
+    assert list(found) == ["0_a_b", "0_a_b_1", "half_"]
+
+
+class Hoarder(nn.Module):
+    """A list hides its modules from PyTorch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = [network()]
+
+    def forward(self, x):
+        return nn.Identity()(self.hidden[0](x))
+
+
+def test_a_module_that_is_no_part_of_the_model_is_warned_of_with_its_line(tmp_path):
+    clika_compile(Hoarder(), tracing_inputs=[X], logs_dir=tmp_path)
+    text = next(tmp_path.iterdir()).read_text()
+    message = "Warning: Sequential, called at test_ownership.py:99, is no part of Hoarder: its weights become constants"
+    assert text.count(message) == 1
+    assert text.count("Warning") == 1, "its parts go without saying, and nn.Identity has no weights"
+
+
+def test_a_loose_parameter_of_a_function_is_warned_of(tmp_path):
+    scale = nn.Parameter(torch.ones(3))
+    clika_compile(lambda x: x * scale, tracing_inputs=[X], logs_dir=tmp_path)
+    text = next(tmp_path.iterdir()).read_text()
+    assert "Warning: the parameter 'scale' that the function uses is in no module: it becomes a constant" in text
