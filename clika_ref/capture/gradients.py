@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.autograd import Function
 
-from clika_ref.capture.origins import short_line
+from clika_ref.capture.watching import line_of
 
 RECOMPUTING = "torch.utils.checkpoint"
 """The module whose backward only computes the forward again: nothing is lost with it."""
@@ -23,8 +23,9 @@ def custom_gradients() -> Iterator[dict[str, None]]:
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         if cls.__module__ != RECOMPUTING:
-            caller = sys._getframe(1)
-            found[_warning(cls.__name__, short_line(caller.f_code.co_filename, caller.f_lineno))] = None
+            line = line_of(sys._getframe(1))
+            # Dynamo's graph has a class of PyTorch's own in place of the user's, and no line.
+            found[_warning(cls.__name__ if line else "A class that Dynamo does not name", line)] = None
         return original.__get__(None, cls)(*args, **kwargs)
 
     Function.apply = classmethod(apply)  # type: ignore[method-assign]
@@ -34,10 +35,11 @@ def custom_gradients() -> Iterator[dict[str, None]]:
         Function.apply = original
 
 
-def _warning(name: str, line: str) -> str:
+def _warning(name: str, line: str | None) -> str:
+    called = f" called at {line}" if line else ""
     return (
-        f"{name}, a torch.autograd.Function called at {line}, keeps its forward and loses its backward: in training "
-        "the compiled module differentiates the forward itself, which gives no gradient where that rounds or compares. "
+        f"{name}, a torch.autograd.Function{called}, keeps its forward and loses its backward: in training the "
+        "compiled module differentiates the forward itself, which gives no gradient where that rounds or compares. "
         "Results and exports are not affected; to train with that gradient, write it as operations, such as "
         "x + (round(x) - x).detach()"
     )
