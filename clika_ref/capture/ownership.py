@@ -102,7 +102,7 @@ def strangers(owner: nn.Module, name: str) -> Iterator[list[str]]:
             found.append(
                 f"{type(module).__name__}{f', called at {line},' if line else ''} is no part of {name}: its weights "
                 "become constants that are not trained, and it stays in the mode that it is in. Make it a part (an "
-                "attribute, nn.ModuleList, nn.ModuleDict), or let a function hold it in its closure, a global, a list or a dict"
+                "attribute, nn.ModuleList, nn.ModuleDict), or hold it in a variable, list or dict that a function names"
             )
 
     handle = register_module_forward_pre_hook(look)
