@@ -68,11 +68,11 @@ def _compile(
         _warn_of_weights(callee, log)
         captured = _capture(callee, calls, registry, choices, log)
         training = callee.module.training
-    _clean(captured, registry, options, log)
-    if choices.is_dry_run:
-        report_dry_run(captured.graph, registry, deployment, log)
-        return None
-    module = _wrap(captured, callee, registry, choices, log)
+        _clean(captured, registry, options, log)
+        if choices.is_dry_run:
+            report_dry_run(captured.graph, registry, deployment, log)
+            return None
+        module = _wrap(captured, callee, registry, choices, log)
     module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
     return module.train(training)
 

@@ -134,10 +134,15 @@ def _names_parameters(parameters: inspect.Signature, mapping: Mapping[Any, Any],
     kinds = [p.kind for p in parameters.parameters.values()]
     if not all(isinstance(key, str) for key in mapping):
         return False
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        return True
     free = list(parameters.parameters)[taken:]
+    if inspect.Parameter.VAR_KEYWORD in kinds:  # takes any key, but a parameter that must be given is still to be named
+        return all(n in mapping for n in free if _is_required(parameters.parameters[n]))
     return bool(mapping) and all(key in free for key in mapping)
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    spread = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not spread
 
 
 class _CallSeenError(BaseException):
@@ -192,8 +197,14 @@ def refuse_odd_tensor(tensor: torch.Tensor, where: str) -> None:
     """Refuse tensors that no graph can carry.
 
     Raises:
-        ModelError: the tensor is sparse or quantized.
+        ModelError: the tensor is sparse or quantized, or has no elements.
     """
+    if tensor.is_meta:
+        msg = (
+            f"{where} is on the device 'meta', where tensors have no elements; "
+            "make it on a real device, for a model with model.to_empty(device='cpu') and load_state_dict"
+        )
+        raise ModelError(msg)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else f"sparse ({tensor.layout})"
         remedy = "dequantize()" if tensor.is_quantized else "to_dense()"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clika_ref import clika_compile
+from clika_ref import clika_compile, road
 from clika_ref.core.errors import ClikaError, ModelError
 
 
@@ -190,6 +190,22 @@ def test_sparse_and_quantized_tensors_are_refused_with_the_remedy():
     net.register_buffer("graph", sparse)
     with pytest.raises(ModelError, match=r"weight 'graph' is a sparse .*; call .to_dense\(\) on it first"):
         clika_compile(net, tracing_inputs=[torch.ones(2, 3)])
+
+
+def test_weights_without_elements_are_refused_with_the_remedy():
+    with pytest.raises(ModelError, match=r"weight 'weight' is on the device 'meta'.*model.to_empty\(device='cpu'\)"):
+        clika_compile(nn.Linear(3, 3, device="meta"), tracing_inputs=[torch.ones(2, 3)])
+
+
+def test_a_failure_after_the_trace_leaves_the_model_in_its_mode(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError
+
+    net = nn.Linear(3, 3)
+    monkeypatch.setattr(road, "_clean", fail)
+    with pytest.raises(RuntimeError):
+        clika_compile(net, tracing_inputs=[torch.ones(2, 3)])
+    assert net.training
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize.*")

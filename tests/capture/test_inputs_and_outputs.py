@@ -220,6 +220,24 @@ def test_an_argument_that_was_left_out_cannot_be_given_later(agree):
         module(X, Y)
 
 
+class Loose(nn.Module):
+    def forward(self, batch, **options):
+        return batch["x"] * options.get("scale", 1)
+
+
+def test_one_dict_is_the_argument_of_a_forward_that_also_takes_any_keyword():
+    module = clika_compile(Loose(), tracing_inputs=[{"x": X}])
+    assert torch.equal(module({"x": X}), X)
+    scaled = clika_compile(Loose(), tracing_inputs=[{"batch": {"x": X}, "scale": X}])
+    torch.testing.assert_close(scaled(batch={"x": X}, scale=X), X * X)
+
+
+def test_a_keyword_that_was_not_traced_is_said_to_have_been_left_out():
+    module = clika_compile(Loose(), tracing_inputs=[{"x": X}])
+    with pytest.raises(ModelError, match="argument 'return_dict' was left out when the model was compiled"):
+        module({"x": X}, return_dict=True)
+
+
 def test_data_transform_fn_is_applied_to_each_element_first():
     seen = []
 
