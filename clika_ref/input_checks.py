@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
     sizes = read_sizes(graph, inputs)
     for value, tensor in zip(graph.inputs, inputs, strict=True):
         for dim, (wanted, found) in enumerate(zip(value.type.shape, tensor.shape, strict=True)):
-            length = evaluate(wanted, sizes)
+            length = _length(wanted, sizes)
             if length != found:
                 static = isinstance(wanted, int)
                 msg = (
@@ -52,8 +53,23 @@ def _check_kind(value: Value, tensor: torch.Tensor) -> None:
         raise ModelError(msg)
 
 
-def _check_guard(graph: Graph, guard: Guard, sizes: dict[str, int]) -> None:
-    if evaluate(guard.relation, sizes):
+def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
+    """Whether sizes satisfy a guard; where it divides by a size of 0, they do not."""
+    try:
+        return bool(evaluate(guard.relation, sizes))
+    except ZeroDivisionError:
+        return False
+
+
+def _length(wanted: Any, sizes: Mapping[str, int]) -> int | str:
+    try:
+        return evaluate(wanted, sizes)
+    except ZeroDivisionError:
+        return "a division by 0"
+
+
+def _check_guard(graph: Graph, guard: Guard, sizes: Mapping[str, int]) -> None:
+    if is_met(guard, sizes):
         return
     used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
     shown = ", ".join(f"{s.name} = {sizes[s.name]} ({s.side})" for s in used)

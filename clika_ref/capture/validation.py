@@ -22,7 +22,7 @@ from clika_ref.comparison import differences
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.symbols import Guard, Symbol, evaluate
-from clika_ref.input_checks import check_inputs
+from clika_ref.input_checks import check_inputs, is_met
 
 PROBES = 8
 """Sizes at most on which eager runs again, to find out whether guards matter."""
@@ -220,7 +220,7 @@ class Validation:
 
 def _holds(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
     missing = {str(s) for s in g.guard.relation.free_symbols} - sizes.keys()
-    return bool(missing) or bool(evaluate(g.guard.relation, sizes))
+    return bool(missing) or is_met(g.guard, sizes)
 
 
 def _is_implied(g: Guard, guards: Sequence[Guard]) -> bool:
