@@ -7,13 +7,13 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE
 from clika_ref_aten.activation import FLOATS, as_first, fits_attribute
+from clika_ref_aten.spatial import floor_divide
 
 aten = torch.ops.aten
 
@@ -232,11 +232,7 @@ def group_norm(
 def _(op, x, weight, bias, *, num_groups, eps):
     rank, shape = op.rank(x), op.shape(x)
     x, weight, bias = together(op, x, weight, bias)
-    if is_symbolic(shape[:1]) and is_symbolic(shape[1:]):  # of no batch, ONNX cannot find the rest by itself
-        grouped = op.reshape(x, (shape[0], num_groups, FloorDiv(math.prod(shape[1:]), num_groups)))
-    else:
-        rest = -1 if is_symbolic(shape[1:]) else math.prod(shape[1:]) // num_groups
-        grouped = op.Reshape(x, op.ints([0, num_groups, rest]))  # 0: the batch as it is
+    grouped = op.reshape(x, (shape[0], num_groups, floor_divide(math.prod(shape[1:]), num_groups)))
     if op.dtype(x) == torch.float64:
         centred, _, variance = statistics(op, grouped, [2])
         normal = divided(op, centred, variance, eps)
@@ -300,7 +296,9 @@ def running_mean_update(x: Tensor, running_mean: Tensor, *, momentum: float, per
 
 @running_mean_update.onnx
 def _(op, x, running_mean, *, momentum, per_instance):
-    rank = op.rank(x)
+    rank, shape = op.rank(x), op.shape(x)
+    if 0 in shape:
+        return op.Identity(running_mean)
     (x,) = widened(op, x)
     return _moved(op, running_mean, op.ReduceMean(x, op.ints(all_but_channels(rank)), keepdims=0), momentum)
 
@@ -321,6 +319,8 @@ def running_var_update(x: Tensor, running_var: Tensor, *, momentum: float, per_i
 @running_var_update.onnx
 def _(op, x, running_var, *, momentum, per_instance):
     shape = op.shape(x)
+    if 0 in shape:
+        return op.Identity(running_var)
     axes = list(range(2, len(shape))) if per_instance else all_but_channels(len(shape))
     count = functools.reduce(lambda a, b: a * b, (shape[i] for i in axes), 1)
     (x,) = widened(op, x)

@@ -85,6 +85,8 @@ def _(x, dim, index, value):
 
 @index_put.onnx
 def _(op, x, values, *indices, accumulate):
+    if 0 in op.shape(x):  # there is nothing to write to, whatever the indices are
+        return op.Identity(x)
     (values,) = op.promote(values)
     at = only_mask(op, indices)
     if at is not None and (chosen := _spread(op, x, values, indices[at], at)) is not None:
@@ -186,6 +188,8 @@ def _(x, dim, index, source, *, alpha=1):
 
 @index_add.onnx
 def _(op, x, index, source, *, dim, alpha):
+    if 0 in op.shape(x):
+        return op.Identity(x)
     if alpha != 1:
         source = op.Mul(source, op.like(source, alpha))
     axis, shape = dim % max(op.rank(x), 1), op.shape(x)

@@ -215,7 +215,9 @@ def flat_median(x: Tensor) -> Tensor:
 
 @flat_median.onnx
 def _(op, x):
-    count = math.prod(op.shape(x))
+    count, dtype = math.prod(op.shape(x)), op.dtype(x)
+    if not count:  # eager's median of nothing
+        return op.constant(math.nan if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
     smallest, _ = op.TopK(op.Reshape(x, op.ints([-1])), op.ints([FloorDiv(count + 1, 2)]), largest=False, outputs=2)
     return op.Gather(smallest, op.constant(-1, torch.int64), axis=0)
 
@@ -295,6 +297,8 @@ def _extreme_and_position(op_type):
     def lower(op, x, *, dim, keepdim):
         if op.rank(x) == 0:
             return op.Identity(x), op.constant(0, torch.int64)
+        if 0 in op.result.shape:
+            return tuple(op.constant(torch.empty(op.result.shape), dtype) for dtype in (op.dtype(x), torch.int64))
         position = _first(op, op_type, x, dim, keepdim=True)
         found = op.GatherElements(x, position, axis=dim), position
         return found if keepdim else tuple(op.Squeeze(part, op.ints([dim])) for part in found)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.types import Number
@@ -12,20 +10,18 @@ from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE
-from clika_ref_aten.reduction import as_sides, axes, draw_sides
+from clika_ref_aten.reduction import as_sides, axes, draw_sides, mean_of, reduced_count
 
 aten = torch.ops.aten
 
 
 def _moments(op, x, dim, correction, *, keepdim):
     """Return the mean, with its sides kept, and the variance."""
-    over, shape = axes(op, x, dim), op.shape(x)
-    mean = op.ReduceMean(x, over, keepdims=True)
+    over, count = axes(op, x, dim), reduced_count(op.shape(x), dim)
+    mean = mean_of(op, x, count, over, keepdims=True)
     deviation = op.Sub(x, mean)
     if correction == 0:
-        return mean, op.ReduceMean(op.Pow(deviation, op.like(x, 2)), over, keepdims=keepdim)
-    sides = as_sides(dim) if shape else None
-    count = math.prod(shape if sides is None else (shape[d] for d in sides))
+        return mean, mean_of(op, op.Pow(deviation, op.like(x, 2)), count, over, keepdims=keepdim)
     squares = op.ReduceSumSquare(deviation, over, keepdims=keepdim)
     return mean, op.Div(squares, _freedom(op, x, count, correction))
 
