@@ -168,6 +168,7 @@ class ClikaModule(nn.Module):
             output_names: names of the outputs, in order.
             dynamic_axes: ``{input: [axis, ...]}`` or ``{input: {axis: name}}``: the sides to leave dynamic. By default
                 all that were found dynamic; a side that is not listed is fixed to its length in ``example_inputs``.
+                Sides of one name are equal in every call of the artifact.
 
         Raises:
             ModelError: an argument does not fit the model, or ``file`` cannot be written.

@@ -357,12 +357,6 @@ def test_names_and_axes_that_do_not_fit_are_refused(tmp_path, options, message):
         relu().clika_export(tmp_path / "m.onnx", **options)
 
 
-def test_two_sides_that_may_differ_get_no_common_name(tmp_path):
-    module = clika_compile(nn.Conv2d(3, 4, 3), tracing_inputs=[torch.rand(1, 3, 8, 8), torch.rand(2, 3, 9, 9)])
-    with pytest.raises(ModelError, match=r"calls different sides \['n'\]"):
-        module.clika_export(tmp_path / "m.onnx", dynamic_axes={"input": {0: "n", 2: "n"}})
-
-
 def test_an_artifact_that_is_rejected_leaves_the_old_one(module, tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(b"old")

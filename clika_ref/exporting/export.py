@@ -16,7 +16,8 @@ from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.exporting.artifact_check import compare_artifact
-from clika_ref.exporting.interface import fitting, name_interface, restrict_dynamic_sides
+from clika_ref.exporting.dynamic_axes import fitting, restrict_dynamic_sides
+from clika_ref.exporting.interface import name_interface
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.storage import staged

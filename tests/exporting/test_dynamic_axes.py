@@ -1,0 +1,140 @@
+"""``dynamic_axes``: which sides stay dynamic, what they are called, and sides that one name makes one."""
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.errors import ModelError
+
+
+def session(path):
+    return ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def sides(path):
+    """Return the sides of the inputs and outputs of a file by name."""
+    run = session(path)
+    return {v.name: v.shape for v in (*run.get_inputs(), *run.get_outputs())}
+
+
+class Sums(nn.Module):
+    """Takes rows that need not be equally many."""
+
+    def forward(self, a, b):
+        return a * 2, b.sum(0) + a.shape[0] - b.shape[0]
+
+
+def sums(*rows, **options):
+    inputs = [(torch.rand(n, 2), torch.rand(m, 2)) for n, m in rows]
+    return clika_compile(Sums(), tracing_inputs=inputs, **options)
+
+
+def test_sides_of_one_name_are_one_side(tmp_path):
+    module = sums((2, 2), (3, 3), (3, 4))
+    assert list(module.graph.symbols) == ["batch", "batch_1"]
+    path = tmp_path / "m.onnx"
+    module.clika_export(path, dynamic_axes={"a": {0: "rows"}, "b": {0: "rows"}})
+    assert sides(path) == {"a": ["rows", 2], "b": ["rows", 2], "output_0": ["rows", 2], "output_1": [2]}
+    a, b = torch.rand(7, 2), torch.rand(7, 2)
+    found = session(path).run(None, {"a": a.numpy(), "b": b.numpy()})
+    for f, e in zip(found, module(a, b), strict=True):
+        np.testing.assert_allclose(f, e.numpy(), rtol=0, atol=8 * np.finfo(np.float32).eps * 8)  # 7 sums of up to 8
+
+
+def test_the_usual_form_for_a_transformer_is_taken(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DistilBertConfig(vocab_size=50, dim=16, n_layers=1, n_heads=2, hidden_dim=16)
+    torch.manual_seed(0)
+    inputs = [
+        {"input_ids": torch.randint(0, 50, (n, m)), "attention_mask": torch.ones(n, m, dtype=torch.int64)}
+        for n, m in ((2, 7), (3, 9))
+    ]
+    module = clika_compile(transformers.DistilBertModel(config), tracing_inputs=inputs)
+    axes = {0: "batch", 1: "seq"}
+    path = tmp_path / "m.onnx"
+    module.clika_export(path, dynamic_axes={"input_ids": axes, "attention_mask": axes, "last_hidden_state": axes})
+    assert sides(path) == {
+        "input_ids": ["batch", "seq"],
+        "attention_mask": ["batch", "seq"],
+        "last_hidden_state": ["batch", "seq", 16],
+    }
+
+
+def test_the_artifact_is_compared_where_the_sides_are_equal(tmp_path, capfd):
+    sums((2, 3), (4, 4), (3, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={"a": {0: "n"}, "b": {0: "n"}})
+    assert "equal to the module within float rounding on 1 inputs" in capfd.readouterr().err
+
+
+def test_other_sides_are_fixed_as_in_the_example_in_which_those_of_one_name_are_equal(tmp_path):
+    def model(a, b, c):
+        return a.sum() + b.sum() + c.sum()
+
+    inputs = [tuple(torch.rand(n) for n in lengths) for lengths in ((2, 3, 4), (5, 5, 6))]
+    module = clika_compile(model, tracing_inputs=inputs)
+    path = tmp_path / "m.onnx"
+    module.clika_export(path, dynamic_axes={"a": {0: "n"}, "b": {0: "n"}})
+    assert sides(path) == {"a": ["n"], "b": ["n"], "c": [6], "output": []}
+
+
+def test_sides_that_differ_in_every_example_cannot_get_one_name(tmp_path):
+    module = clika_compile(nn.Conv2d(3, 4, 3), tracing_inputs=[torch.rand(1, 3, 8, 8), torch.rand(2, 3, 9, 9)])
+    message = (
+        r"gives several sides the name 'n', which makes them one, but they differ in every example "
+        r"\(side 0 of 'input' is 1, side 2 of 'input' is 8\); give each a name of its own, or example_inputs in which"
+    )
+    with pytest.raises(ModelError, match=message):
+        module.clika_export(tmp_path / "m.onnx", dynamic_axes={"input": {0: "n", 2: "n"}})
+
+
+@pytest.mark.parametrize(
+    ("axes", "a", "b"),
+    [
+        ({"a": {0: "batch_1"}}, "batch_1", 3),
+        ({"a": {0: "batch_1"}, "b": [0]}, "batch_1", "batch_1_1"),
+        ({"a": {0: "batch_1"}, "b": {0: "batch"}}, "batch_1", "batch"),
+        ({"a": [0], "b": {0: "batch"}}, "batch_2", "batch"),
+    ],
+)
+def test_a_side_may_get_the_name_that_another_had(tmp_path, axes, a, b):
+    path = tmp_path / "m.onnx"
+    sums((2, 3), (4, 5)).clika_export(path, dynamic_axes=axes)
+    assert sides(path) == {"a": [a, 2], "b": [b, 2], "output_0": [a, 2], "output_1": [2]}
+
+
+def test_of_several_names_for_one_side_the_first_counts(tmp_path):
+    def model(a, b, c):
+        return a + b, c
+
+    inputs = [(torch.rand(n), torch.rand(n), torch.rand(2 * n)) for n in (2, 3)]
+    path = tmp_path / "m.onnx"
+    clika_compile(model, tracing_inputs=inputs).clika_export(
+        path, dynamic_axes={"a": [0], "b": {0: "n"}, "c": {0: "m"}}
+    )
+    assert sides(path)["a"] == sides(path)["b"] == ["n"]
+
+
+def test_an_input_without_dynamic_axes_is_fixed(tmp_path):
+    path = tmp_path / "m.onnx"
+    sums((2, 3), (4, 5)).clika_export(path, dynamic_axes={"a": {}, "b": (0,), "output_1": []})
+    assert sides(path) == {"a": [2, 2], "b": ["batch_1", 2], "output_0": [2, 2], "output_1": [2]}
+
+
+def test_integers_stay_inputs_though_no_axis_names_them(tmp_path):
+    module = clika_compile(lambda x, n: x * n, tracing_inputs=[(torch.rand(2), 3), (torch.rand(4), 5)])
+    path = tmp_path / "m.onnx"
+    module.clika_export(path, dynamic_axes={"x": {0: "rows"}})
+    x = np.ones(3, np.float32)
+    np.testing.assert_array_equal(session(path).run(None, {"x": x, "n": np.array(7)})[0], x * 7)
+
+
+@pytest.mark.parametrize(
+    "axes", [0, "batch", "", None, [0.5], ["0"], [True], {"0": "n"}, {0: 5}, {0: None}, {0: ""}, [[0]], ((0, "n"),)]
+)
+@pytest.mark.parametrize("name", ["a", "output_0"])
+def test_axes_of_another_form_are_refused(tmp_path, name, axes):
+    message = rf"dynamic_axes\['{name}'\] is .*; give \[axis, ...\] or \{{axis: name, ...\}}, such as \[0\] or \{{0: "
+    with pytest.raises(ModelError, match=message):
+        sums((2, 3), (4, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={name: axes})
