@@ -23,7 +23,7 @@ from clika_ref.core.registry import Registry, load_registry
 from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Artifact
 from clika_ref.exporting.export import ExportRequest, export
-from clika_ref.exporting.interface import require_names
+from clika_ref.exporting.interface import chosen_names
 from clika_ref.generic import find_operator, torchlib_operator
 from clika_ref.input_checks import check_inputs
 from clika_ref.reporting.log import CompilationLog
@@ -176,17 +176,15 @@ class ClikaModule(nn.Module):
 
         """
         self._require_exportable()
-        defaults = self._clika_signature.output_names()
-        inputs = [v.name for v in self._clika_graph.inputs]
-        require_names("input_names", input_names or (), inputs)
-        require_names("output_names", output_names or (), defaults, taken=input_names or inputs)
+        inputs = chosen_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])
+        defaults = self._clika_signature.output_names(inputs)
         request = ExportRequest(
             self.graph.clone(),
             file,
             self._examples(example_inputs),
             self._graph_outputs,
-            tuple(input_names or ()),
-            tuple(output_names or defaults),
+            inputs,
+            chosen_names("output_names", output_names, defaults, taken=inputs),
             dynamic_axes,
             self._clika_options,
         )

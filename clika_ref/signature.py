@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,10 @@ Leaf = TensorLeaf | NumberLeaf | ConstantLeaf
 
 @dataclass(frozen=True)
 class OutputLeaf:
-    """One leaf of what the model returns: output ``index`` of the graph, or a number, expression or constant."""
+    """One leaf of what the model returns: output ``index`` of the graph, or a number, expression or constant.
+
+    ``name`` is made of the keys under which the model returns it; it is empty where the model returns nothing else.
+    """
 
     index: int | None
     value: Any = None
@@ -57,6 +61,7 @@ class Signature:
     with the structure of its value in ``specs``; ``leaves`` the leaves of all of them in order.
     """
 
+    name: str = ""
     parameters: inspect.Signature
     arguments: tuple[str, ...]
     specs: tuple[pytree.TreeSpec, ...]
@@ -120,20 +125,17 @@ class Signature:
         """Return leaves as a call: values by the names of their arguments."""
         return nest(self.arguments, self.specs, leaves)
 
-    def output_names(self) -> tuple[str, ...]:
-        """Return a name for each output of the graph: the keys under which the model returns it."""
-        assert self.output_spec is not None
-        paths, _ = pytree.tree_flatten_with_path(
-            pytree.tree_unflatten(list(range(len(self.outputs))), self.output_spec)
-        )
-        taken = {leaf.name for leaf in self.leaves}
+    def output_names(self, taken: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return a name for each output of the graph, none of which is taken or another's."""
+        used = set(taken)
         names: dict[int, str] = {}
-        for path, position in paths:
-            index = self.outputs[position].index
-            if index is not None:
-                text = "_".join(map(_key_text, path))
-                name = text if text and not text[0].isdigit() else f"output_{text}".rstrip("_")
-                names[index] = f"{name}_output" if name in taken else name
+        for output in self.outputs:
+            if output.index is not None:
+                name = output.name
+                if not name or name[0].isdigit():
+                    name = f"output_{name}".rstrip("_")
+                names[output.index] = _unused(name, used)
+                used.add(names[output.index])
         return tuple(names[i] for i in sorted(names))
 
     @property
@@ -242,3 +244,13 @@ def _same(value: Any, traced: Any) -> bool:
     if isinstance(value, torch.Tensor) or isinstance(traced, torch.Tensor) or type(value) is not type(traced):
         return False
     return bool(value == traced) or (value != value and traced != traced)  # noqa: PLR0124 - NaN
+def leaf_names(value: Any) -> list[str]:
+    """Return for each leaf of a nested value the keys that lead to it, joined."""
+    return ["_".join(map(_key_text, path)) for path, _ in pytree.tree_leaves_with_path(value)]
+
+
+def _unused(name: str, used: Collection[str]) -> str:
+    spellings = itertools.chain([name, f"{name}_output"], (f"{name}_{i}" for i in itertools.count(1)))
+    return next(spelling for spelling in spellings if spelling not in used)
+
+

@@ -20,7 +20,7 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.types import TensorType
-from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf
+from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf, leaf_names
 
 LIFTED = "clika."
 """Prefix of the constants that ``forward`` makes itself, as of everything else that is not the original's."""
@@ -150,17 +150,18 @@ class ProgramImporter:
         return self.graph.add_constant(data.detach(), f"{LIFTED}{target}")
 
     def _signature(self, leaves: list[Leaf], outputs: Any) -> Signature:
-        described = [self._output(entry) for entry in outputs]
-        _, structure = self.traced.expected[0]
+        results, structure = self.traced.expected[0]
+        names = leaf_names(structure.unflatten(results))
+        described = [self._output(entry, name) for entry, name in zip(outputs, names, strict=True)]
         return Signature(
             self.traced.parameters, self.traced.arguments, self.traced.specs, tuple(leaves), structure, tuple(described)
         )
 
-    def _output(self, entry: Any) -> OutputLeaf:
+    def _output(self, entry: Any, name: str) -> OutputLeaf:
         if isinstance(entry, Traced):
             self.graph.add_output(self.importer.value_of(entry))
-            return OutputLeaf(len(self.graph.outputs) - 1)
-        return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry)
+            return OutputLeaf(len(self.graph.outputs) - 1, name=name)
+        return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry, name)
 
     def _environment(self) -> Any:
         for node in self.program.graph.nodes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import Builder
@@ -56,17 +57,20 @@ def _rename(graph: Graph, chosen: Mapping[Value, str]) -> None:
         value.name = name
 
 
-def require_names(what: str, names: Sequence[str], defaults: Sequence[str], taken: Sequence[str] = ()) -> None:
-    """Check names that the user gave for inputs or outputs.
+def chosen_names(what: str, names: Any, defaults: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names that the user gave for inputs or outputs, or the defaults where none are given.
 
     Raises:
-        ModelError: their number is wrong, or a name occurs twice, or is taken.
+        ModelError: they are no list of names, their number is wrong, or a name occurs twice, or is taken.
     """
-    count = len(defaults)
-    if names and (len(names) != count or len(set(names)) != count):
-        msg = f"{what}={list(names)} must be {count} different names; by default they are {list(defaults)}"
+    if names is None or (isinstance(names, list | tuple) and not names):
+        return tuple(defaults)
+    fit = isinstance(names, list | tuple) and all(isinstance(n, str) and n for n in names)
+    if not fit or len(names) != len(defaults) or len(set(names)) != len(defaults):
+        msg = f"{what}={names!r} must be {len(defaults)} different names; by default they are {list(defaults)}"
         raise ModelError(msg)
     both = set(names) & set(taken)
     if both:
         msg = f"{what} {sorted(both)} are names of inputs already"
         raise ModelError(msg)
+    return tuple(names)

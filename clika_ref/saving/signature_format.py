@@ -34,7 +34,7 @@ def signature_to_json(signature: Signature) -> dict[str, Any]:
         "specs": [structure_to_json(s) for s in signature.specs],
         "leaves": [_leaf(leaf) for leaf in signature.leaves],
         "output_spec": structure_to_json(signature.output_spec) if signature.output_spec is not None else None,
-        "outputs": [[o.index, encode(o.value)] for o in signature.outputs],
+        "outputs": [[o.index, encode(o.value), o.name] for o in signature.outputs],
     }
 
 
@@ -51,7 +51,7 @@ def signature_from_json(document: Mapping[str, Any]) -> Signature:
         tuple(map(structure_from_json, document["specs"])),
         tuple(LEAVES[kind](name, *map(decode, rest)) for kind, name, *rest in document["leaves"]),
         structure_from_json(document["output_spec"]) if document["output_spec"] is not None else None,
-        tuple(OutputLeaf(index, decode(value)) for index, value in document["outputs"]),
+        tuple(OutputLeaf(index, decode(value), name) for index, value, name in document["outputs"]),
     )
 
 

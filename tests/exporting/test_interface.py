@@ -1,0 +1,98 @@
+"""The names of an artifact: the user's, wherever else they occur, and different ones where the user gives none."""
+
+import dataclasses
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.errors import ModelError
+
+
+class Rows(nn.Module):
+    """Returns how many rows each input has, on each row."""
+
+    def forward(self, a, b):
+        return a + a.shape[0], b + b.shape[0]
+
+
+def rows(**options):
+    inputs = [(torch.zeros(n, 1), torch.zeros(m, 1)) for n, m in ((2, 9), (3, 5))]
+    return clika_compile(Rows(), tracing_inputs=inputs, **options)
+
+
+def session(path):
+    return ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("compare", [True, False])
+@pytest.mark.parametrize("names", [["b", "c"], ["b", "a"], ["c", "a"]])
+def test_an_input_may_get_the_name_of_another(tmp_path, names, compare):
+    artifact = rows(compare_after_export=compare).clika_export(tmp_path / "m.onnx", input_names=names)
+    assert list(artifact.input_names) == names
+    feed = dict(zip(names, (np.zeros((2, 1), np.float32), np.zeros((9, 1), np.float32)), strict=True))
+    assert [r[0, 0] for r in session(artifact.path).run(None, feed)] == [2, 9]
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([2.0]))
+
+    def forward(self, x):
+        return (x * self.scale).exp()
+
+
+def test_what_bears_the_users_names_inside_gets_names_that_nobody_has(tmp_path):
+    module = clika_compile(Weighted(), tracing_inputs=[torch.ones(2)])
+    artifact = module.clika_export(tmp_path / "m.onnx", input_names=["scale"], output_names=["scale_1"])
+    (found,) = session(artifact.path).run(None, {"scale": np.ones(2, np.float32)})
+    np.testing.assert_allclose(found, np.exp([2.0, 2.0]), rtol=1e-6)  # 8 roundings of float32
+    assert [t.name for t in onnx.load(artifact.path).graph.initializer] == ["scale_2"]
+
+
+def test_outputs_without_names_of_the_users_never_share_one(tmp_path):
+    def model(x):
+        return {"a_b": x + 1, "a": {"b": x + 2}, "x": x + 3, 0: x + 4}
+
+    artifact = clika_compile(model, tracing_inputs=[torch.zeros(1)]).clika_export(tmp_path / "m.onnx")
+    assert artifact.output_names == ("a_b", "a_b_output", "x_output", "output_0")
+    assert [r[0] for r in session(artifact.path).run(None, {"x": np.zeros(1, np.float32)})] == [1, 2, 3, 4]
+
+
+def test_an_input_may_take_the_name_that_an_output_would_have_had(tmp_path):
+    module = clika_compile(nn.ReLU(), tracing_inputs=[torch.ones(2)])
+    artifact = module.clika_export(tmp_path / "m.onnx", input_names=["output"])
+    assert (artifact.input_names, artifact.output_names) == (("output",), ("output_output",))
+
+
+@dataclasses.dataclass
+class Checked:
+    """Takes nothing but matrices."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    def __post_init__(self):
+        assert self.a.dim() == self.b.dim() == 2
+
+
+class Checking(nn.Module):
+    def forward(self, x):
+        return Checked(x + 1, x + 2)
+
+
+def test_outputs_are_named_without_making_what_the_model_returns_of_anything_else(tmp_path):
+    module = clika_compile(Checking(), tracing_inputs=[torch.ones(2, 2)])
+    assert module.clika_export(tmp_path / "m.onnx").output_names == ("a", "b")
+
+
+@pytest.mark.parametrize("names", [[1, "b"], ["", "b"], "ab", 7, ["a"], ["a", "a"], {"a": 0, "b": 1}])
+def test_what_is_no_list_of_names_is_refused(tmp_path, names):
+    with pytest.raises(ModelError, match=r"input_names=.* must be 2 different names; by default they are \['a', 'b'\]"):
+        rows().clika_export(tmp_path / "m.onnx", input_names=names)
+    assert list(tmp_path.iterdir()) == []
