@@ -51,6 +51,7 @@ class OutputLeaf:
 
     index: int | None
     value: Any = None
+    name: str = ""
 
 
 @dataclass
@@ -61,7 +62,6 @@ class Signature:
     with the structure of its value in ``specs``; ``leaves`` the leaves of all of them in order.
     """
 
-    name: str = ""
     parameters: inspect.Signature
     arguments: tuple[str, ...]
     specs: tuple[pytree.TreeSpec, ...]
@@ -230,6 +230,16 @@ def register_dataclasses(value: Any) -> None:
             register_dataclasses(item)
 
 
+def leaf_names(value: Any) -> list[str]:
+    """Return for each leaf of a nested value the keys that lead to it, joined."""
+    return ["_".join(map(_key_text, path)) for path, _ in pytree.tree_leaves_with_path(value)]
+
+
+def _unused(name: str, used: Collection[str]) -> str:
+    spellings = itertools.chain([name, f"{name}_output"], (f"{name}_{i}" for i in itertools.count(1)))
+    return next(spelling for spelling in spellings if spelling not in used)
+
+
 def _key_text(key: Any) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
@@ -244,13 +254,3 @@ def _same(value: Any, traced: Any) -> bool:
     if isinstance(value, torch.Tensor) or isinstance(traced, torch.Tensor) or type(value) is not type(traced):
         return False
     return bool(value == traced) or (value != value and traced != traced)  # noqa: PLR0124 - NaN
-def leaf_names(value: Any) -> list[str]:
-    """Return for each leaf of a nested value the keys that lead to it, joined."""
-    return ["_".join(map(_key_text, path)) for path, _ in pytree.tree_leaves_with_path(value)]
-
-
-def _unused(name: str, used: Collection[str]) -> str:
-    spellings = itertools.chain([name, f"{name}_output"], (f"{name}_{i}" for i in itertools.count(1)))
-    return next(spelling for spelling in spellings if spelling not in used)
-
-
