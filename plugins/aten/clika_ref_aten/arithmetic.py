@@ -141,10 +141,12 @@ def _(x, other):
 
 
 def _floor_of_integers(op, x, y, divisor):
-    """Make the quotient exact before ONNX truncates it: ONNX's remainder of integers has the divisor's sign."""
+    """Lower the truncated quotient where the remainder has the other sign; ``x`` less a remainder could overflow."""
+    quotient = op.Div(x, y)
     if op.dtype(x) == torch.uint8:
-        return op.Div(x, y)
-    return op.Div(op.Sub(x, op.Mod(x, y)), y)
+        return quotient
+    rest = op.Sub(x, op.Mul(quotient, y))
+    return op.Sub(quotient, op.cast(_signs_differ(op, rest, y, divisor), op.dtype(x)))
 
 
 def _floor_of_floats(op, x, y, divisor):
@@ -205,7 +207,10 @@ def fmod(x: Tensor, y: Tensor | Number) -> Tensor:
 
 @fmod.onnx
 def _(op, x, y):
-    return op.Mod(*op.promote(x, y), fmod=1)
+    x, y = op.promote(x, y)
+    if op.result.dtype.is_floating_point:
+        return op.Mod(x, y, fmod=1)
+    return op.Sub(x, op.Mul(op.Div(x, y), y))  # ONNX Runtime computes the fmod of integers in float64
 
 
 @fmod.samples

@@ -52,13 +52,41 @@ def _(*tensors, equation):
     for term, tensor in zip(left.split(","), tensors, strict=True):
         for letter, side in zip(term, tensor.shape, strict=True):
             sides[letter] = side if sides.get(letter, 1) == 1 else sides[letter]
-    return TensorType(tensors[0].dtype, tuple(sides[letter] for letter in right))
+    dtype = tensors[0].dtype
+    alone = _alone(whole, [t.shape for t in tensors])
+    if not dtype.is_floating_point and (alone if len(tensors) == 1 else any(side != 1 for side in alone.values())):
+        dtype = torch.int64  # as torch.sum has it, which eager calls for these sides
+    return TensorType(dtype, tuple(sides[letter] for letter in right))
+
+
+def _alone(equation, shapes):
+    """Return the letters, with their sides, that one operand alone sums over."""
+    left, _, right = equation.partition("->")
+    terms = left.split(",")
+    sides = {c: side for term, shape in zip(terms, shapes, strict=True) for c, side in zip(term, shape, strict=True)}
+    return {c: side for c, side in sides.items() if c not in right and sum(c in term for term in terms) == 1}
 
 
 @einsum.onnx
 def _(op, *tensors, equation):
     equation = _explicit(equation, [op.rank(t) for t in tensors])
+    if not op.result.dtype.is_floating_point:
+        equation, tensors = _summed_by_products(op, equation, tensors)
+        tensors = op.promote(*tensors)
     return in_int32(op, lambda *ts: op.Einsum(*ts, equation=equation), *tensors)
+
+
+def _summed_by_products(op, equation, tensors):
+    """Add a factor of ones along the sides that one integer operand alone sums over.
+
+    ONNX Runtime sums those in float64, which holds no integer beyond 2 ** 53, but products of integers in integers.
+    """
+    alone = _alone(equation, [op.shape(t) for t in tensors])
+    if not alone:
+        return equation, tensors
+    left, _, right = equation.partition("->")
+    ones = op.Expand(op.like(tensors[0], 1), op.ints(list(alone.values())))
+    return f"{left},{''.join(alone)}->{right}", (*tensors, ones)
 
 
 EQUATIONS = (
@@ -128,6 +156,9 @@ def _(x):
 @trace.onnx
 def _(op, x):
     x = op.cast(x, op.result.dtype)
+    if not op.result.dtype.is_floating_point:  # ONNX Runtime sums integers in float64, but multiplies them exactly
+        row, column = op.Reshape(x, op.ints([1, -1])), op.Reshape(op.EyeLike(x), op.ints([-1, 1]))
+        return op.Reshape(op.MatMul(row, column), op.ints([]))
     diagonal = op.cast(op.EyeLike(x), torch.bool)
     return op.ReduceSum(op.Where(diagonal, x, op.like(x, 0)), None, keepdims=0)
 

@@ -1,0 +1,58 @@
+"""Integers beyond 2 ** 53, which a runtime that computes them in float64 loses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clika_ref_aten import arithmetic, contraction
+from one_operator import Case, graph_of, mismatch, run_onnx
+
+LEAST, GREATEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+
+
+def assert_agrees(op, *operands, **attrs):
+    call = op.call(*operands, **attrs)
+    case = Case(op, list(call.operands), call.attrs)
+    difference = mismatch(case, case.eager(), run_onnx(graph_of(case), case.tensors))
+    assert difference is None, f"{case}: {difference}"
+
+
+@pytest.mark.parametrize("divisor", [-7, -2, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8])
+def test_quotients_rounded_down_do_not_overflow_on_the_way(dtype, divisor):
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.min, limits.max, -5, 5, 0, 6, -6], dtype=dtype)
+    assert_agrees(arithmetic.div, x, divisor, rounding_mode="floor")
+    assert_agrees(arithmetic.div, x, torch.full((), divisor, dtype=dtype), rounding_mode="floor")
+
+
+@pytest.mark.parametrize("divisor", [-7, -2, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8])
+def test_remainders_with_the_sign_of_the_dividend_are_exact(dtype, divisor):
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.min, limits.max, -5, 5, 0], dtype=dtype)
+    assert_agrees(arithmetic.fmod, x, divisor)
+    assert_agrees(arithmetic.fmod, x, torch.full((), divisor, dtype=dtype))
+
+
+@pytest.mark.parametrize("equation", ["ii", "ij->", "ii->i", "ij->j", "ij,k->k"])
+def test_sums_of_one_operand_of_einsum_are_exact(equation):
+    x = torch.tensor([[LEAST, 3, 1], [5, 2, 7], [2, 1, GREATEST]])
+    others = [torch.tensor([2, 3])] if "," in equation else []
+    assert_agrees(contraction.einsum, x, *others, equation=equation)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [("ii", [(2, 2)]), ("ij->j", [(1, 3)]), ("ij,k->k", [(2, 3), (2,)]), ("ij,j->j", [(1, 3), (3,)]), ("i,i", [2, 2])],
+)
+def test_narrow_integers_of_einsum_become_int64_where_eager_calls_sum(dtype, equation, shapes):
+    tensors = [torch.full(torch.Size([s] if isinstance(s, int) else s), 120, dtype=dtype) for s in shapes]
+    assert_agrees(contraction.einsum, *tensors, equation=equation)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (3, 4), (4, 2), (0, 3)])
+def test_traces_of_integers_are_exact(shape):
+    x = torch.arange(shape[0] * shape[1]).reshape(shape) + 2**60 + 1
+    assert_agrees(contraction.trace, x)
