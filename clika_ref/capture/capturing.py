@@ -70,8 +70,7 @@ def capture(
         ModelError: no tracer served all calls; the message carries every tracer's own reason.
 
     """
-    with custom_gradients() as lost, strangers(callee.module, callee.name) as strange:
-        traced = take_apart(callee, calls, dynamic=dynamic)
+    traced, warnings = _run_eager(callee, calls, dynamic=dynamic)
     failures: list[tuple[str, Exception]] = []
     for leaves in tracing_choices(traced.comparison):
         for tracer in applicable(bool(traced.comparison.lengths)):
@@ -97,10 +96,16 @@ def capture(
             drop_derived(result.graph)
             slow = costly_line(lines)
             notes += [f"Tracing took long, most of it at {slow}"] if slow else []
-            warnings = [*callee.warnings, *strange, *lost]
             calls_made = traced.comparison.calls
             return Captured(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow)
     raise explain_failures(callee, traced.comparison, failures)
+
+
+def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> tuple[TracedCalls, list[str]]:
+    """Take the calls apart, and watch the model compute them for what no graph keeps."""
+    with custom_gradients() as lost, strangers(callee.module, callee.name) as strange:
+        traced = take_apart(callee, calls, dynamic=dynamic)
+    return traced, [*callee.warnings, *strange, *lost]
 
 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:
