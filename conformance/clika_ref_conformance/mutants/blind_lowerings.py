@@ -1,0 +1,393 @@
+"""Faulty lowerings, written without knowledge of the samples and tests that are to find them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("blind-lowerings", blind=True)
+
+MEAN, SUM = 1, 2
+"""How PyTorch's losses number their reductions."""
+
+
+# Activations
+
+
+@FAULTS.lowering("hardsigmoid", "the slope is ONNX's default, 0.2, instead of 1/6")
+def _(original, op, x):
+    return op.HardSigmoid(x)
+
+
+@FAULTS.lowering("celu", "alpha scales the exponential, but does not divide its exponent, as if it were elu's")
+def _(original, op, x, *, alpha):
+    return op.Elu(x, alpha=float(alpha))
+
+
+@FAULTS.lowering("softshrink", "NaN becomes 0, since it compares as not beyond the bound")
+def _(original, op, x, *, lambd):
+    beyond = op.Greater(op.Abs(x), op.like(x, lambd))
+    return op.Where(beyond, original(op, x, lambd=lambd), op.like(x, 0))
+
+
+@FAULTS.lowering("hardshrink", "elements exactly at the bound are kept")
+def _(original, op, x, *, lambd):
+    return original(Altered(op, LessOrEqual=lambda op, *operands: op.Less(*operands)), x, lambd=lambd)
+
+
+@FAULTS.lowering("softplus", "the threshold is compared with x instead of beta * x")
+def _(original, op, x, *, beta, threshold):
+    return original(
+        Altered(op, Greater=lambda op, scaled, bound: op.Greater(x, bound)), x, beta=beta, threshold=threshold
+    )
+
+
+@FAULTS.lowering("softmax", "normalizes over all sides from dim on, as ONNX did before opset 13")
+def _(original, op, x, *, dim, dtype):
+    rank = op.rank(x)
+    if rank < 2 or dim % rank == rank - 1:
+        return original(op, x, dim=dim, dtype=dtype)
+    (x,) = op.promote(x)
+    powers = op.Exp(op.Sub(x, op.ReduceMax(x, op.ints(range(dim % rank, rank)), keepdims=1)))
+    return op.Div(powers, op.ReduceSum(powers, op.ints(range(dim % rank, rank)), keepdims=1))
+
+
+# Arithmetic
+
+
+@FAULTS.lowering(
+    "div", "floor division of floats rounds the quotient down, which may have been rounded up to an integer"
+)
+def _(original, op, x, y, *, rounding_mode):
+    if rounding_mode == "floor" and op.result.dtype.is_floating_point:
+        return op.Floor(op.Div(*op.promote(x, y)))
+    return original(op, x, y, rounding_mode=rounding_mode)
+
+
+@FAULTS.lowering("frac", "subtracts the floor, so negative elements give what is missing to 1")
+def _(original, op, x):
+    return op.Sub(x, op.Floor(x))
+
+
+@FAULTS.lowering("fmax", "NaN wins over numbers")
+def _(original, op, x, y):
+    return op.Max(*op.promote(x, y)) if op.result.dtype.is_floating_point else original(op, x, y)
+
+
+@FAULTS.lowering("hypot", "squares without scaling, so large elements overflow and small ones vanish")
+def _(original, op, x, y):
+    x, y = op.promote(x, y)
+    return op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y)))
+
+
+@FAULTS.lowering("log1p", "adds 1 before the logarithm, which loses small elements")
+def _(original, op, x):
+    (x,) = op.promote(x)
+    return op.Log(op.Add(x, op.like(x, 1)))
+
+
+@FAULTS.lowering("xlogy", "is 0 wherever x is 0, also where y is NaN")
+def _(original, op, x, y):
+    return original(Altered(op, And=lambda op, zero, known: zero), x, y)
+
+
+@FAULTS.lowering("logaddexp", "subtracts equal infinities, which makes NaN of them")
+def _(original, op, x, y):
+    return original(Altered(op, Where=lambda op, equal, zero, distance: distance), x, y)
+
+
+@FAULTS.lowering("atan2", "takes -0.0 for positive")
+def _(original, op, y, x):
+    return original(Altered(op, Reciprocal=lambda op, operand: operand), y, x)
+
+
+@FAULTS.lowering("float_power", "computes in float32 and converts the result to float64")
+def _(original, op, x, y):
+    x, y = op.promote(x, y, to=torch.float32)
+    return op.cast(op.Pow(x, y), op.result.dtype)
+
+
+@FAULTS.lowering("bitwise_right_shift", "shifts zeros into negative elements")
+def _(original, op, x, y):
+    return original(Altered(op, BitwiseXor=lambda op, operand, sign: operand), x, y)
+
+
+@FAULTS.lowering("isinf", "negative infinity is overlooked")
+def _(original, op, x):
+    return op.Equal(x, op.like(x, math.inf)) if op.dtype(x).is_floating_point else original(op, x)
+
+
+@FAULTS.lowering("isclose", "rtol is relative to the first operand instead of the second")
+def _(original, op, x, y, **attrs):
+    return original(op, y, x, **attrs)
+
+
+@FAULTS.lowering("nan_to_num", "replaces infinities by the limits of float32 whatever the dtype")
+def _(original, op, x, *, nan, posinf, neginf):
+    limits = torch.finfo(torch.float32)
+    posinf = limits.max if posinf is None else posinf
+    return original(op, x, nan=nan, posinf=posinf, neginf=limits.min if neginf is None else neginf)
+
+
+# Reductions, running results and orders
+
+
+@FAULTS.lowering("var", "divides by 1 where the correction leaves no degree of freedom")
+def _(original, op, x, *, dim, correction, keepdim):
+    whole = original(op, x, dim=dim, correction=0, keepdim=keepdim)
+    sides = [op.shape(x)[d] for d in (range(op.rank(x)) if not dim or not op.rank(x) else dim)]
+    if correction == 0 or is_symbolic(tuple(sides)):
+        return original(op, x, dim=dim, correction=correction, keepdim=keepdim)
+    return op.Mul(whole, op.like(x, math.prod(sides) / max(math.prod(sides) - correction, 1)))
+
+
+@FAULTS.lowering("std", "the correction is cut to an integer")
+def _(original, op, x, *, correction, **attrs):
+    return original(op, x, correction=int(correction), **attrs)
+
+
+@FAULTS.lowering("linalg_vector_norm", "the order -inf is taken for inf")
+def _(original, op, x, *, ord, **attrs):
+    return original(op, x, ord=abs(ord) if math.isinf(ord) else ord, **attrs)
+
+
+@FAULTS.lowering("count_nonzero", "cuts fractions off before it compares with 0")
+def _(original, op, x, *, dim):
+    whole = op.declare(op.cast(x, torch.int64), TensorType(torch.int64, op.shape(x)))
+    return original(op, whole, dim=dim)
+
+
+@FAULTS.lowering("prod", "multiplies integers in int32")
+def _(original, op, x, **attrs):
+    def narrow(op, factors, *axes, **how):
+        dtype = op.dtype(factors)
+        kernel = dtype if dtype.is_floating_point else torch.int32
+        return op.cast(op.ReduceProd(op.cast(factors, kernel), *axes, **how), dtype)
+
+    return original(Altered(op, ReduceProd=narrow), x, **attrs)
+
+
+@FAULTS.lowering("diff", "takes n for the distance of the elements that are subtracted")
+def _(original, op, x, prepend, append, *, n, dim):
+    if n < 2 or op.result.dtype == torch.bool:
+        return original(op, x, prepend, append, n=n, dim=dim)
+    parts = op.promote(*(part for part in (prepend, x, append) if part is not None))
+    whole, axis = op.Concat(*parts, axis=dim), op.ints([dim])
+    later = op.Slice(whole, op.ints([n]), op.ints([torch.iinfo(torch.int64).max]), axis)
+    return op.Sub(later, op.Slice(whole, op.ints([0]), op.ints([-n]), axis))
+
+
+@FAULTS.lowering("cummax", "of equal elements the position of the first is kept instead of the last")
+def _(original, op, x, *, dim):
+    return original(Altered(op, GreaterOrEqual=lambda op, *operands: op.Greater(*operands)), x, dim=dim)
+
+
+@FAULTS.lowering("sort", "sorts upwards and reverses, which reverses the order of equal elements too")
+def _(original, op, x, *, dim, descending, stable):
+    if not descending or op.rank(x) == 0:
+        return original(op, x, dim=dim, descending=descending, stable=stable)
+    back = [op.ints([n]) for n in (-1, torch.iinfo(torch.int64).min, dim, -1)]
+    return tuple(op.Slice(part, *back) for part in original(op, x, dim=dim, descending=False, stable=stable))
+
+
+@FAULTS.lowering("argmax", "returns the position of the last of equal elements")
+def _(original, op, x, **attrs):
+    return original(forced(op, "ArgMax", select_last_index=1), x, **attrs)
+
+
+@FAULTS.lowering("searchsorted", "NaN goes before all elements instead of behind them")
+def _(original, op, sorted_sequence, x, sorter, **attrs):
+    nodes = {
+        "Greater": lambda op, a, b: op.LessOrEqual(a, b),
+        "GreaterOrEqual": lambda op, a, b: op.Less(a, b),
+        "Not": lambda op, before: before,
+    }
+    return original(Altered(op, **nodes), sorted_sequence, x, sorter, **attrs)
+
+
+@FAULTS.lowering("histc", "elements equal to the upper end of the range are not counted")
+def _(original, op, x, **attrs):
+    return original(Altered(op, LessOrEqual=lambda op, *operands: op.Less(*operands)), x, **attrs)
+
+
+# Normalization and losses
+
+
+@FAULTS.lowering("rms_norm", "eps is 1e-5 where it is not given, instead of the dtype's own")
+def _(original, op, x, weight, *, normalized_shape, eps):
+    return original(op, x, weight, normalized_shape=normalized_shape, eps=1e-5 if eps is None else eps)
+
+
+@FAULTS.lowering("group_norm", "weight and bias are dropped where there is one group")
+def _(original, op, x, weight, bias, *, num_groups, eps):
+    weight, bias = (None, None) if num_groups == 1 else (weight, bias)
+    return original(op, x, weight, bias, num_groups=num_groups, eps=eps)
+
+
+@FAULTS.lowering("running_var_update", "the running variance takes up the biased variance of the batch")
+def _(original, op, x, running_var, **attrs):
+    def biased(op, total, freedom):
+        return op.Div(total, op.Add(freedom, op.like(freedom, 1)))
+
+    return original(Altered(op, Div=biased), x, running_var, **attrs)
+
+
+@FAULTS.lowering("cosine_similarity", "eps bounds the product of the lengths instead of each length")
+def _(original, op, x1, x2, *, dim, eps):
+    operands, over = op.promote(x1, x2), op.ints([dim])
+    lengths = op.Mul(*(op.ReduceL2(x, over, keepdims=1) for x in operands))
+    cosine = op.Div(op.Mul(*operands), op.Max(lengths, op.like(lengths, eps)))
+    return op.ReduceSum(cosine, over, keepdims=0)
+
+
+@FAULTS.lowering("huber_loss", "the line beyond delta is not multiplied by delta, as if it were smooth_l1's")
+def _(original, op, x, target, *, reduction, delta):
+    def bent(op, near, square, line):
+        return op.Where(near, square, op.Div(line, op.like(line, delta)))
+
+    return original(Altered(op, Where=bent), x, target, reduction=reduction, delta=delta)
+
+
+@FAULTS.lowering("kl_div", "a probability of 0 gives NaN, the product of 0 and an infinite logarithm")
+def _(original, op, x, target, **attrs):
+    return original(Altered(op, Where=lambda op, condition, zero, product: product), x, target, **attrs)
+
+
+@FAULTS.lowering("nll_loss", "the mean without weights counts ignored targets")
+def _(original, op, x, target, weight, *, reduction, ignore_index):
+    total = original(
+        op, x, target, weight, reduction=SUM if reduction == MEAN else reduction, ignore_index=ignore_index
+    )
+    if reduction != MEAN:
+        return total
+    if weight is not None:
+        return original(op, x, target, weight, reduction=MEAN, ignore_index=ignore_index)
+    return op.Div(total, op.cast(op.declare(op.Size(target), torch.int64), op.dtype(x)))
+
+
+# Pooling, convolution, resampling
+
+
+@FAULTS.lowering("avg_pool1d", "count_include_pad is ignored with ceil_mode")
+def _(original, op, x, *, ceil_mode, count_include_pad, **attrs):
+    return original(op, x, ceil_mode=ceil_mode, count_include_pad=count_include_pad and not ceil_mode, **attrs)
+
+
+@FAULTS.lowering("max_pool2d_with_indices", "positions count from the first plane of the batch")
+def _(original, op, x, **attrs):
+    return original(Altered(op, Mod=lambda op, positions, plane: positions), x, **attrs)
+
+
+@FAULTS.lowering("adaptive_avg_pool1d", "windows end where the next begins, also where the sizes do not divide")
+def _(original, op, x, *, output_size):
+    n, m = op.shape(x)[-1], output_size[0]
+    if is_symbolic((n, m)) or m > n or m == 0:
+        return original(op, x, output_size=output_size)
+    parts = op.Split(x, op.ints([(i + 1) * n // m - i * n // m for i in range(m)]), axis=-1, outputs=m)
+    means = [op.ReduceMean(part, op.ints([-1]), keepdims=1) for part in (parts if m > 1 else [parts])]
+    return op.Concat(*means, axis=-1)
+
+
+@FAULTS.lowering("conv1d", "the bias is dropped where there are groups")
+def _(original, op, x, weight, bias=None, *, groups, **attrs):
+    return original(op, x, weight, None if groups > 1 else bias, groups=groups, **attrs)
+
+
+@FAULTS.lowering("conv_transpose2d", "output_padding is given in the order width, height")
+def _(original, op, x, weight, bias=None, *, output_padding, **attrs):
+    return original(op, x, weight, bias, output_padding=tuple(output_padding)[::-1], **attrs)
+
+
+@FAULTS.lowering("upsample_bilinear2d", "a given scale is lost: positions follow from the two sizes")
+def _(original, op, x, *, scales, **attrs):
+    return original(op, x, scales=(None, None), **attrs)
+
+
+@FAULTS.lowering("upsample_nearest_exact1d", "reads from the corner of an element instead of its centre")
+def _(original, op, x, *, output_size, scales):
+    n, m = op.shape(x)[2], output_size[0]
+    if is_symbolic((n, m)):
+        return original(op, x, output_size=output_size, scales=scales)
+    places = [min(int(i / (scales[0] or m / n)), n - 1) for i in range(m)]
+    return op.Gather(x, op.ints(places), axis=2)
+
+
+@FAULTS.lowering("grid_sampler", "the paddings 'border' and 'reflection' are confused")
+def _(original, op, x, grid, *, padding_mode, **attrs):
+    return original(op, x, grid, padding_mode=(0, 2, 1)[padding_mode], **attrs)
+
+
+# Moving and choosing elements
+
+
+@FAULTS.lowering("pixel_unshuffle", "the places within a block come before the channels, as in ONNX's SpaceToDepth")
+def _(original, op, x, *, downscale_factor):
+    if op.rank(x) != 4 or not op.dtype(x).is_floating_point:
+        return original(op, x, downscale_factor=downscale_factor)
+    return op.SpaceToDepth(x, blocksize=downscale_factor)
+
+
+@FAULTS.lowering("channel_shuffle", "the groups are taken for the channels of each group")
+def _(original, op, x, *, groups):
+    return original(op, x, groups=op.shape(x)[1] // groups)
+
+
+@FAULTS.lowering("pad", "the two ends of each side are exchanged")
+def _(original, op, x, *, pad, mode, value):
+    exchanged = tuple(n for pair in zip(pad[1::2], pad[::2], strict=True) for n in pair)
+    return original(op, x, pad=exchanged, mode=mode, value=value)
+
+
+@FAULTS.lowering("roll", "without dims only the last side is rolled")
+def _(original, op, x, *, shifts, dims):
+    return original(op, x, shifts=shifts, dims=dims or (op.rank(x) - 1,) * bool(op.rank(x)))
+
+
+@FAULTS.lowering("rot90", "turns by a negative number in the positive direction")
+def _(original, op, x, *, k, dims):
+    return original(op, x, k=abs(k), dims=dims)
+
+
+@FAULTS.lowering("diag_embed", "dim1 and dim2 are exchanged")
+def _(original, op, x, *, offset, dim1, dim2):
+    return original(op, x, offset=offset, dim1=dim2, dim2=dim1)
+
+
+@FAULTS.lowering("split_with_sizes", "the sizes are ignored: all pieces but the last have one length")
+def _(original, op, x, *, split_sizes, dim):
+    def even(op, operand, sizes, **attrs):
+        return op.Split(operand, num_outputs=len(split_sizes), **attrs)
+
+    return original(Altered(op, Split=even), x, split_sizes=split_sizes, dim=dim)
+
+
+@FAULTS.lowering("reshape", "a side of length 0 copies the side of the operand at its place")
+def _(original, op, x, *, shape):
+    return op.Reshape(x, op.ints(shape))
+
+
+@FAULTS.lowering("scatter_reduce", "include_self=False is ignored where the largest or smallest is taken")
+def _(original, op, x, index, src, *, dim, reduce, include_self):
+    return original(op, x, index, src, dim=dim, reduce=reduce, include_self=include_self or reduce in ("amax", "amin"))
+
+
+@FAULTS.lowering("index_put", "elements written at one place twice are not accumulated")
+def _(original, op, x, values, *indices, accumulate):
+    def last(op, operand, index, updates, *, reduction=None, **attrs):
+        if reduction is None:
+            return op.ScatterElements(operand, index, updates, **attrs)
+        read = op.GatherElements(operand, index, axis=attrs["axis"])
+        return op.ScatterElements(operand, index, op.Add(read, updates), **attrs)
+
+    return original(Altered(op, ScatterElements=last), x, values, *indices, accumulate=accumulate)
+
+
+@FAULTS.lowering("embedding_bag", "a padding_idx counted from the end is ignored")
+def _(original, op, *operands, padding_idx, **attrs):
+    return original(op, *operands, padding_idx=None if (padding_idx or 0) < 0 else padding_idx, **attrs)
