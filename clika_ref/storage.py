@@ -15,10 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ClikaError, ModelError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """What the system says when no more bytes fit: disk full, quota used up, file too large for the file system."""
+
+
+def behind_links(path: Path | str) -> Path:
+    """Return where a file really lies: behind a symbolic link, the file that it points to is replaced, not the link."""
+    return Path(os.path.realpath(path))
 
 
 @contextlib.contextmanager
@@ -57,7 +62,7 @@ class AtomicFiles:
     """
 
     def __init__(self, main: Path | str) -> None:
-        self.main = _real(main)
+        self.main = behind_links(main)
         self._pending: list[_Pending] = []
 
     def open(self, path: Path | str) -> BinaryIO:
@@ -66,15 +71,13 @@ class AtomicFiles:
         Raises:
             ModelError: no file can be written there.
         """
-        place = _real(path)
+        place = behind_links(path)
         # A short name of its own: the place's name with a suffix could exceed the 255 bytes of a file name. Opened
         # with the default mode, unlike tempfile's, so that the umask decides who may read the result.
         temporary = place.with_name(f".clika-{secrets.token_hex(8)}.tmp")
-        try:
+        with _explaining(place):
             _refuse_place(place)
             handle = temporary.open("xb")
-        except OSError as error:
-            raise _explained(error, place) from error
         self._pending.append(_Pending(place, temporary, handle))
         return handle
 
@@ -86,9 +89,8 @@ class AtomicFiles:
     ) -> None:
         try:
             if error is None:
-                self._commit()
-        except OSError as failure:
-            raise _explained(failure, self.main) from failure
+                with _explaining(self.main):
+                    self._commit()
         finally:
             self._clear()
         if isinstance(error, OSError) and error.errno in FULL:
@@ -113,25 +115,37 @@ class AtomicFiles:
 def staged(path: Path | str) -> Iterator[Path]:
     """Yield a path of the same name in a folder of its own; when the block ends, its files move to ``path``'s folder.
 
-    So a file can be looked at, and refused, before it takes the place of an old one.
+    So a file can be looked at, and refused, before it takes the place of an old one. Errors name the place, not the
+    folder, which is gone when anybody reads them.
 
     Raises:
         ModelError: no file can be written there.
     """
-    main = _real(path)
-    try:
+    main = behind_links(path)
+    with _explaining(main):
         _refuse_place(main)
         folder = Path(tempfile.mkdtemp(prefix=".clika-", dir=main.parent))
-    except OSError as error:
-        raise _explained(error, main) from error
     try:
         yield folder / main.name
-        _put_in_place([(file, main.parent / file.name) for file in sorted(folder.iterdir())], main)
-    except ModelError as error:
-        error.add_note(f"on the way to {main}")
+        with _explaining(main):
+            _put_in_place([(file, main.parent / file.name) for file in sorted(folder.iterdir())], main)
+    except ClikaError as error:
+        error.args = tuple(str(text).replace(str(folder), str(main.parent)) for text in error.args)
+        raise
+    except OSError as error:
+        if error.errno in FULL:
+            raise _explained(error, main) from error
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _explaining(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _explained(error, place) from error
 
 
 def _put_in_place(moves: list[tuple[Path, Path]], main: Path) -> None:
@@ -159,11 +173,6 @@ def _put_in_place(moves: list[tuple[Path, Path]], main: Path) -> None:
                 backup.unlink(missing_ok=True)
     for folder in {place.parent for _, place in order}:
         _sync_folder(folder)
-
-
-def _real(path: Path | str) -> Path:
-    # Behind a symbolic link, the file that it points to is replaced, not the link.
-    return Path(os.path.realpath(path))
 
 
 def _refuse_place(place: Path) -> None:

@@ -18,6 +18,7 @@ from clika_ref import clika_compile
 from clika_ref.core.errors import ModelError, PassError, TargetError
 from clika_ref.core.operators import Operator
 from clika_ref.generic import find_operator, torchlib_operator
+from clika_ref.onnx_emission import writing
 
 
 class Net(nn.Module):
@@ -148,6 +149,26 @@ def test_weights_go_beside_the_file_on_request(tmp_path):
     locations = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
     assert locations == {"model.onnx.data"}, "a relative place, so that both can be moved together"
     session(path)
+
+
+def test_behind_a_link_the_artifact_tells_where_it_and_its_weights_really_are(tmp_path):
+    real, link = tmp_path / "real" / "m.onnx", tmp_path / "link.onnx"
+    real.parent.mkdir()
+    link.symlink_to(real)
+    module = clika_compile(nn.Linear(64, 64), tracing_inputs=[torch.rand(2, 64)], external_data=True)
+    artifact = module.clika_export(link)
+    assert artifact.path == real
+    assert link.is_symlink()
+    assert sorted(p.name for p in real.parent.iterdir()) == ["m.onnx", "m.onnx.data"]
+    session(artifact.path)
+
+
+def test_what_a_runtime_says_of_the_artifact_names_its_place(module, target, monkeypatch):
+    monkeypatch.setattr(writing, "MODEL_GRAPH", 9)  # a field that the format does not have
+    with pytest.raises(TargetError, match=rf"ONNX Runtime .* cannot load {target}: ") as caught:
+        module.clika_export(target)
+    assert ".clika-" not in str(caught.value)
+    assert_old_file_alone(target)
 
 
 def test_the_module_tree_is_kept_in_the_metadata_of_nodes(module, tmp_path):

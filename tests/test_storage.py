@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clika_ref.core.errors import ModelError
-from clika_ref.storage import AtomicFiles, write_atomically
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.storage import AtomicFiles, staged, write_atomically
 
 OLD, NEW = b"old", b"new content"
 
@@ -287,3 +287,46 @@ def test_a_second_place_that_is_refused_takes_back_the_first(old):
         write_both(old, old.parent / "absent" / "model.onnx.data")
     assert names(old.parent) == ["model.onnx"]
     assert old.read_bytes() == OLD
+
+
+@pytest.mark.parametrize("kind", [ModelError, TargetError])
+def test_what_is_said_of_a_staged_file_names_its_place(old, kind):
+    with pytest.raises(kind) as caught, staged(old) as place:
+        raise kind(f"{place} is no model, nor is {str(place)!r}")
+    assert str(caught.value) == f"{old} is no model, nor is {str(old)!r}"
+    assert names(old.parent) == ["model.onnx"]
+    assert old.read_bytes() == OLD
+
+
+def test_a_full_disk_is_named_with_the_place_of_a_staged_file(old, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ModelError, match=rf"cannot write '{old}': no more bytes fit there"), staged(old) as place:
+        write(place, NEW)
+    assert names(old.parent) == ["model.onnx"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_while_a_file_is_staged_by_others_is_a_full_disk_too(old, code):
+    with pytest.raises(ModelError, match=rf"cannot write '{old}': no more bytes fit there"), staged(old):
+        raise OSError(code, os.strerror(code))
+
+
+def test_other_failures_around_a_staged_file_pass_on(old):
+    with pytest.raises(ConnectionError), staged(old):
+        raise ConnectionError
+    assert names(old.parent) == ["model.onnx"]
+
+
+def test_a_staged_file_that_cannot_take_its_place_is_explained(old, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    message = rf"cannot write '{old}': Permission denied; choose a path that you may write to"
+    with pytest.raises(ModelError, match=message), staged(old) as place:
+        place.write_bytes(NEW)
+    assert old.read_bytes() == OLD
+    assert names(old.parent) == ["model.onnx"]

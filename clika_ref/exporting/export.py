@@ -20,7 +20,7 @@ from clika_ref.exporting.dynamic_axes import fitting, restrict_dynamic_sides
 from clika_ref.exporting.interface import name_interface
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
-from clika_ref.storage import staged
+from clika_ref.storage import behind_links, staged
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ def export(
 ) -> Artifact:
     """Write the artifact and compare it with the module; only then does it take its place.
 
+    Where ``file`` is a symbolic link, the artifact takes the place of what it points to, and that path is returned.
+
     Raises:
         ModelError: a name or an axis does not fit, or the file cannot be written.
         TargetError: the target is unknown, refuses nodes, or computes something else.
@@ -68,8 +70,10 @@ def export(
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
                 stage.done(compare_artifact(artifact, target, graph, examples, request.expected))
-    log.detail(f"Saved final model: {path}")
-    return replace(artifact, path=path)
+    # Runtimes look for external data beside the path that they are given; beside a link there is none.
+    place = behind_links(path) if path.is_symlink() else path
+    log.detail(f"Saved final model: {place}")
+    return replace(artifact, path=place)
 
 
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
