@@ -344,3 +344,10 @@ def test_a_missing_nan_is_blamed_and_not_an_element_that_is_right():
     found = single("adaptive_avg_pool1d", x, output_size=(2,)).judge([torch.tensor([[[1.5, 3.0]]])])
     assert found.verdict is Verdict.SPECIAL
     assert "output 0[0, 0, 1] is 3.0 instead of nan" in found.message
+
+
+def test_integers_that_are_summed_to_floats_weigh_as_floats() -> None:
+    x = torch.tensor([-(2**53), 3, 2**53 - 1])
+    reference = single("sum", x, dim=None, keepdim=False, dtype=torch.float32)
+    assert reference.judge([torch.tensor(3.0)]).verdict is Verdict.PASS  # 2^53 - 1 is 2^53 in float32
+    assert reference.judge([torch.tensor(2.0**33)]).verdict is Verdict.VALUE

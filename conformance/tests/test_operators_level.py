@@ -10,6 +10,7 @@ from sampled_operators import named, shift, suite_of
 from torch import Tensor
 
 from clika_ref.core.operators import operator
+from clika_ref.core.registry import load_registry
 
 
 def checks(op, folder, dtype="float32", **changes):
@@ -184,3 +185,9 @@ def test_a_layout_that_eager_refuses_is_dropped(tmp_path, monkeypatch):
     outcome = named(checks(picky, tmp_path), "layouts").run()
     assert outcome.verdict is Verdict.PASS
     assert [run.name for run in outcome.case.runs] == ["typical", "offset"]
+
+
+def test_a_call_that_returns_no_tensor_is_no_call_of_the_plan(tmp_path):
+    unbind = load_registry().operators["unbind"]
+    found = [check.run() for check in checks(unbind, tmp_path) if check.name.startswith("empty")]
+    assert all(o.verdict is Verdict.PASS for o in found), found

@@ -49,8 +49,12 @@ def _companion(call: Call, result: torch.Tensor) -> torch.Tensor:
 def products(call: Call, results: list[torch.Tensor]) -> list[Products]:
     """Run the call on absolute values, for ``sum |x| |w|``, and on ones, for the number of terms.
 
-    An average of ones is one, however many there are: it has as many terms as elements fall on one result.
+    An average of ones is one, however many there are: it has as many terms as elements fall on one result. Integers
+    that are summed to floats weigh as the floats that they become.
     """
+    if not call.floats:
+        operands = tuple(o.double() if isinstance(o, torch.Tensor) else o for o in call.operands)
+        call = Call(call.name, call.function, operands, call.attrs)
     weights = _scaled(call, abs, torch.abs).run()
     ones = _scaled(call, lambda _: 1, torch.ones_like).run()
     found: list[Products] = []

@@ -129,10 +129,10 @@ class Column:
         """Return what eager says against a call on these very tensors, whose layout may matter, or None."""
         try:
             with torch.no_grad():
-                self.op(*filled(call, run.inputs), **call.attrs)
+                results = self.op(*filled(call, run.inputs), **call.attrs)
         except Exception as error:  # noqa: BLE001 - any refusal will do
             return f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
-        return None
+        return None if isinstance(results, torch.Tensor) or results else "it returns no tensor at all"
 
     def _judged(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
         """Run a call, and make it small where it is the first that fails."""
