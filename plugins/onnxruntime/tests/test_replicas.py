@@ -1,0 +1,79 @@
+"""The formulas by which the target says what it computes: ONNX Runtime computes that, and eager does not."""
+
+import math
+
+import pytest
+import torch
+from clika_ref_onnxruntime import replicas
+from clika_ref_onnxruntime.target import OnnxRuntime
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
+
+OPERATORS = load_registry().operators
+LEAST, GREATEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+
+
+def run(folder, call):
+    """Compile one call and run it in ONNX Runtime."""
+    graph = Graph("one")
+    tensors = [o for o in call.operands if isinstance(o, torch.Tensor)]
+    values = iter([graph.add_input(TensorType(t.dtype, tuple(t.shape)), f"x{i}") for i, t in enumerate(tensors)])
+    operands = [next(values) if isinstance(o, torch.Tensor) else o for o in call.operands]
+    found = Builder(graph, OPERATORS)(call.name, *operands, **call.attrs)
+    for value in found if isinstance(found, tuple) else (found,):
+        graph.add_output(value)
+    return OnnxRuntime().load(OnnxRuntime().compile(graph, folder / "one.onnx"))(tensors)
+
+
+class Call:
+    def __init__(self, name, *operands, **attrs):
+        full = OPERATORS[name].call(*operands, **attrs)
+        self.name, self.operands, self.attrs = name, full.operands, full.attrs
+
+
+ENDS = torch.tensor([[LEAST, 3, GREATEST], [1, 2, 4], [2**40, 2**40, 2**40 + 1]])
+LARGE = torch.tensor([2**53 + 1, 5, LEAST, 2, 7]).expand(1, 5, 5)
+CASES = [
+    ("sum", "sum_of_integers", Call("sum", ENDS, dim=(1,))),
+    ("sum of all", "sum_of_integers", Call("sum", ENDS, keepdim=True)),
+    ("sum in int32", "sum_of_integers", Call("sum", torch.tensor([2**30] * 3), dtype=torch.int32)),
+    ("nansum", "sum_of_integers", Call("nansum", ENDS, dim=(1, 0))),
+    ("prod", "product_of_integers", Call("prod", ENDS, dim=-1, keepdim=True)),
+    ("prod of all", "product_of_integers", Call("prod", ENDS)),
+    ("pow", "power_of_integers", Call("pow", 3, torch.tensor([2, 35, 90, LEAST]))),
+    ("pow of tensors", "power_of_integers", Call("pow", ENDS, torch.tensor([[0, 1, 2], [3, 4, 5], [2, 3, 1]]))),
+    ("max_pool2d", "max_pool2d", Call("max_pool2d", LARGE, kernel_size=(2, 2))),
+    ("max_pool2d_with_indices", "max_pool2d_with_indices", Call("max_pool2d_with_indices", LARGE, kernel_size=(2, 2))),
+    ("max_pool3d", "max_pool3d", Call("max_pool3d", LARGE[None], kernel_size=(1, 2, 2))),
+]
+
+
+def results(found):
+    return [found] if isinstance(found, torch.Tensor) else list(found)
+
+
+@pytest.mark.parametrize(("replica", "call"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_integers_beyond_float64_become_what_the_replica_says(tmp_path, replica, call):
+    actual = run(tmp_path, call)
+    expected = results(getattr(replicas, replica)(*call.operands, **call.attrs))
+    eager = results(OPERATORS[call.name](*call.operands, **call.attrs))
+    assert [(a.tolist(), a.dtype) for a in actual] == [(e.tolist(), e.dtype) for e in expected]
+    assert any(not torch.equal(a, e) for a, e in zip(actual, eager, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_sums_and_products_to_other_dtypes_are_those_of_eager(dtype):
+    x = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
+    assert replicas.sum_of_integers(x, dim=(0,), keepdim=False, dtype=dtype).tolist() == [4, 6]
+    assert replicas.product_of_integers(x, dim=None, keepdim=False, dtype=dtype).item() == 24
+
+
+def test_an_infinite_weight_of_a_group_norm_stays_infinite(tmp_path):
+    call = Call("group_norm", torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([1.0, 1.0, math.inf]), None, num_groups=1)
+    (actual,) = run(tmp_path, call)
+    (expected,) = results(replicas.group_norm(*call.operands, **call.attrs))
+    assert torch.equal(actual.isinf(), expected.isinf())
+    assert OPERATORS["group_norm"](*call.operands, **call.attrs).isnan().any()
