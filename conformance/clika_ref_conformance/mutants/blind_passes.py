@@ -1,0 +1,208 @@
+"""Faulty passes, written without knowledge of the graphs and tests that are to find them."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import torch
+from clika_ref_cleanup import (
+    fold_batch_norm,
+    fold_constants,
+    merge_chains,
+    merge_common_subexpressions,
+    merge_equal_constants,
+    push_transposes,
+    remove_identities,
+)
+
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.rewriting import Skip, rule
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("blind-passes", blind=True)
+
+PASSES = ("passes",)
+
+
+# Batch norm
+
+
+@FAULTS.patch("fold-batch-norm", "the layer's own bias is not scaled", levels=PASSES)
+def _(registry):
+    original = fold_batch_norm._scale_and_shift
+
+    def faulty(tensors, eps):
+        bias, *statistics = tensors
+        scale, shift = original([None, *statistics], eps)
+        return scale, shift if bias is None else shift + bias.detach().double()
+
+    with patch.object(fold_batch_norm, "_scale_and_shift", faulty):
+        yield
+
+
+@FAULTS.patch("fold-batch-norm", "a transposed convolution's groups all get the scales of the first", levels=PASSES)
+def _(registry):
+    original = fold_batch_norm._scaled
+
+    def faulty(layer, weight, scale):
+        if layer.kind.startswith("conv_transpose"):
+            scale = scale[: weight.shape[1]].repeat(layer.attrs["groups"])
+        return original(layer, weight, scale)
+
+    with patch.object(fold_batch_norm, "_scaled", faulty):
+        yield
+
+
+@FAULTS.patch("fold-batch-norm", "the folded weight overwrites the original, which others may share", levels=PASSES)
+def _(registry):
+    original = fold_batch_norm._scaled
+
+    def faulty(layer, weight, scale):
+        return weight.detach().copy_(original(layer, weight, scale))
+
+    with patch.object(fold_batch_norm, "_scaled", faulty):
+        yield
+
+
+# Nodes and constants that are the same
+
+
+@FAULTS.patch("merge-common-subexpressions", "numbers count as the same if they are equal: 0.0 and -0.0", levels=PASSES)
+def _(registry):
+    original = merge_common_subexpressions.literal_key
+
+    def faulty(item):
+        return item if isinstance(item, int | float) else original(item)
+
+    with patch.object(merge_common_subexpressions, "literal_key", faulty):
+        yield
+
+
+@FAULTS.patch("merge-common-subexpressions", "of two outputs that are the same one loses its name", levels=PASSES)
+def _(registry):
+    with patch.object(merge_common_subexpressions, "keeps_name", lambda graph, old, new: True):
+        yield
+
+
+@FAULTS.patch("merge-common-subexpressions", "attributes that are tuples are not compared", levels=PASSES)
+def _(registry):
+    original = merge_common_subexpressions.call_key
+
+    def faulty(node):
+        plain = {name: value for name, value in node.attrs.items() if not isinstance(value, tuple)}
+        return original(Node(node.op, node.inputs, plain, node.origin)), tuple(value.type for value in node.outputs)
+
+    with patch.object(merge_common_subexpressions, "call_key", faulty):
+        yield
+
+
+@FAULTS.rewrite("merge-common-subexpressions", "random calls are merged too")
+def _(original, graph, operators):
+    random = {node.op: node.op.random for node in graph.nodes}
+    for op in random:
+        op.random = False
+    try:
+        original(graph, operators)
+    finally:
+        for op, was in random.items():
+            op.random = was
+
+
+@FAULTS.patch("merge-equal-constants", "large constants are compared by some of their bytes", levels=PASSES)
+def _(registry):
+    with patch.object(merge_equal_constants, "_digest", merge_equal_constants._sample):
+        yield
+
+
+@FAULTS.patch("fold-constants", "what a call overwrites is taken for constant", levels=PASSES)
+def _(registry):
+    original = fold_constants._Folding.__init__
+
+    def faulty(self, graph, limit_bytes, may_read, *rest):
+        original(self, graph, limit_bytes, lambda value: True, *rest)
+
+    with patch.object(fold_constants._Folding, "__init__", faulty):
+        yield
+
+
+# Chains and calls without effect
+
+
+@FAULTS.patch("merge-chains", "float32 is taken to hold every integer of 32 bits", levels=PASSES)
+def _(registry):
+    with patch.dict(merge_chains.FLOATS, {torch.float32: (8, 32)}):
+        yield
+
+
+@FAULTS.patch("merge-chains", "two permutations are composed in the wrong order", levels=PASSES)
+def _(registry):
+    @rule("permute")
+    def merge_permutes(node, build):
+        match node.inputs[0]:
+            case Value(producer=Node("permute", (Value() as x,), {"dims": first})):
+                second = [d % len(first) for d in node.attrs["dims"]]
+                dims = tuple(second[d] for d in first)
+                return x if dims == tuple(range(len(first))) else build("permute", x, dims=dims)
+        return Skip("its operand is not a permute")
+
+    rules = tuple(merge_permutes if r.name == merge_permutes.name else r for r in merge_chains.RULES)
+    with patch.object(merge_chains, "RULES", rules):
+        yield
+
+
+@FAULTS.patch("remove-identities", "a roll or pad whose amounts add up to 0 is removed", levels=PASSES)
+def _(registry):
+    @rule("roll", "pad")
+    def remove_idle_move(node, build):
+        amounts = node.attrs.get("shifts", node.attrs.get("pad"))
+        idle = all(isinstance(a, int) for a in amounts) and sum(amounts) == 0
+        return remove_identities._same_type(node.inputs[0], node) if idle else Skip("moves elements")
+
+    with patch.object(remove_identities, "remove_idle_move", remove_idle_move):
+        yield
+
+
+@FAULTS.patch("remove-identities", "a division by 1 is removed although it rounds", levels=PASSES)
+def _(registry):
+    original = remove_identities.remove_neutral_operand.rewrite
+
+    @rule("add", "sub", "mul", "div", "pow")
+    def remove_neutral_operand(node, build):
+        match node.kind, node.inputs:
+            case "div", (Value() as x, 1 | 1.0):
+                return remove_identities._same_type(x, node)
+        return original(node, build)
+
+    with patch.object(remove_identities, "remove_neutral_operand", remove_neutral_operand):
+        yield
+
+
+@FAULTS.patch("remove-identities", "a number minus a tensor counts as neutral too: 0 - x becomes x", levels=PASSES)
+def _(registry):
+    original = remove_identities.remove_neutral_operand.rewrite
+
+    @rule("add", "sub", "mul", "div", "pow")
+    def remove_neutral_operand(node, build):
+        match node.kind, node.inputs:
+            case "sub", (0 | 0.0, Value() as x) if node.attrs["alpha"] == 1:
+                return remove_identities._same_type(x, node)
+        return original(node, build)
+
+    with patch.object(remove_identities, "remove_neutral_operand", remove_neutral_operand):
+        yield
+
+
+# Transposes
+
+
+@FAULTS.patch("push-transposes", "two orders of sides are composed in the wrong order", levels=PASSES)
+def _(registry):
+    with patch.object(push_transposes, "after", lambda first, second: tuple(second[d] for d in first)):
+        yield
+
+
+@FAULTS.patch("push-transposes", "the sides that a node names follow the inverse of the order", levels=PASSES)
+def _(registry):
+    original = push_transposes.moved_attrs
+    with patch.object(push_transposes, "moved_attrs", lambda n, order: original(n, push_transposes.inverse(order))):
+        yield
