@@ -80,7 +80,9 @@ def _(weight, indices, offsets, per_sample_weights, *, include_last_offset, **ot
 
 @embedding_bag.onnx
 def _(op, weight, indices, offsets, per_sample_weights, *, mode, padding_idx, **others):
-    bags = op.result.shape[0]
+    bags, width = op.result.shape
+    if width == 0:
+        return op.Expand(op.like(weight, 0), op.ints([bags, 0]))
     bag = _bag_of_each(op, indices, offsets)
     if padding_idx is not None:  # one bag more takes what does not count
         row = op.like(indices, padding_idx % op.shape(weight)[0])

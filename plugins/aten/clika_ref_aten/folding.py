@@ -52,13 +52,19 @@ def _(draw, s):
 @operator(aten.pixel_unshuffle.default, quant=SAME_SCALE, error=EXACT)
 def pixel_unshuffle(x: Tensor, *, downscale_factor: int) -> Tensor:
     """Move space into channels: ``x[..., c, h * r, w * r]`` to ``[..., c * r * r, h, w]``, ``r`` the factor."""
+    if not x.numel():  # which eager returns as it is on a CPU
+        return x.new_empty(_unshuffled(x.shape, downscale_factor))
     return F.pixel_unshuffle(x, downscale_factor)
+
+
+def _unshuffled(shape, r):
+    *batch, c, h, w = shape
+    return (*batch, c * r * r, floor_divide(h, r), floor_divide(w, r))
 
 
 @pixel_unshuffle.types
 def _(x, *, downscale_factor):
-    r, (*batch, c, h, w) = downscale_factor, x.shape
-    return TensorType(x.dtype, (*batch, c * r * r, floor_divide(h, r), floor_divide(w, r)))
+    return TensorType(x.dtype, _unshuffled(x.shape, downscale_factor))
 
 
 @pixel_unshuffle.onnx

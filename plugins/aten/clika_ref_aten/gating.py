@@ -11,6 +11,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import ulp
 from clika_ref.core.errors import PassError
 from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE
 from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS, floating
@@ -87,7 +88,11 @@ def glu(x: Tensor, *, dim: int = -1) -> Tensor:
 
 @glu.onnx
 def _(op, x, *, dim):
-    value, gate = op.Split(x, axis=dim, num_outputs=2, outputs=2)
+    half = quotient(op.shape(x)[dim], 2)
+    if is_symbolic(half):
+        value, gate = op.Split(x, axis=dim, num_outputs=2, outputs=2)
+    else:  # ONNX Runtime does not split nothing into a number of parts, only into parts of given lengths
+        value, gate = op.Split(x, op.ints([half, half]), axis=dim, outputs=2)
     return op.Mul(value, op.Sigmoid(gate))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -23,6 +24,18 @@ def reduced(op, losses, reduction):
     if reduction == NONE:
         return losses
     return op.ReduceMean(losses, keepdims=0) if reduction == MEAN else op.ReduceSum(losses, keepdims=0)
+
+
+def averaging(lowering):
+    """Return the lowering of a loss with the mean of no elements: NaN, of which runtimes say 0."""
+
+    @functools.wraps(lowering)
+    def lower(op, *operands, reduction, **attrs):
+        if reduction == MEAN and any(0 in op.shape(o) for o in operands if o is not None):
+            return op.scalar(math.nan, op.result.dtype)
+        return lowering(op, *operands, reduction=reduction, **attrs)
+
+    return lower
 
 
 def draw_reduction(draw, s):
@@ -49,6 +62,7 @@ def mse_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Tensor:
 
 
 @mse_loss.onnx
+@averaging
 def _(op, x, target, *, reduction):
     difference = op.Sub(*op.promote(x, target))
     return reduced(op, op.Mul(difference, difference), reduction)
@@ -66,6 +80,7 @@ def l1_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Tensor:
 
 
 @l1_loss.onnx
+@averaging
 def _(op, x, target, *, reduction):
     return reduced(op, op.Abs(op.Sub(*op.promote(x, target))), reduction)
 
@@ -82,6 +97,7 @@ def smooth_l1_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN, beta: fl
 
 
 @smooth_l1_loss.onnx
+@averaging
 def _(op, x, target, *, reduction, beta):
     d = op.Abs(op.Sub(*op.promote(x, target)))
     if beta == 0:
@@ -103,6 +119,7 @@ def huber_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN, delta: float
 
 
 @huber_loss.onnx
+@averaging
 def _(op, x, target, *, reduction, delta):
     d = op.Abs(op.Sub(*op.promote(x, target)))
     square = op.Mul(op.Mul(d, op.like(d, 0.5)), d)
@@ -122,6 +139,7 @@ def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None
 
 
 @binary_cross_entropy.onnx
+@averaging
 def _(op, x, target, weight, *, reduction):
     x, target = op.promote(x, target)
     one, lowest = op.like(x, 1), op.like(x, -100)
@@ -152,6 +170,7 @@ def binary_cross_entropy_with_logits(
 
 
 @binary_cross_entropy_with_logits.onnx
+@averaging
 def _(op, x, target, weight, pos_weight, *, reduction):
     x, target = op.promote(x, target)
     one, cost = op.like(x, 1), stable_softplus(op, op.Neg(x))
@@ -178,6 +197,7 @@ def kl_div(x: Tensor, target: Tensor, *, reduction: int = MEAN, log_target: bool
 
 
 @kl_div.onnx
+@averaging
 def _(op, x, target, *, reduction, log_target):
     x, target = op.promote(x, target)
     if log_target:
@@ -199,6 +219,7 @@ def soft_margin_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Ten
 
 
 @soft_margin_loss.onnx
+@averaging
 def _(op, x, target, *, reduction):
     x, target = op.promote(x, target)
     power = op.Exp(op.Mul(op.Neg(target), x))  # not Softplus: eager overflows too
@@ -220,6 +241,7 @@ def poisson_nll_loss(x: Tensor, target: Tensor, *, log_input: bool, full: bool, 
 
 
 @poisson_nll_loss.onnx
+@averaging
 def _(op, x, target, *, log_input, full, eps, reduction):
     x, target = op.promote(x, target)
     if log_input:
@@ -256,6 +278,7 @@ def margin_ranking_loss(
 
 
 @margin_ranking_loss.onnx
+@averaging
 def _(op, x1, x2, target, *, margin, reduction):
     x1, x2, target = op.promote(x1, x2, target)
     lead = op.Mul(op.Neg(target), op.Sub(x1, x2))
@@ -276,6 +299,7 @@ def hinge_embedding_loss(x: Tensor, target: Tensor, *, margin: float = 1.0, redu
 
 
 @hinge_embedding_loss.onnx
+@averaging
 def _(op, x, target, *, margin, reduction):
     x, target = op.promote(x, target)
     far = op.Relu(op.Sub(op.like(x, margin), x))

@@ -1,0 +1,76 @@
+"""Distances, losses and norms of tensors without elements."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clika_ref_aten import distance, dropout, embedding, folding, gating, layer_normalization, loss
+from one_operator import Case, graph_of, run_onnx
+
+NUMBERS = torch.empty(2, 0), torch.empty(2, 0)
+LOSSES = [
+    op
+    for op in vars(loss).values()
+    if getattr(op, "lowering", None) and getattr(op, "name", "") != "margin_ranking_loss"
+]
+
+
+def assert_same(op, *operands, **attrs):
+    call = op.call(*operands, **attrs)
+    case = Case(op, list(call.operands), call.attrs)
+    for expected, actual in zip(case.eager(), run_onnx(graph_of(case), case.tensors), strict=True):
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+        assert torch.equal(actual.nan_to_num(7.0), expected.nan_to_num(7.0)), actual
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("op", LOSSES, ids=lambda op: op.name)
+def test_the_mean_loss_of_nothing_is_not_a_number(op, reduction):
+    attrs = {"log_input": True, "full": False, "eps": 1e-8} if op is loss.poisson_nll_loss else {}
+    assert_same(op, *NUMBERS, reduction=reduction, **attrs)
+
+
+def test_the_mean_loss_of_no_pair_is_not_a_number():
+    assert_same(loss.margin_ranking_loss, *NUMBERS, torch.empty(2, 0))
+    rows, targets = torch.empty(0, 3), torch.empty(0, dtype=torch.int64)
+    assert_same(distance.cosine_embedding_loss, rows, rows, targets)
+    assert_same(distance.triplet_margin_loss, rows, rows, rows)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0])
+def test_vectors_without_elements_lie_at_one_point(p):
+    assert_same(distance.pairwise_distance, *NUMBERS, p=p)
+    assert_same(distance.pairwise_distance, *NUMBERS, p=p, keepdim=True)
+    assert_same(distance.cdist, torch.empty(4, 0), torch.empty(3, 0), p=p)
+    assert_same(distance.pdist, torch.empty(3, 0), p=p)
+    assert_same(distance.pdist, torch.empty(0, 3), p=p)
+
+
+def test_the_mask_of_dropout_of_nothing_is_one_of_truth_values():
+    _, mask = dropout.native_dropout(torch.empty(2, 0), p=0.5, train=False)
+    assert mask.dtype == torch.bool
+    assert_same(dropout.native_dropout, torch.empty(2, 0), p=0.5, train=False)
+
+
+def test_rows_without_elements_make_bags_without_elements():
+    indices, offsets = torch.tensor([0, 2, 1]), torch.tensor([0, 2])
+    for mode in range(3):
+        assert_same(embedding.embedding_bag, torch.empty(3, 0), indices, offsets, mode=mode)
+
+
+def test_pixels_without_area_move_into_channels_too():
+    x = torch.empty(1, 2, 4, 0)
+    assert folding.pixel_unshuffle(x, downscale_factor=2).shape == (1, 8, 2, 0)
+    assert_same(folding.pixel_unshuffle, x, downscale_factor=2)
+
+
+def test_halves_of_nothing_are_nothing():
+    assert_same(gating.glu, torch.empty(3, 0), dim=-1)
+    assert_same(gating.glu, torch.empty(0, 4), dim=1)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3)])
+def test_norms_of_nothing(shape):
+    sides = shape[1:]
+    assert_same(layer_normalization.layer_norm, torch.empty(shape), None, None, normalized_shape=sides)
+    assert_same(layer_normalization.native_layer_norm, torch.empty(shape), None, None, normalized_shape=sides, eps=1e-5)
