@@ -14,7 +14,7 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS
 from clika_ref_aten.indexing import broadcast_shape
-from clika_ref_aten.loss import MEAN, draw_reduction, is_number, reduced
+from clika_ref_aten.loss import MEAN, averaging, draw_reduction, is_number, reduced
 from clika_ref_aten.moving import quotient
 
 aten = torch.ops.aten
@@ -39,6 +39,19 @@ def length(op, x, p, axes, *, keepdims=False):
         return extreme(op.Abs(x), axes, **options)
     total = op.ReduceSum(op.Pow(op.Abs(x), op.like(x, p)), axes, **options)
     return op.Pow(total, op.like(x, 1 / p))
+
+
+def _between(op, difference, p):
+    """Return the `length` of the last side of differences as eager's distances of all pairs have it."""
+    if p == 0:  # NaN counts as NaN here, and as 1 in norms
+        apart = op.Min(op.Ceil(op.Abs(difference)), op.like(difference, 1))
+        return op.ReduceSum(apart, op.ints([-1]), keepdims=0)
+    return length(op, difference, p, [-1])
+
+
+def _zeros(op, x):
+    """Return the distances of vectors without elements: runtimes keep the side that they should reduce."""
+    return op.Expand(op.like(x, 0), op.ints(op.result.shape))
 
 
 def separation(op, x1, x2, *, p, eps, keepdim=False):
@@ -91,7 +104,9 @@ def pairwise_distance(x1: Tensor, x2: Tensor, *, p: float = 2.0, eps: float = 1e
 
 @pairwise_distance.onnx
 def _(op, x1, x2, *, p, eps, keepdim):
-    return separation(op, *op.promote(x1, x2), p=p, eps=eps, keepdim=keepdim)
+    empty = 0 in op.shape(x1)[-1:]
+    x1, x2 = op.promote(x1, x2)
+    return _zeros(op, x1) if empty else separation(op, x1, x2, p=p, eps=eps, keepdim=keepdim)
 
 
 @pairwise_distance.samples
@@ -130,11 +145,13 @@ cdist.from_torch(aten._cdist_forward.default)(lambda *operands: cdist.call(*oper
 
 @cdist.onnx
 def _(op, x1, x2, *, p, compute_mode):
+    if op.shape(x1)[-1] == 0:
+        return _zeros(op, x1)
     sides = op.shape(x1)[-2], op.shape(x2)[-2]
     large = not is_symbolic(sides) and max(sides) > 25  # Source: ATen's Distance.cpp, `cdist_impl`
     if p == EUCLIDEAN and (compute_mode == MATRIX_PRODUCT or (compute_mode is None and large)):
         return _by_product(op, x1, x2)
-    return length(op, op.Sub(op.Unsqueeze(x1, op.ints([-2])), op.Unsqueeze(x2, op.ints([-3]))), p, [-1])
+    return _between(op, op.Sub(op.Unsqueeze(x1, op.ints([-2])), op.Unsqueeze(x2, op.ints([-3]))), p)
 
 
 def _by_product(op, x1, x2):
@@ -174,9 +191,11 @@ def _(op, x, *, p):
     if is_symbolic(rows):
         msg = f"pdist of a number of rows known only at run time ({rows}) has no ONNX form; use torch.cdist(x, x)"
         raise TargetError(msg)
+    if 0 in op.shape(x):
+        return _zeros(op, x)
     first, second = torch.triu_indices(rows, rows, 1)
     pairs = [op.Gather(x, op.constant(index, torch.int64), axis=0) for index in (first, second)]
-    return length(op, op.Sub(*pairs), p, [-1])
+    return _between(op, op.Sub(*pairs), p)
 
 
 @pdist.types
@@ -210,6 +229,7 @@ def triplet_margin_loss(
 
 
 @triplet_margin_loss.onnx
+@averaging
 def _(op, anchor, positive, negative, *, margin, p, eps, swap, reduction):
     anchor, positive, negative = op.promote(anchor, positive, negative)
     near = separation(op, anchor, positive, p=p, eps=eps)
@@ -243,6 +263,7 @@ def cosine_embedding_loss(
 
 
 @cosine_embedding_loss.onnx
+@averaging
 def _(op, x1, x2, target, *, margin, reduction):
     axes = op.ints([op.rank(target)])
     x1, x2 = op.promote(x1, x2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -43,6 +45,8 @@ def layer_norm(
 
 @layer_norm.onnx
 def _(op, x, weight, bias, *, normalized_shape, eps):
+    if 0 in op.shape(x):
+        return op.Identity(x)
     x, weight, bias = together(op, x, weight, bias)
     if op.dtype(x) == torch.float64:
         result, _, _ = _composed(op, x, weight, bias, normalized_shape=normalized_shape, eps=eps)
@@ -79,8 +83,16 @@ def native_layer_norm(
 
 @native_layer_norm.onnx
 def _(op, x, weight, bias, *, normalized_shape, eps):
-    parts = _composed(op, *widened(op, x, weight, bias), normalized_shape=normalized_shape, eps=eps)
+    if 0 in op.shape(x):
+        return op.Identity(x), *_statistics_of_nothing(op)
+    result, mean, rstd = _composed(op, *widened(op, x, weight, bias), normalized_shape=normalized_shape, eps=eps)
+    parts = result, op.Where(op.IsNaN(rstd), rstd, mean), rstd  # eager's mean of infinities is NaN
     return tuple(op.cast(part, result.dtype) for part, result in zip(parts, op.results, strict=True))
+
+
+def _statistics_of_nothing(op):
+    _, mean, rstd = op.results
+    return (op.Expand(op.scalar(n, t.dtype), op.ints(t.shape)) for n, t in ((0.0, mean), (math.nan, rstd)))
 
 
 native_layer_norm.samples(_samples(with_bias=True))

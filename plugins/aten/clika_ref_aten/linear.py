@@ -99,6 +99,14 @@ def _multiplied_and_blended(op, x, a, b, *, beta, alpha):
     return in_int32(op, lambda x, a, b: _blend(op, x, op.MatMul(a, b), beta, alpha), x, a, b)
 
 
+def _unless_left_out(op, x, a, b, *, beta, alpha):
+    """Return what `_multiplied_and_blended` does, but leave the product out where alpha is 0, as eager's BLAS does."""
+    if alpha != 0 or not op.result.dtype.is_floating_point:
+        return _multiplied_and_blended(op, x, a, b, beta=beta, alpha=alpha)
+    blended = op.like(x, 0) if beta == 0 else op.Mul(x, op.like(x, beta))
+    return op.Expand(blended, op.ints(op.result.shape))
+
+
 def _product_type(x, a, b, **_):
     """Type of a blended product: fake inference asks whether a side of unknown length is 0, or wants numbers."""
     return TensorType(x.dtype, (*a.shape[:-1], *(b.shape[-1:] if b.rank > 1 else ())))
@@ -127,9 +135,10 @@ def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: floa
 
 @addmm.onnx
 def _(op, x, mat1, mat2, *, beta, alpha):
-    if op.result.dtype.is_floating_point and isinstance(alpha, int | float) and isinstance(beta, int | float):
+    known = isinstance(alpha, int | float) and isinstance(beta, int | float)
+    if op.result.dtype.is_floating_point and known and alpha:
         return op.Gemm(mat1, mat2, x if beta else None, alpha=float(alpha), beta=float(beta))
-    return _multiplied_and_blended(op, x, mat1, mat2, beta=beta, alpha=alpha)
+    return _unless_left_out(op, x, mat1, mat2, beta=beta, alpha=alpha)
 
 
 addmm.types(_product_type)
@@ -153,7 +162,7 @@ def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float 
     return torch.addmv(x, mat, vec, beta=beta, alpha=alpha)
 
 
-addmv.onnx(_multiplied_and_blended)
+addmv.onnx(_unless_left_out)
 addmv.types(_product_type)
 addmv.samples(_samples_of_blends(1, 2, 1))
 
@@ -174,7 +183,7 @@ def _(op, x, batch1, batch2, *, beta, alpha):
     b, n, k = op.shape(batch1)
     rows = op.reshape(op.Transpose(batch1, perm=[1, 0, 2]), (n, b * k))
     columns = op.reshape(batch2, (b * k, op.shape(batch2)[2]))
-    return _multiplied_and_blended(op, x, rows, columns, beta=beta, alpha=alpha)
+    return _unless_left_out(op, x, rows, columns, beta=beta, alpha=alpha)
 
 
 addbmm.samples(_samples_of_blends(2, 3, 3))

@@ -14,6 +14,7 @@ from clika_ref_aten import (
     gating,
     grouping,
     layer_normalization,
+    linear,
     recurrent,
     resampling,
     vector_norms,
@@ -155,3 +156,23 @@ def test_weight_norm_of_an_empty_weight_does_not_end_the_process():
 def test_weight_norm_counts_sides_from_the_last_too():
     v = torch.arange(1.0, 11.0).reshape(2, 5, 1)
     assert_agrees(vector_norms.weight_norm, v, torch.tensor([0.5, 2.0]).reshape(2, 1, 1), dim=-3)
+
+
+def test_a_product_with_the_factor_0_is_left_out_whatever_it_holds():
+    x, infinite = torch.tensor([[1.0, 2.0]]), torch.full((3, 2), math.inf)
+    for beta in (0, 2.0):
+        assert_agrees(linear.addmm, x, torch.ones(1, 3), infinite, beta=beta, alpha=0)
+        assert_agrees(linear.addmv, x[0], infinite.T, torch.ones(3), beta=beta, alpha=0)
+        assert_agrees(linear.addbmm, x, torch.ones(4, 1, 3), infinite.expand(4, 3, 2), beta=beta, alpha=0)
+
+
+def test_distances_that_count_differences_keep_nan():
+    x = torch.tensor([[NAN, 1.0], [math.inf, 0.0], [0.0, 0.0], [1e-40, 2.0]])
+    assert_agrees(distance.cdist, x, torch.zeros(2, 2), p=0.0)
+    assert_agrees(distance.pdist, x, p=0.0)
+    assert_agrees(distance.pairwise_distance, x, torch.zeros(4, 2), p=0.0, eps=0.0)
+
+
+def test_the_mean_that_a_layer_norm_returns_of_infinities_is_nan():
+    x = torch.tensor([[math.inf, 1.0, 2.0], [-math.inf, math.inf, 2.0], [NAN, 1.0, 2.0], [3.0, 1.0, 2.0]])
+    assert_agrees(layer_normalization.native_layer_norm, x, None, None, normalized_shape=(3,), eps=1e-5)
