@@ -351,3 +351,12 @@ def test_integers_that_are_summed_to_floats_weigh_as_floats() -> None:
     reference = single("sum", x, dim=None, keepdim=False, dtype=torch.float32)
     assert reference.judge([torch.tensor(3.0)]).verdict is Verdict.PASS  # 2^53 - 1 is 2^53 in float32
     assert reference.judge([torch.tensor(2.0**33)]).verdict is Verdict.VALUE
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_variance_drowned_in_the_rounding_of_its_mean_is_no_step(seed: int) -> None:
+    x = 30 + 0.003 * randn(5, 5, 4, seed=seed)
+    mean, square = x.mean(-1, keepdim=True), (x * x).mean(-1, keepdim=True)
+    in_one_pass = (x - mean) / ((square - mean * mean).clamp(min=0) + 1e-5).sqrt()
+    found = single("layer_norm", x, None, None, normalized_shape=(4,), eps=1e-5).judge([in_one_pass])
+    assert found.verdict is Verdict.PASS, found.message

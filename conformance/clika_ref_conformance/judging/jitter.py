@@ -98,10 +98,14 @@ def noise_within(bound: torch.Tensor, generator: torch.Generator) -> torch.Tenso
 
 
 def deviation(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Return ``2 max_j |R_j - R| + 2 ulp`` over the runs in which an element is finite."""
+    """Return ``2 max_j |R_j - R| + 2 ulp`` over the runs in which an element is finite; no limit where none is."""
     worst = torch.zeros_like(exact)
+    lost = exact.isfinite() & bool(runs)
     for run in runs:
-        worst = torch.maximum(worst, (run - exact).abs().nan_to_num_(0.0, 0.0))
+        off = (run - exact).abs()
+        lost &= ~off.isfinite()
+        worst = torch.maximum(worst, off.nan_to_num_(0.0, 0.0))
+    worst = torch.where(lost, math.inf, worst)
     return SAFETY * worst + FINAL_ULPS * ulp_of(exact, dtype)
 
 
@@ -111,16 +115,22 @@ def clustered(
     """Tell a jump from an error: what `floor` makes of jitter lies at either of two values and never between.
 
     An element jumps where the deviations of the runs leave a gap of nine tenths of the largest; in eight uniform draws
-    that happens once in ten million. Return the bound, narrowed there to the errors on this side of the gap, and how
-    far from a run on the other side is right (NaN for elements that do not jump, None where none does).
+    that happens once in ten million. Where all runs lie beyond the gap, they must agree: a step leads to one value, but
+    noise that drowns what it acts on to nearly one. Return the bound, narrowed there to the errors on this side of the
+    gap, and how far from a run on the other side is right (NaN for elements that do not jump, None where none does).
     """
     if not runs or not exact.numel():
         return bound, None
-    off = torch.stack([(run - exact).abs().nan_to_num_(0.0, 0.0) for run in runs])
+    off = torch.stack([(run - exact).abs() for run in runs])
+    special = ~off.isfinite()
+    usual = torch.where(special, math.nan, off).nanmedian(0).values
+    off = torch.where(special, usual, off).nan_to_num_(0.0)  # a special run says nothing of steps
     off = torch.cat([torch.zeros_like(exact)[None], off.sort(0).values])
     gap, at = off.diff(dim=0).max(0)
     below, above = off.gather(0, at[None])[0], off.gather(0, at[None] + 1)[0]
-    jumps = (gap > GAP * off[-1]) & (gap > LEAST_JUMP_ULPS * ulp_of(exact, dtype))
+    least = LEAST_JUMP_ULPS * ulp_of(exact, dtype)
+    drowned = (at == 0) & ((off[-1] - above > least) | special.any(0))
+    jumps = (gap > GAP * off[-1]) & (gap > least) & ~drowned
     narrow = SAFETY * below + FINAL_ULPS * ulp_of(exact, dtype)
     slack = narrow + SAFETY * (off[-1] - above) + FINAL_ULPS * ulp_of(off[-1] + exact.abs(), dtype)
     if not bool(jumps.any()):
