@@ -1,0 +1,162 @@
+"""Faults at other sizes than those of the trace, written without knowledge of what is to find them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest.mock import patch
+
+from torch.utils._sympy.functions import FloorDiv
+
+from clika_ref.core.ir import Graph
+from clika_ref.core.symbols import evaluate, is_symbolic
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.emission import _Emission
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("blind-sizes", blind=True)
+
+DYNAMIC = ("dynamic",)
+
+
+def _traced(graph: Graph) -> dict[str, int]:
+    """Return the sizes that a trace saw."""
+    return {symbol.name: symbol.example or max(symbol.low, 2) for symbol in graph.symbols.values()}
+
+
+def _fixed(item: Any, sizes: Mapping[str, int]) -> Any:
+    """Return a type, a size or an attribute with numbers for its symbols."""
+    if isinstance(item, TensorType):
+        return TensorType(item.dtype, _fixed(item.shape, sizes))
+    if isinstance(item, tuple):
+        return tuple(_fixed(part, sizes) for part in item)
+    return evaluate(item, sizes) if is_symbolic(item) else item
+
+
+@contextlib.contextmanager
+def baked(kind: str, *, attributes: bool = False, operands: bool = False, result: bool = False) -> Iterator[None]:
+    """Let the lowering of one operator see sizes of the trace instead of symbols: in its attributes or in types."""
+    original = _Emission._call
+
+    def faulty(self: Any, node: Any, values: list[Any]) -> Any:
+        if node.kind != kind:
+            return original(self, node, values)
+        sizes = _traced(self.graph)
+        types = {onnx: v.type for onnx, v in zip(values, node.inputs, strict=True) if onnx is not v}
+        for onnx, known in types.items() if operands else ():
+            self.op.declare(onnx, _fixed(known, sizes))
+        if result:
+            self.op.results = tuple(_fixed(known, sizes) for known in self.op.results)
+        attrs = {name: _fixed(value, sizes) for name, value in node.attrs.items()} if attributes else {}
+        with patch.dict(node.attrs, attrs):
+            lowered = original(self, node, values)
+        for onnx, known in types.items():
+            self.op.declare(onnx, known)
+        return lowered
+
+    with patch.object(_Emission, "_call", faulty):
+        yield
+
+
+# Lowerings that write the size of the trace
+
+
+@FAULTS.patch("reshape", "the shape is that of the trace", levels=DYNAMIC)
+def _(registry):
+    with baked("reshape", attributes=True, operands=True):
+        yield
+
+
+@FAULTS.patch("expand", "the size is that of the trace", levels=DYNAMIC)
+def _(registry):
+    with baked("expand", attributes=True, operands=True):
+        yield
+
+
+@FAULTS.patch("slice", "an end that is counted from the last element is counted from the traced one", levels=DYNAMIC)
+def _(registry):
+    with baked("slice", attributes=True):
+        yield
+
+
+@FAULTS.patch("arange", "as many numbers as in the trace", levels=DYNAMIC)
+def _(registry):
+    with baked("arange", attributes=True, result=True):
+        yield
+
+
+@FAULTS.patch("upsample_nearest2d", "the output has the size of the trace", levels=DYNAMIC)
+def _(registry):
+    with baked("upsample_nearest2d", attributes=True):
+        yield
+
+
+@FAULTS.patch("var", "the degrees of freedom are those of the trace", levels=DYNAMIC)
+def _(registry):
+    with baked("var", operands=True):
+        yield
+
+
+@FAULTS.patch("adaptive_avg_pool1d", "the windows are cut for the traced length", levels=DYNAMIC)
+def _(registry):
+    with baked("adaptive_avg_pool1d", operands=True):
+        yield
+
+
+@FAULTS.patch("max_pool2d_with_indices", "positions are counted in planes of the traced size", levels=DYNAMIC)
+def _(registry):
+    with baked("max_pool2d_with_indices", operands=True):
+        yield
+
+
+@FAULTS.patch("roll", "a negative shift is turned positive by the traced length", levels=DYNAMIC)
+def _(registry):
+    with baked("roll", operands=True):
+        yield
+
+
+@FAULTS.patch("diagonal", "the elements are as far apart as in the trace", levels=DYNAMIC)
+def _(registry):
+    with baked("diagonal", operands=True, result=True):
+        yield
+
+
+@FAULTS.patch("scaled_dot_product_attention", "the causal mask has the size of the trace", levels=DYNAMIC)
+def _(registry):
+    with baked("scaled_dot_product_attention", operands=True):
+        yield
+
+
+# Type rules that hold for some sizes
+
+
+@FAULTS.type_rule("slice", "an end that is a number is taken to lie within a dynamic side")
+def _(original, x, *, dim, start, end, step):
+    found = original(x, dim=dim, start=start, end=end, step=step)
+    if not is_symbolic(x.shape[dim]) or step != 1 or not isinstance(end, int) or not (start or 0) <= end < 1 << 31:
+        return found
+    shape = list(found.shape)
+    shape[dim] = end - (start or 0)
+    return TensorType(x.dtype, tuple(shape))
+
+
+@FAULTS.type_rule("avg_pool2d", "ceil_mode counts no further window along dynamic sides")
+def _(original, x, *, ceil_mode, **attrs):
+    return original(x, ceil_mode=ceil_mode and not is_symbolic(x.shape[-2:]), **attrs)
+
+
+@FAULTS.type_rule("unfold", "along a dynamic side a last window counts that begins, but does not end within it")
+def _(original, x, *, dimension, size, step):
+    found = original(x, dimension=dimension, size=size, step=step)
+    if not x.rank or not is_symbolic(x.shape[dimension]):
+        return found
+    shape = list(found.shape[:-1])
+    steps: Any = FloorDiv(x.shape[dimension] - size + step - 1, step)
+    shape[dimension] = steps + 1
+    return TensorType(x.dtype, (*shape, size))
+
+
+@FAULTS.type_rule("cat", "tensors of dynamic lengths are all as long as the first")
+def _(original, *tensors, dim):
+    return original(*(tensors[0] if is_symbolic(t.shape[dim]) else t for t in tensors), dim=dim)
