@@ -23,3 +23,17 @@ def test_a_deviation_is_seen_and_leaves_the_operator_as_it_was():
         assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.DEVIATION, ("clip",), ("clip",))
     assert relu.reference is reference
     assert relu(x)[1] == math.inf
+
+
+def test_a_result_that_is_free_as_a_whole_may_have_another_size_where_the_data_decide_on_it():
+    x = torch.tensor([1.0, math.nan, 3.0])
+    entry = Deviation("merge", ("unique2", "sort"), "NaN is lost", "none", "2099-01-01", free=("operand-nan",))
+    graph = graph_of(load_registry().operators["unique2"], [x], {"return_inverse": True})
+    shorter = [torch.tensor([1.0]), torch.tensor([0, 0, 0]), torch.empty(0, dtype=torch.int64)]
+    assert judge_run(graph, Run("nan", (x,)), shorter, [entry]).comparison.verdict is Verdict.DEVIATION
+    for wrong in (torch.tensor([[1.0]]), torch.tensor([1])):
+        found = judge_run(graph, Run("nan", (x,)), [wrong, *shorter[1:]], [entry]).comparison
+        assert found.verdict is Verdict.STRUCTURE, "another rank or dtype is never free"
+    fixed = graph_of(load_registry().operators["sort"], [x], {"dim": 0})
+    found = judge_run(fixed, Run("nan", (x,)), [shorter[0], torch.tensor([0])], [entry]).comparison
+    assert found.verdict is Verdict.STRUCTURE

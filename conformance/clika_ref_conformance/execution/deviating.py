@@ -102,14 +102,21 @@ def _judge_deviating(graph: Graph, run: Run, actual: Tensors, group: Sequence[De
 def _with_free_elements_right(
     graph: Graph, run: Run, actual: Tensors, eager: Tensors, free: Sequence[Deviation]
 ) -> Tensors:
-    """Put eager's elements where the output depends on elements that may be anything."""
+    """Put eager's elements where the output depends on elements that may be anything.
+
+    Where all of them do, and the size of the output depends on the data, it may have another size, too.
+    """
     variants = [_outputs(_deviating(graph, [(d, _filling(d, fill)) for d in free]), run) for fill in FILLS]
     result = list(actual)
     for index, (a, e) in enumerate(zip(actual, eager, strict=True)):
         others = [v[index] for v in variants]
-        if a.shape == e.shape and a.dtype == e.dtype and all(o.shape == e.shape for o in others):
-            depends = functools.reduce(torch.logical_or, (_differs(o, e) for o in others))
+        if a.dtype != e.dtype or any(o.shape != e.shape for o in others):
+            continue
+        depends = functools.reduce(torch.logical_or, (_differs(o, e) for o in others))
+        if a.shape == e.shape:
             result[index] = torch.where(depends, e, a)
+        elif a.ndim == e.ndim and not graph.outputs[index].type.is_static and bool(depends.all()):
+            result[index] = e
     return result
 
 
