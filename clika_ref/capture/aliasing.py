@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
+from clika_ref.capture.calls import written_arguments
 from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
+
+aten = torch.ops.aten
 
 
 @dataclass(eq=False)
@@ -43,10 +47,16 @@ class Aliases:
     memory are computed anew when they are next read.
     """
 
-    def __init__(self, written: set[int], builder: Callable[[], Builder]) -> None:
-        self._written = written
+    def __init__(self, builder: Callable[[], Builder]) -> None:
+        self._written: set[int] = set()
         self._builder = builder
         self._memories: dict[int, Memory] = {}
+        self._programs: list[fx.GraphModule] = []
+
+    def track(self, program: fx.GraphModule) -> None:
+        """Find the memory that a program writes; must precede its import."""
+        self._programs.append(program)  # memory that is freed would lend its identity to another
+        self._written |= _written_memory(program)
 
     def root(self, value: Value, fake: Any) -> Traced:
         """Return the entry of a tensor that owns its memory."""
@@ -73,6 +83,16 @@ class Aliases:
                 siblings = tuple(v.type for v in value.producer.outputs)
                 return Traced(value, operand.memory, operand.memory.version, operand, view, siblings)
         return self.root(value, fake)
+
+    def adopted(self, entry: Traced, fake: Any, operands: list[Any]) -> Traced:
+        """Return the entry of a result of the program that a call was decomposed into, as the call's own result.
+
+        The program has tensors of its own: what it made lies in memory that the rest of the trace knows by another
+        identity, while a view of an operand shares the operand's.
+        """
+        if storage_of(fake) in map(storage_of, operands):
+            return entry
+        return self.root(self.current(entry), fake)
 
     def current(self, entry: Traced) -> Value:
         """Return the value of a tensor now, after all writes so far."""
@@ -113,3 +133,16 @@ class Aliases:
 def storage_of(fake: Any) -> int:
     """Return the identity of the memory of a tensor."""
     return fake.untyped_storage()._cdata if isinstance(fake, torch.Tensor) else 0
+
+
+def _written_memory(program: fx.GraphModule) -> set[int]:
+    """Return the identities of all memory that some call writes."""
+    found: set[int] = set()
+    for module in program.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                written = written_arguments(node.target, node.args, node.kwargs)
+                norm = node.target in (aten.batch_norm.default, aten.instance_norm.default)
+                targets = [*written, *(node.args[3:5] if norm else ())]
+                found.update(storage_of(t.meta.get("val")) for t in targets if isinstance(t, fx.Node))
+    return found - {0}

@@ -2,36 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
+from textwrap import shorten
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._guards import ShapeGuard, detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from clika_ref.capture.composites import FORMS
+from clika_ref.core.errors import ModelError
+
+UNDECLARED = "no operator is declared for it, torchlib has no lowering"
+
+REASON_LIMIT = 200
+"""Characters of PyTorch's own reason."""
 
 
 @lru_cache(maxsize=1)
-def _table() -> dict[Any, Any]:
+def rules() -> dict[Any, Any]:
+    """Return PyTorch's rules by overload, of which the core ones win."""
     return {**decomposition_table, **core_aten_decompositions()}
 
 
-def decompose(node: fx.Node, overload: torch._ops.OpOverload) -> tuple[fx.GraphModule | None, list[fx.Node]]:
-    """Return a call as a program of simpler calls and the nodes that it takes, or None where there is no rule."""
-    rule = _table().get(overload)
-    if rule is None and overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-        rule = overload.decompose
-    if rule is None:
-        return None, []
-    tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+@dataclass(frozen=True)
+class Decomposition:
+    """A call as a program of simpler calls, and the nodes that the program takes."""
 
-    def call(*fakes: torch.Tensor) -> Any:
-        given = dict(zip(tensors, fakes, strict=True))
+    program: fx.GraphModule
+    operands: list[fx.Node]
+
+
+def decompose(node: fx.Node, overload: torch._ops.OpOverload) -> Decomposition | None:
+    """Return a call as a program of simpler calls, or None where there is no rule.
+
+    Raises:
+        ModelError: the rule fails on these operands, or serves their sizes only.
+    """
+    rule = _rule(overload)
+    if rule is None:
+        return None
+    operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    fakes = [n.meta["val"] for n in operands]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        given = dict(zip(operands, tensors, strict=True))
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: given.get(n, n.meta.get("val")))
         return rule(*args, **kwargs)
 
-    program = make_fx(call, decomposition_table={})(*[t.meta["val"] for t in tensors])
-    return (None, []) if _calls(program, overload) else (program, tensors)
+    mode = detect_fake_mode([node.meta.get("val"), *fakes])
+    try:
+        with mode or nullcontext(), _new_guards(mode.shape_env if mode is not None else None) as guards:
+            program = make_fx(call, decomposition_table={})(*fakes)
+    except Exception as error:
+        reason = shorten(str(error) or repr(error), REASON_LIMIT, placeholder=" ...")
+        msg = f"{UNDECLARED}, and PyTorch's decomposition of it fails on these operands: {reason}"
+        raise ModelError(msg) from error
+    if any(isinstance(g.expr, sympy.Eq) for g in guards):
+        msg = f"{UNDECLARED}, and PyTorch's decomposition of it fixes sizes that should be dynamic"
+        raise ModelError(msg)
+    return None if _calls(program, overload) else Decomposition(program, operands)
+
+
+def _rule(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    rule = FORMS.get(overload) or rules().get(overload)
+    if rule is not None or not torch._C._dispatch_has_kernel(overload.name()):  # calls on sizes are no kernels
+        return rule
+    composite = overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return overload.decompose if composite else None
+
+
+@contextmanager
+def _new_guards(env: ShapeEnv | None) -> Iterator[list[ShapeGuard]]:
+    """Let an environment record guards again, which it stops to do when its trace ends; yield those that are new."""
+    found: list[ShapeGuard] = []
+    if env is None:
+        yield found
+        return
+    known, frozen = len(env.guards), env.frozen
+    env.frozen = False
+    try:
+        yield found
+    finally:
+        env.frozen = frozen
+        found += env.guards[known:]
 
 
 def _calls(program: fx.GraphModule, overload: torch._ops.OpOverload) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from clika_ref.capture.aliasing import Aliases, Traced, storage_of
+from clika_ref.capture.aliasing import Aliases, Traced
 from clika_ref.capture.calls import RESHAPES_ITSELF, functional_overload, squeezed_sides, written_arguments
-from clika_ref.capture.decomposition import decompose
+from clika_ref.capture.decomposition import UNDECLARED, decompose
 from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.origins import origin_of
 from clika_ref.capture.regions import region_casts
@@ -41,7 +41,7 @@ SKIPPED = frozenset(
 )
 """Calls that only check what the types of the graph state anyway."""
 
-NOTHING_SERVES = "no operator is declared for it, torchlib has no lowering and PyTorch no decomposition"
+NOTHING_SERVES = f"{UNDECLARED} and PyTorch no decomposition"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Importer:
         self.origin = Origin()
         self.unsupported: list[Unsupported] = []
         self.detail: Callable[[str], None] = lambda _: None
-        self.aliases = Aliases(set(), self.builder)
+        self.aliases = Aliases(self.builder)
         self._env: dict[fx.Node, Any] = {}
         self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
         self._autocast: tuple[Any, ...] | None = None
@@ -78,10 +78,6 @@ class Importer:
     def builder(self) -> Builder:
         """Return a builder at the end of the graph, at the origin of the call that is being imported."""
         return Builder(self.graph, self.registry.operators, None, self.origin)
-
-    def track(self, program: fx.GraphModule) -> None:
-        """Find the memory that the program writes; must precede everything else."""
-        self.aliases = Aliases(_written_memory(program), self.builder)
 
     def bind(self, node: fx.Node, entry: Any) -> None:
         """Let a placeholder stand for an entry."""
@@ -270,20 +266,27 @@ class Importer:
             self.detail = detail
 
     def _decomposed(self, node: fx.Node, target: torch._ops.OpOverload) -> Any:
-        program, operands = decompose(node, target)
-        if program is None:
+        found = decompose(node, target)
+        if found is None:
             raise ModelError(NOTHING_SERVES)
+        program, operands = found.program, found.operands
         for inner in program.graph.nodes:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)
+        self.aliases.track(program)
         results = self._inline(program, [self._env[n] for n in operands])
         inner = [call.call for call in self.unsupported[known:]]
         if inner:  # the user wrote the outer call
             del self.unsupported[known:]
             needed = ", ".join(inner)
-            msg = f"no operator is declared for it, torchlib has no lowering, and its decomposition needs {needed}"
+            msg = f"{UNDECLARED}, and its decomposition needs {needed}"
             raise ModelError(msg)
-        return results
+        return self._adopted(results, node.meta["val"], [n.meta["val"] for n in operands])
+
+    def _adopted(self, results: Any, fakes: Any, operands: list[Any]) -> Any:
+        if isinstance(results, tuple):
+            return tuple(self._adopted(r, f, operands) for r, f in zip(results, fakes, strict=True))
+        return self.aliases.adopted(results, fakes, operands) if isinstance(results, Traced) else results
 
     def _casted(self, target: torch._ops.OpOverload, node: fx.Node, values: Any) -> Any:
         dtype = region_casts(target, node, self._autocast)
@@ -346,23 +349,13 @@ class Importer:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or target in SKIPPED or target._schema.is_mutable:
             return ""
-        served = self.registry.operator_for(target) or self.fallback(target) or decompose(node, target)[0]
+        try:
+            served = self.registry.operator_for(target) or self.fallback(target) or decompose(node, target)
+        except ModelError as error:
+            return str(error)
         return "" if served else NOTHING_SERVES
 
 
 def _is_plain(source: Any) -> bool:
     fake = source.meta["val"]
     return fake.is_contiguous() and fake.storage_offset() == 0
-
-
-def _written_memory(program: fx.GraphModule) -> set[int]:
-    """Return the identities of all memory that some call writes."""
-    found: set[int] = set()
-    for module in program.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-                written = written_arguments(node.target, node.args, node.kwargs)
-                norm = node.target in (aten.batch_norm.default, aten.instance_norm.default)
-                targets = [*written, *(node.args[3:5] if norm else ())]
-                found.update(storage_of(t.meta.get("val")) for t in targets if isinstance(t, fx.Node))
-    return found - {0}

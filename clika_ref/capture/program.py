@@ -74,7 +74,7 @@ class ProgramImporter:
         Raises:
             ModelError: calls are unsupported; all of them are named at once.
         """
-        self.importer.track(self.program.graph_module)
+        self.importer.aliases.track(self.program.graph_module)
         self._declare_state()
         leaves = self._declare_placeholders()
         outputs = self.importer.run(self.program.graph_module)

@@ -17,6 +17,7 @@ from torch.fx.experimental import _config as symbol_config
 from torch.fx.proxy import _STACK_TRACE_ANCHORS
 from torch.nn.modules import transformer
 
+from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.inputs import ModelCall
 
 NOISY = ("torch.fx.experimental.symbolic_shapes.", "torch.export.", "torch._dynamo.")
@@ -76,6 +77,7 @@ def trace(
         _sizes_of_0_and_1(tracer),
         _plain_transformers(),
         _lines_inside(module),
+        for_any_size(),
         _silenced(),
     ):
         return tracer.run(module, call, shapes)

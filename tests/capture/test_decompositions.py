@@ -1,0 +1,83 @@
+"""Calls that PyTorch takes apart: what they write inside, for which sizes they hold, and what is said on failure."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import ModelError, clika_compile
+from clika_ref.capture.decomposition import rules
+
+aten = torch.ops.aten
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+FUNCTIONS = {
+    "quantile": lambda x: x.quantile(0.3, dim=1),
+    "quantile of all": lambda x: x.quantile(0.3),
+    "quantiles": lambda x: x.quantile(torch.tensor([0.3, 0.5]), dim=1, keepdim=True),
+    "nanquantile": lambda x: x.nanquantile(0.3, dim=1),
+    "vander": lambda x: torch.vander(x[0], 3),
+    "vander, rising": lambda x: torch.vander(x[0], increasing=True),
+    "kron": lambda x: torch.kron(x, x[0]),
+    "block_diag": lambda x: torch.block_diag(x, x),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("shapes", [[(4, 6)], [(4, 6), (5, 6)], [(4, 6), (4, 7)], [(4, 6), (5, 7)]])
+def test_a_call_that_writes_inside_its_decomposition_is_captured_for_any_size(name, shapes):
+    function = FUNCTIONS[name]
+    module = clika_compile(Calls(function), tracing_inputs=[torch.randn(s) for s in shapes])
+    sizes = [a if len({s[i] for s in shapes}) == 1 else a + 5 for i, a in enumerate(shapes[0])]
+    x = torch.randn(sizes)
+    torch.testing.assert_close(module(x), function(x))
+
+
+def test_what_a_decomposition_made_is_written_later():
+    def function(x):
+        kron, blocks = torch.kron(x, x), torch.block_diag(x, x)
+        kron[0].add_(1)
+        blocks[:, 0] = 3
+        return kron.mul_(2), blocks, x.quantile(0.2).add_(1)
+
+    module = clika_compile(Calls(function), tracing_inputs=[torch.randn(3, 4), torch.randn(2, 5)])
+    x = torch.randn(4, 6)
+    for actual, expected in zip(module(x), function(x), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_a_decomposition_that_fails_is_named_with_its_line_and_reason(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setitem(rules(), aten.renorm.default, fails)
+    message = (
+        r"aten.renorm.default in <root> at test_decompositions.py:\d+: no operator .*"
+        r"PyTorch's decomposition of it fails on these operands: no such thing"
+    )
+    with pytest.raises(ModelError, match=message):
+        clika_compile(Calls(lambda x: torch.renorm(x, 2, 0, 1.0)), tracing_inputs=[torch.randn(3, 4)])
+
+
+def test_a_decomposition_that_holds_for_one_size_is_refused(monkeypatch):
+    monkeypatch.setitem(rules(), aten.renorm.default, lambda x, *_: x * int(x.shape[0]))
+    with pytest.raises(ModelError, match=r"aten.renorm.default in .* fixes sizes that should be dynamic"):
+        clika_compile(
+            Calls(lambda x: torch.renorm(x, 2, 0, 1.0)), tracing_inputs=[torch.randn(3, 4), torch.randn(2, 4)]
+        )
+
+
+def test_pytorch_is_left_as_it_was_after_a_trace():
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    overloads = [aten.lstm.input, aten.kron.default]
+    before = [o.py_kernels.get(composite) for o in overloads]
+    clika_compile(Calls(lambda x: torch.kron(x, x)), tracing_inputs=[torch.randn(2, 3)])
+    assert [o.py_kernels.get(composite) for o in overloads] == before
