@@ -1,0 +1,54 @@
+"""Recurrent networks with a dynamic batch and a dynamic length: the trace keeps them whole."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+
+NETWORKS = {
+    "LSTM": lambda: nn.LSTM(4, 6, num_layers=2, bidirectional=True),
+    "LSTM, projected": lambda: nn.LSTM(4, 6, batch_first=True, proj_size=3, bias=False),
+    "GRU": lambda: nn.GRU(4, 6, batch_first=True, bidirectional=True),
+    "RNN": lambda: nn.RNN(4, 6, batch_first=True),
+    "RNN, relu": lambda: nn.RNN(4, 6, num_layers=2, nonlinearity="relu"),
+}
+
+
+class Tagger(nn.Module):
+    """What is mostly done with one: tokens in, a class for each out."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.network = nn.LSTM(4, 6, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, tokens):
+        states, _ = self.network(self.embedding(tokens))
+        return self.head(states), states[:, -1]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_recurrent_network_serves_every_batch_and_length(name):
+    model = NETWORKS[name]().eval()
+    module = clika_compile(model, tracing_inputs=[torch.randn(3, 5, 4), torch.randn(2, 7, 4)])
+    for shape in [(5, 11), (1, 1), (4, 1), (1, 9)]:
+        x = torch.randn(*shape, 4)
+        for actual, expected in zip(module(x)[0], model(x)[0], strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+def test_a_recurrent_network_with_given_states_serves_every_length():
+    model = nn.GRU(4, 6).eval()
+    module = clika_compile(model, tracing_inputs=[(torch.randn(n, 2, 4), torch.randn(1, 2, 6)) for n in (5, 7)])
+    x, h = torch.randn(9, 2, 4), torch.randn(1, 2, 6)
+    for actual, expected in zip(module(x, h), model(x, h), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_the_artifact_of_a_recurrent_network_serves_every_length(tmp_path):
+    module = clika_compile(Tagger(), tracing_inputs=[torch.randint(10, (2, 5)), torch.randint(10, (3, 8))])
+    # The export compares the artifact with the module on this input.
+    module.clika_export(tmp_path / "tagger.onnx", example_inputs=torch.randint(10, (4, 13)))
