@@ -1,0 +1,177 @@
+"""More faulty lowerings by an author who knew neither samples nor tests: networks, attention, losses, integers."""
+
+from __future__ import annotations
+
+import torch
+
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("blind-layers", blind=True)
+
+
+# Recurrent networks and attention
+
+
+@FAULTS.lowering("gru", "the reset gate acts before the hidden state is multiplied, which is ONNX's default")
+def _(original, op, *operands, **attrs):
+    return original(forced(op, "GRU", linear_before_reset=0), *operands, **attrs)
+
+
+@FAULTS.lowering("rnn_relu", "the backward direction keeps ONNX's default activation, tanh")
+def _(original, op, *operands, bidirectional, **attrs):
+    op = forced(op, "RNN", activations=["Relu", "Tanh"]) if bidirectional else op
+    return original(op, *operands, bidirectional=bidirectional, **attrs)
+
+
+@FAULTS.lowering("lstm", "initial states are taken for ordered by direction, then layer")
+def _(original, op, *operands, num_layers, bidirectional, **attrs):
+    def by_direction(op, state, *sizes, **how):
+        if not sizes:
+            return op.Split(state, **how)
+        return tuple(op.Gather(state, op.ints([i, i + num_layers]), axis=0) for i in range(num_layers))
+
+    op = Altered(op, Split=by_direction) if bidirectional else op
+    return original(op, *operands, num_layers=num_layers, bidirectional=bidirectional, **attrs)
+
+
+@FAULTS.lowering("scaled_dot_product_attention", "heads share keys in turns instead of in runs of neighbours")
+def _(original, op, x, key, value, attn_mask=None, *, enable_gqa, **attrs):
+    heads, shared = (op.shape(x)[-3], op.shape(key)[-3]) if enable_gqa else (1, 1)
+    if heads != shared and not is_symbolic((heads, shared)):
+        key, value = (
+            op.declare(
+                op.Concat(*[v] * (heads // shared), axis=-3),
+                TensorType(op.dtype(v), (*op.shape(v)[:-3], heads, *op.shape(v)[-2:])),
+            )
+            for v in (key, value)
+        )
+    return original(op, x, key, value, attn_mask, enable_gqa=enable_gqa, **attrs)
+
+
+# Products and quantization
+
+
+@FAULTS.lowering("baddbmm", "with beta = 0 the first operand is multiplied by 0, which keeps its NaN and infinities")
+def _(original, op, x, batch1, batch2, *, beta, alpha):
+    if beta != 0 or not op.dtype(x).is_floating_point:
+        return original(op, x, batch1, batch2, beta=beta, alpha=alpha)
+    return op.Add(op.Mul(x, op.like(x, 0)), original(op, x, batch1, batch2, beta=0, alpha=alpha))
+
+
+@FAULTS.lowering("quantize", "the zero point is added before rounding, so halves round by its parity")
+def _(original, op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
+    if axis is not None:
+        return original(op, x, scale, zero_point, dtype=dtype, quant_min=quant_min, quant_max=quant_max, axis=axis)
+    x, scale, zero_point = op.promote(x, scale, zero_point, to=torch.float32)
+    ends = (
+        torch.iinfo(dtype).min if quant_min is None else quant_min,
+        torch.iinfo(dtype).max if quant_max is None else quant_max,
+    )
+    steps = op.Round(op.Add(op.Div(x, scale), zero_point))
+    return op.cast(op.Clip(steps, *(op.like(x, end) for end in ends)), dtype)
+
+
+@FAULTS.lowering("dequantize", "int32 becomes float32 before the zero point is subtracted")
+def _(original, op, x, scale, zero_point, *, dtype, axis):
+    if op.dtype(x) != torch.int32 or zero_point is None or axis is not None:
+        return original(op, x, scale, zero_point, dtype=dtype, axis=axis)
+    steps, scale, zero_point = op.promote(x, scale, zero_point, to=torch.float32)
+    return op.cast(op.Mul(op.Sub(steps, zero_point), scale), dtype)
+
+
+# Normalization and losses
+
+
+@FAULTS.lowering("native_layer_norm", "the third result is the deviation instead of its reciprocal")
+def _(original, op, x, weight, bias, **attrs):
+    return original(Altered(op, Reciprocal=lambda op, deviation: deviation), x, weight, bias, **attrs)
+
+
+@FAULTS.lowering("instance_norm", "eps is always ONNX's default, 1e-5")
+def _(original, op, *operands, eps, **attrs):
+    return original(op, *operands, eps=1e-5, **attrs)
+
+
+@FAULTS.lowering("binary_cross_entropy", "logarithms are not kept above -100, so a certain error costs infinity")
+def _(original, op, *operands, **attrs):
+    return original(Altered(op, Max=lambda op, logarithm, lowest: logarithm), *operands, **attrs)
+
+
+@FAULTS.lowering("poisson_nll_loss", "a target of exactly 1 gets the Stirling term")
+def _(original, op, *operands, **attrs):
+    return original(Altered(op, LessOrEqual=lambda op, *pair: op.Less(*pair)), *operands, **attrs)
+
+
+@FAULTS.lowering("triplet_margin_loss", "swap is ignored unless p is 2")
+def _(original, op, *operands, p, swap, **attrs):
+    return original(op, *operands, p=p, swap=swap and p == 2, **attrs)
+
+
+@FAULTS.lowering("cross_entropy_loss", "label smoothing is ignored where targets are probabilities")
+def _(original, op, x, target, weight, *, label_smoothing, **attrs):
+    label_smoothing = 0.0 if op.dtype(target).is_floating_point else label_smoothing
+    return original(op, x, target, weight, label_smoothing=label_smoothing, **attrs)
+
+
+# Windows and interpolation
+
+
+@FAULTS.lowering("conv3d", "dilations are given in the order width, height, depth")
+def _(original, op, *operands, dilation, **attrs):
+    return original(op, *operands, dilation=tuple(dilation)[::-1], **attrs)
+
+
+@FAULTS.lowering("upsample_bicubic2d", "the cubic coefficient is -0.5, that of other libraries")
+def _(original, op, x, **attrs):
+    return original(forced(op, "Resize", cubic_coeff_a=-0.5), x, **attrs)
+
+
+@FAULTS.lowering("im2col", "the places within a window come before the channels")
+def _(original, op, x, **attrs):
+    b = op.rank(x) - 3
+    return original(forced(op, "Transpose", perm=[*range(b), b + 1, b + 3, b, b + 2, b + 4]), x, **attrs)
+
+
+# Orders, running results and positions
+
+
+@FAULTS.lowering("logcumsumexp", "equal infinities are subtracted, which makes NaN of them")
+def _(original, op, x, **attrs):
+    return original(Altered(op, Where=lambda op, equal, zero, distance: distance), x, **attrs)
+
+
+@FAULTS.lowering("median", "of an even number of elements the upper middle one is returned")
+def _(original, op, x, *, dim, keepdim):
+    if op.rank(x) == 0 or is_symbolic(op.shape(x)[dim : dim + 1 or None]):
+        return original(op, x, dim=dim, keepdim=keepdim)
+    middle = op.ints([op.shape(x)[dim] // 2 + 1])
+    return original(Altered(op, TopK=lambda op, v, k, **how: op.TopK(v, middle, **how)), x, dim=dim, keepdim=keepdim)
+
+
+@FAULTS.lowering("repeat_interleave", "with a tensor of counts each run but the last takes one copy of the next")
+def _(original, op, *operands, **attrs):
+    return original(Altered(op, GreaterOrEqual=lambda op, *pair: op.Greater(*pair)), *operands, **attrs)
+
+
+@FAULTS.lowering("take", "negative indices are cut to 0")
+def _(original, op, x, index):
+    return original(op, x, op.declare(op.Max(index, op.like(index, 0)), TensorType(op.dtype(index), op.shape(index))))
+
+
+@FAULTS.lowering("linspace", "numbers of an integer dtype are rounded instead of cut")
+def _(original, op, *, start, end, steps, dtype, device):
+    if is_symbolic((start, end, steps)) or op.result.dtype.is_floating_point:
+        return original(op, start=start, end=end, steps=steps, dtype=dtype, device=device)
+    return op.constant(torch.linspace(start, end, steps, dtype=torch.float64).round(), op.result.dtype)
+
+
+@FAULTS.lowering("round", "with negative decimals halves are rounded away from zero")
+def _(original, op, x, *, decimals):
+    if decimals >= 0 or not op.dtype(x).is_floating_point:
+        return original(op, x, decimals=decimals)
+    scale = op.like(x, 10.0**-decimals)
+    away = op.Floor(op.Add(op.Abs(op.Div(x, scale)), op.like(x, 0.5)))
+    return op.Mul(op.Mul(op.Sign(x), away), scale)
