@@ -58,6 +58,11 @@ def _infer(
     return _infer_static(op, operands, dict(attrs)) if static else _infer_symbolic(op, operands, dict(attrs))
 
 
+def forget_types() -> None:
+    """Forget the types inferred so far, which are kept by operator: whoever changes a type rule says so."""
+    _infer.cache_clear()
+
+
 def _infer_static(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
     tensors: list[Any] = [
         torch.empty(cast("Any", t.shape), dtype=t.dtype, device="meta") if isinstance(t, TensorType) else t

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from clika_ref.core.inference import forget_types
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
@@ -29,6 +30,16 @@ class Mutant:
     """Makes a registry faulty for the time of a ``with`` block."""
     blind: bool = False
     """Whether its author had seen neither samples nor tests."""
+
+    @contextlib.contextmanager
+    def seeded(self, registry: Registry) -> Iterator[None]:
+        """Make a registry faulty within the block, and as it was behind it; types inferred before are forgotten."""
+        forget_types()
+        try:
+            with self.apply(registry):
+                yield
+        finally:
+            forget_types()
 
 
 class Catalogue:

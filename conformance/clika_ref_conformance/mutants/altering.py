@@ -1,0 +1,41 @@
+"""An ``op`` that writes some ONNX operators otherwise: most faults of lowerings are one attribute or operand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Altered:
+    """What a lowering receives as ``op``, with other functions ``(op, *operands, **attributes)`` for some of its nodes.
+
+    ``op`` is the unaltered one there. Operators are altered by whatever way a lowering writes them.
+    """
+
+    def __init__(self, op: Any, **instead: Callable[..., Any]) -> None:
+        self._op = op
+        self._instead = instead
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._instead:
+            return getattr(self._op, name)
+
+        def write(*operands: Any, **attributes: Any) -> Any:
+            return self._instead[name](self._op, *operands, **attributes)
+
+        return write
+
+    def node(self, op_type: str, *operands: Any, **attributes: Any) -> Any:
+        """Add a node of any operator, altered or not."""
+        if op_type in self._instead:
+            return self._instead[op_type](self._op, *operands, **attributes)
+        return self._op.node(op_type, *operands, **attributes)
+
+
+def forced(op: Any, op_type: str, **attributes: Any) -> Altered:
+    """Return an ``op`` that writes one operator with some attributes fixed; None leaves an attribute out."""
+
+    def write(op: Any, *operands: Any, **given: Any) -> Any:
+        return op.node(op_type, *operands, **{**given, **attributes})
+
+    return Altered(op, **{op_type: write})

@@ -1,0 +1,263 @@
+"""Faults of arithmetic, casts, bounds and elementwise functions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("arithmetic")
+
+
+def _is_float(op):
+    return op.result.dtype.is_floating_point
+
+
+@FAULTS.lowering("div", "rounding_mode='floor' rounds towards zero")
+def _(original, op, x, y, *, rounding_mode):
+    return original(op, x, y, rounding_mode="trunc" if rounding_mode == "floor" else rounding_mode)
+
+
+@FAULTS.lowering("div", "the true quotient of integers is truncated")
+def _(original, op, x, y, *, rounding_mode):
+    given = [op.dtype(v) for v in (x, y) if not isinstance(v, int | float)]
+    if rounding_mode is None and torch.int64 in given and not any(d.is_floating_point for d in given):
+        return op.cast(op.Div(*op.promote(x, y, to=torch.int64)), op.result.dtype)
+    return original(op, x, y, rounding_mode=rounding_mode)
+
+
+@FAULTS.lowering("div", "a division by a number multiplies by its reciprocal in half precision")
+def _(original, op, x, y, *, rounding_mode):
+    if isinstance(y, int | float) and y and _is_float(op) and rounding_mode is None:
+        return op.Mul(*op.promote(x, float(torch.tensor(1 / y).half())))
+    return original(op, x, y, rounding_mode=rounding_mode)
+
+
+@FAULTS.lowering("remainder", "the result has the sign of the dividend")
+def _(original, op, x, y):
+    return op.Mod(*op.promote(x, y), fmod=1)
+
+
+@FAULTS.lowering("fmod", "the result has the sign of the divisor where both are integers")
+def _(original, op, x, y):
+    return original(op, x, y) if _is_float(op) else op.Mod(*op.promote(x, y))
+
+
+@FAULTS.lowering("sub", "alpha scales the first operand")
+def _(original, op, x, y, *, alpha):
+    x, y = op.promote(x, y)
+    return op.Sub(x if alpha == 1 else op.Mul(x, op.like(x, alpha)), y)
+
+
+@FAULTS.lowering("add", "alpha is ignored where an operand is a number")
+def _(original, op, x, y, *, alpha):
+    return original(op, x, y, alpha=1 if isinstance(y, int | float) else alpha)
+
+
+@FAULTS.lowering("cumsum", "int64 is summed in 32 bits")
+def _(original, op, x, **attrs):
+    if op.result.dtype != torch.int64:
+        return original(op, x, **attrs)
+
+    def write(op, summed, *rest):
+        return op.cast(op.CumSum(op.cast(summed, torch.int32), *rest), torch.int64)
+
+    return original(Altered(op, CumSum=write), x, **attrs)
+
+
+@FAULTS.lowering("sum", "int64 is summed in 32 bits")
+def _(original, op, x, **attrs):
+    if op.result.dtype != torch.int64:
+        return original(op, x, **attrs)
+
+    def write(op, summed, *rest, **how):
+        return op.cast(op.ReduceSum(op.cast(summed, torch.int32), *rest, **how), torch.int64)
+
+    return original(Altered(op, ReduceSum=write), x, **attrs)
+
+
+@FAULTS.lowering("mul", "int64 is multiplied in 32 bits")
+def _(original, op, x, y):
+    if op.result.dtype != torch.int64:
+        return original(op, x, y)
+    return op.cast(op.Mul(*op.promote(x, y, to=torch.int32)), torch.int64)
+
+
+@FAULTS.lowering("to", "a cast between 32 and 64 bits of integer is left to a cast to 32")
+def _(original, op, x, *, dtype):
+    wide = (torch.int64, torch.float64, torch.float32)
+    return original(op, op.cast(x, torch.int32) if op.dtype(x) == torch.int64 and dtype in wide else x, dtype=dtype)
+
+
+@FAULTS.lowering("to", "NaN becomes False")
+def _(original, op, x, *, dtype):
+    if dtype == torch.bool and op.dtype(x).is_floating_point:
+        return op.Greater(op.Abs(x), op.like(x, 0))
+    return original(op, x, dtype=dtype)
+
+
+@FAULTS.lowering("to", "whether a number is zero is decided in half precision")
+def _(original, op, x, *, dtype):
+    if dtype == torch.bool and op.dtype(x) == torch.float32:
+        return op.cast(op.cast(x, torch.float16), torch.bool)
+    return original(op, x, dtype=dtype)
+
+
+@FAULTS.lowering("clamp", "where min is above max, min wins")
+def _(original, op, x, low=None, high=None):
+    (result,) = op.promote(x)
+    result = result if high is None else op.Min(result, *op.promote(high))
+    return result if low is None else op.Max(result, *op.promote(low))
+
+
+@FAULTS.lowering("clamp", "NaN becomes the lower bound")
+def _(original, op, x, low=None, high=None):
+    (kept,) = op.promote(x)
+    if low is not None and _is_float(op):
+        (low,) = op.promote(low)
+        kept = op.Where(op.Greater(kept, low), kept, low)
+    return original(op, kept, low, high)
+
+
+@FAULTS.lowering("clamp", "an absent bound is the largest finite number")
+def _(original, op, x, low=None, high=None):
+    if _is_float(op) and (low is None or high is None):
+        ends = torch.finfo(op.result.dtype)
+        return original(op, x, ends.min if low is None else low, ends.max if high is None else high)
+    return original(op, x, low, high)
+
+
+@FAULTS.lowering("maximum", "NaN of the first operand is dropped")
+def _(original, op, x, y):
+    if not _is_float(op):
+        return original(op, x, y)
+    x, y = op.promote(x, y)
+    return op.Where(op.Greater(x, y), x, y)
+
+
+@FAULTS.lowering("fmax", "NaN spreads")
+def _(original, op, x, y):
+    return op.Max(*op.promote(x, y)) if _is_float(op) else original(op, x, y)
+
+
+@FAULTS.lowering("sign", "the sign of NaN is NaN")
+def _(original, op, x):
+    return op.Sign(x) if op.dtype(x).is_floating_point else original(op, x)
+
+
+@FAULTS.lowering("round", "halves are rounded away from zero")
+def _(original, op, x, *, decimals):
+    def write(op, x):
+        return op.Mul(op.Sign(x), op.Floor(op.Add(op.Abs(x), op.like(x, 0.5))))
+
+    return original(Altered(op, Round=write), x, decimals=decimals)
+
+
+@FAULTS.lowering("gelu", "approximate is ignored")
+def _(original, op, x, *, approximate):
+    return original(op, x, approximate="none")
+
+
+@FAULTS.lowering("softplus", "beta is ignored")
+def _(original, op, x, *, beta, threshold):
+    return original(op, x, beta=1.0, threshold=threshold)
+
+
+@FAULTS.lowering("softplus", "large elements overflow, as without a threshold")
+def _(original, op, x, *, beta, threshold):
+    scaled = op.Mul(x, op.like(x, beta))
+    return op.Div(op.Log(op.Add(op.Exp(scaled), op.like(x, 1))), op.like(x, beta))
+
+
+@FAULTS.lowering("elu", "input_scale is ignored")
+def _(original, op, x, *, input_scale, **attrs):
+    return original(op, x, input_scale=1.0, **attrs)
+
+
+@FAULTS.lowering("hardsigmoid", "the slope is 0.2, as ONNX and Keras have it")
+def _(original, op, x):
+    return original(forced(op, "HardSigmoid", alpha=0.2), x)
+
+
+@FAULTS.lowering("threshold", "the threshold itself passes")
+def _(original, op, x, **attrs):
+    return original(Altered(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
+
+
+@FAULTS.lowering("hardshrink", "the bound itself passes")
+def _(original, op, x, **attrs):
+    return original(Altered(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
+
+
+@FAULTS.lowering("log1p", "log(1 + x) loses the digits of a small x")
+def _(original, op, x):
+    (x,) = op.promote(x)
+    return op.Log(op.Add(x, op.like(x, 1)))
+
+
+@FAULTS.lowering("expm1", "exp(x) - 1 loses the digits of a small x")
+def _(original, op, x):
+    (x,) = op.promote(x)
+    return op.Sub(op.Exp(x), op.like(x, 1))
+
+
+@FAULTS.lowering("logaddexp", "exponentials overflow")
+def _(original, op, x, y):
+    x, y = op.promote(x, y)
+    return op.Log(op.Add(op.Exp(x), op.Exp(y)))
+
+
+@FAULTS.lowering("atan2", "the quotient forgets the quadrant")
+def _(original, op, y, x):
+    return op.Atan(op.Div(*op.promote(y, x)))
+
+
+@FAULTS.lowering("nan_to_num", "posinf is ignored")
+def _(original, op, x, *, posinf, **attrs):
+    return original(op, x, posinf=None, **attrs)
+
+
+@FAULTS.lowering("isclose", "equal_nan is ignored")
+def _(original, op, x, y, *, equal_nan, **attrs):
+    return original(op, x, y, equal_nan=False, **attrs)
+
+
+@FAULTS.lowering("eq", "equality is a difference of zero, so infinities differ from themselves")
+def _(original, op, x, y):
+    operands = [v for v in (x, y) if not isinstance(v, int | float)]
+    if not all(op.dtype(v) == torch.float32 for v in operands):
+        return original(op, x, y)
+    difference = op.declare(op.Sub(*op.promote(x, y, to=torch.float32)), torch.float32)
+    return op.Equal(difference, op.scalar(0, torch.float32))
+
+
+@FAULTS.lowering("pow", "a negative base gives NaN, as exp(y log x) does")
+def _(original, op, x, y):
+    if not _is_float(op):
+        return original(op, x, y)
+    x, y = op.promote(x, y)
+    return op.Exp(op.Mul(y, op.Log(x)))
+
+
+@FAULTS.lowering("bitwise_right_shift", "zeros come from the left of a negative number")
+def _(original, op, x, y):
+    if op.result.dtype != torch.int64:
+        return original(op, x, y)
+    x, y = (op.cast(v, torch.uint64) for v in op.promote(x, y))
+    return op.cast(op.BitShift(x, y, direction="RIGHT"), torch.int64)
+
+
+@FAULTS.lowering("lerp", "a weight of 1 misses the end by a rounding")
+def _(original, op, x, end, weight):
+    x, end, weight = op.promote(x, end, weight)
+    return op.Add(x, op.Mul(op.cast(op.cast(weight, torch.float16), op.dtype(x)), op.Sub(end, x)))
+
+
+@FAULTS.lowering("sin", "angles are reduced by a rounded 2 pi")
+def _(original, op, x):
+    (x,) = op.promote(x)
+    turn = op.like(x, 2 * math.pi)
+    return op.Sin(op.Sub(x, op.Mul(op.Round(op.Div(x, turn)), turn)))

@@ -1,0 +1,137 @@
+"""Faults of attention, recurrent networks and products of matrices."""
+
+from __future__ import annotations
+
+import math
+from unittest.mock import patch
+
+import clika_ref_aten.attention
+import torch
+
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("attention")
+ATTENTION = "scaled_dot_product_attention"
+
+
+@FAULTS.lowering(ATTENTION, "a row without any key gives NaN")
+def _(original, op, *operands, **attrs):
+    return original(Altered(op, Not=lambda op, dead: op.Or(dead, op.Not(dead))), *operands, **attrs)
+
+
+@FAULTS.lowering(ATTENTION, "a row without any key gives the mean of the values")
+def _(original, op, x, key, value, mask=None, **attrs):
+    with patch.object(clika_ref_aten.attention, "MASKED", -1e30):
+        altered = Altered(op, Not=lambda op, dead: op.Or(dead, op.Not(dead)))
+        return original(altered, x, key, value, mask, **attrs)
+
+
+@FAULTS.patch(ATTENTION, "the causal mask is aligned at the bottom right", levels=("operators",))
+def _(registry):
+    def faulty(op, rows, columns):
+        kept = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+        return op.constant(kept, torch.bool)
+
+    with patch.object(clika_ref_aten.attention, "_lower_triangle", faulty):
+        yield
+
+
+@FAULTS.lowering(ATTENTION, "scale is ignored")
+def _(original, op, *operands, scale, **attrs):
+    return original(op, *operands, scale=None, **attrs)
+
+
+@FAULTS.lowering(ATTENTION, "the default scale comes from the width of the values")
+def _(original, op, x, key, value, *mask, scale, **attrs):
+    default = 1 / math.sqrt(op.shape(value)[-1])
+    return original(op, x, key, value, *mask, scale=default if scale is None else scale, **attrs)
+
+
+@FAULTS.lowering(ATTENTION, "shared heads go round instead of each serving its neighbours")
+def _(original, op, x, key, value, *mask, enable_gqa, **attrs):
+    def repeated(op, shared):
+        shape = op.shape(shared)
+        times = op.shape(x)[-3] // shape[-3]
+        tiled = op.Tile(shared, op.ints([times if i == len(shape) - 3 else 1 for i in range(len(shape))]))
+        return op.declare(tiled, TensorType(op.dtype(shared), (*shape[:-3], shape[-3] * times, *shape[-2:])))
+
+    if enable_gqa:
+        key, value = repeated(op, key), repeated(op, value)
+    return original(op, x, key, value, *mask, enable_gqa=False, **attrs)
+
+
+@FAULTS.lowering(ATTENTION, "a boolean mask is added as 0 and 1")
+def _(original, op, x, key, value, mask=None, **attrs):
+    if mask is not None and op.dtype(mask) == torch.bool:
+        shape = op.shape(mask)
+        mask = op.declare(op.cast(mask, op.dtype(x)), TensorType(op.dtype(x), shape))
+    return original(op, x, key, value, mask, **attrs)
+
+
+@FAULTS.lowering(ATTENTION, "the mask is ignored where the call is in groups")
+def _(original, op, x, key, value, mask=None, *, enable_gqa, **attrs):
+    return original(op, x, key, value, None if enable_gqa else mask, enable_gqa=enable_gqa, **attrs)
+
+
+@FAULTS.lowering("gru", "the reset gate comes before the product, as is the default of ONNX")
+def _(original, op, *operands, **attrs):
+    return original(forced(op, "GRU", linear_before_reset=None), *operands, **attrs)
+
+
+@FAULTS.lowering("lstm", "the gates stay in the order of PyTorch")
+def _(original, op, x, h, c, *params, **attrs):
+    def write(op, value, *sizes, **how):
+        parts = op.Split(value, *sizes, **how)
+        return [parts[i] for i in (0, 2, 3, 1)] if how.get("num_outputs") == 4 else parts
+
+    return original(Altered(op, Split=write), x, h, c, *params, **attrs)
+
+
+@FAULTS.lowering("lstm", "hidden and cell state change places at the start")
+def _(original, op, x, h, c, *params, **attrs):
+    return original(op, x, c, h, *params, **attrs)
+
+
+@FAULTS.lowering("rnn_relu", "the activation is the default tanh")
+def _(original, op, *operands, **attrs):
+    return original(forced(op, "RNN", activations=None), *operands, **attrs)
+
+
+@FAULTS.lowering("linear", "the product is computed in half precision")
+def _(original, op, x, weight, *bias):
+    def halved(op_type):
+        def write(op, *operands, **how):
+            return op.cast(op.node(op_type, *op.promote(*operands, to=torch.float16), **how), op.dtype(x))
+
+        return write
+
+    return original(Altered(op, MatMul=halved("MatMul"), Gemm=halved("Gemm")), x, weight, *bias)
+
+
+@FAULTS.lowering("matmul", "operands are rounded to bfloat16 first")
+def _(original, op, x, other):
+    def write(op, *operands):
+        return op.MatMul(*(op.cast(op.cast(v, torch.bfloat16), op.dtype(v)) for v in operands))
+
+    return original(Altered(op, MatMul=write), x, other)
+
+
+@FAULTS.lowering("baddbmm", "beta is ignored")
+def _(original, op, *operands, beta, **attrs):
+    return original(op, *operands, beta=1, **attrs)
+
+
+@FAULTS.lowering("addmm", "alpha scales the sum, not the product")
+def _(original, op, x, mat1, mat2, *, beta, alpha):
+    total = original(op, x, mat1, mat2, beta=beta, alpha=1)
+    return op.Mul(total, op.cast(op.scalar(alpha, torch.float32), op.result.dtype))
+
+
+@FAULTS.lowering("addmm", "a beta of 0 still spreads NaN of the operand that it switches off")
+def _(original, op, x, mat1, mat2, *, beta, alpha):
+    if beta:
+        return original(op, x, mat1, mat2, beta=beta, alpha=alpha)
+    off = op.Mul(x, op.like(x, 0))
+    return op.Add(original(op, x, mat1, mat2, beta=beta, alpha=alpha), off)

@@ -1,0 +1,126 @@
+"""Faults of what is around the lowerings: constants, names, casts, and handing tensors over."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import clika_ref_onnxruntime.target as target
+import torch
+
+from clika_ref.onnx_emission import emission
+from clika_ref.onnx_emission.builder import OnnxBuilder
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("emission")
+
+
+def _method(subject: str, change: str, kind: Any, name: str, *levels: str) -> Any:
+    """Seed a faulty method or function: ``(original, *operands)``."""
+
+    def declare(faulty):
+        def patched(registry):
+            original = getattr(kind, name)
+            with patch.object(kind, name, lambda *operands, **named: faulty(original, *operands, **named)):
+                yield
+
+        return FAULTS.patch(subject, change, levels=levels)(patched)
+
+    return declare
+
+
+@_method("graphs", "constants are stored once that are equal as numbers", OnnxBuilder, "constant", "graphs")
+def _(original, self, data, dtype):
+    tensor = torch.as_tensor(data).to(dtype)
+    key = (dtype, tuple(tensor.shape), tuple(float(n) + 0.0 for n in tensor.flatten().tolist()))
+    known = self.__dict__.setdefault("known", {})
+    return known.setdefault(key, None) or known.setdefault((key, 1), original(self, data, dtype))
+
+
+@_method("graphs", "constants are stored once that are equal in dtype and elements", OnnxBuilder, "constant", "graphs")
+def _(original, self, data, dtype):
+    key = (dtype, tuple(torch.as_tensor(data).flatten().tolist()))
+    known = self.__dict__.setdefault("known", {})
+    if key not in known:
+        known[key] = original(self, data, dtype)
+    return known[key]
+
+
+@_method("gelu", "two nodes of one kind get one name", OnnxBuilder, "_name", "operators")
+def _(original, self, hint):
+    return f"{self.prefix}/{hint}"
+
+
+@_method("to", "a cast between floats is left out", OnnxBuilder, "cast", "operators")
+def _(original, self, x, dtype):
+    return x if self.dtype(x).is_floating_point and dtype.is_floating_point else original(self, x, dtype)
+
+
+@_method("add", "operands of another dtype are cast through int32", OnnxBuilder, "cast", "operators")
+def _(original, self, x, dtype):
+    through = dtype.is_floating_point and self.dtype(x) == torch.int64
+    return original(self, original(self, x, torch.int32) if through else x, dtype)
+
+
+@_method("graphs", "an input that is returned loses its name", emission._Emission, "_outputs", "graphs")
+def _(original, self):
+    for value in self.graph.outputs:
+        self.values[value].name = value.name
+    return original(self)
+
+
+@_method("graphs", "what a later node returns is named after the first", emission._Emission, "_outputs", "graphs")
+def _(original, self):
+    return sorted(original(self), key=lambda value: value.name)
+
+
+@_method("add", "a tensor that is not contiguous is read as if it were", target, "_to_ort", "operators")
+def _(original, tensor):
+    flat = tensor.as_strided((min(tensor.numel(), tensor.untyped_storage().nbytes() // tensor.itemsize),), (1,), 0)
+    return original(flat.reshape(tensor.shape) if flat.numel() == tensor.numel() else tensor)
+
+
+@_method("add", "a view into a larger tensor is read from its start", target, "_to_ort", "operators")
+def _(original, tensor):
+    return original(tensor.as_strided(tensor.shape, tensor.stride(), 0))
+
+
+@_method("sub", "inputs are handed over in reversed order", target.OnnxRuntimeRunner, "__call__", "operators")
+def _(original, self, inputs):
+    return original(self, inputs[::-1])
+
+
+@_method("mul", "a later run writes into the results of the first", target.OnnxRuntimeRunner, "__call__", "operators")
+def _(original, self, inputs):
+    results = original(self, inputs)
+    kept = self.__dict__.setdefault("kept", results)
+    return [old.copy_(new) if old.shape == new.shape else new for old, new in zip(kept, results, strict=True)]
+
+
+@_method(
+    "relu",
+    "a smaller result leaves the rest of a larger one behind it",
+    target.OnnxRuntimeRunner,
+    "__call__",
+    "dynamic",
+)
+def _(original, self, inputs):
+    results = original(self, inputs)
+    kept = self.__dict__.setdefault("kept", [r.flatten() for r in results])
+    for i, result in enumerate(results):
+        if result.numel() > kept[i].numel():
+            kept[i] = result.flatten()
+        elif result.numel():
+            kept[i][: result.numel() - 1] = result.flatten()[: result.numel() - 1]
+            results[i] = kept[i][: result.numel()].clone().reshape(result.shape)
+    return results
+
+
+@_method("identity", "a result shares the memory of an input", target.OnnxRuntimeRunner, "__call__", "operators")
+def _(original, self, inputs):
+    return list(inputs[:1])
+
+
+@_method("relu", "a result is returned with a side too many", target.OnnxRuntimeRunner, "__call__", "operators")
+def _(original, self, inputs):
+    return [r.reshape(1) if r.dim() == 0 else r for r in original(self, inputs)]

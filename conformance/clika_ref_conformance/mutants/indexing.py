@@ -1,0 +1,187 @@
+"""Faults of slicing, indexing, sorting, scattering and moving."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import clika_ref_aten.slicing
+import clika_ref_aten.sorting
+import torch
+from clika_ref_aten.moving import FAR
+
+from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("indexing")
+
+
+@FAULTS.lowering("slice", "a start before the first element wraps once more")
+def _(original, op, x, *, dim, start, **attrs):
+    side = op.shape(x)[dim]
+    wrapped = start % side if isinstance(start, int) and isinstance(side, int) and start < -side else start
+    return original(op, x, dim=dim, start=wrapped, **attrs)
+
+
+@FAULTS.lowering("slice_scatter", "step is ignored where the source is one element long")
+def _(original, op, x, src, *, dim, start, end, step):
+    if step > 1 and op.shape(src)[dim] > 1:
+        start = 0 if start is None else start
+        step, end = 1, start + op.shape(src)[dim]
+    return original(op, x, src, dim=dim, start=start, end=end, step=step)
+
+
+@FAULTS.patch("select_scatter", "the index -1 ends at element 0", levels=("operators",))
+def _(registry):
+    original = clika_ref_aten.slicing.overwrite
+
+    def faulty(op, x, src, dim, *, start, end, step=1):
+        return original(op, x, src, dim, start=start, end=0 if start == -1 and end == FAR else end, step=step)
+
+    with patch.object(clika_ref_aten.slicing, "overwrite", faulty):
+        yield
+
+
+@FAULTS.lowering("select", "a negative index counts from the last but one")
+def _(original, op, x, *, dim, index):
+    last = op.shape(x)[dim] - 1
+    return original(op, x, dim=dim, index=max(index + last, 0) if index < 0 else index)
+
+
+@FAULTS.lowering("index", "negative positions of later sides do not wrap")
+def _(original, op, x, *indices):
+    return original(Altered(op, Mod=lambda op, entry, side: op.Identity(entry)), x, *indices)
+
+
+@FAULTS.lowering("index_put", "accumulate overwrites")
+def _(original, op, x, values, *indices, accumulate):
+    return original(op, x, values, *indices, accumulate=False)
+
+
+@FAULTS.lowering("index_add", "of two sources of one place the last wins")
+def _(original, op, x, index, source, **attrs):
+    return original(forced(Altered(op), "ScatterElements", reduction=None), x, index, source, **attrs)
+
+
+@FAULTS.lowering("index_add", "alpha is ignored")
+def _(original, op, x, index, source, *, dim, alpha):
+    return original(op, x, index, source, dim=dim, alpha=1)
+
+
+@FAULTS.lowering("topk", "largest is ignored")
+def _(original, op, x, *, largest, **attrs):
+    return original(op, x, largest=True, **attrs)
+
+
+@FAULTS.lowering("sort", "equal elements come in reversed order")
+def _(original, op, x, **attrs):
+    def write(op, x, k, *, axis, largest, outputs, **how):
+        values, positions = op.TopK(x, k, axis=axis, largest=not largest, outputs=2, **how)
+        ends = (op.ints([-1]), op.ints([-FAR]), op.ints([axis]), op.ints([-1]))
+        return op.Slice(values, *ends), op.Slice(positions, *ends)
+
+    return original(Altered(op, TopK=write), x, **attrs)
+
+
+@FAULTS.patch("median", "of an even number the upper middle is taken", levels=("operators",))
+def _(registry):
+    original = clika_ref_aten.sorting.FloorDiv
+    with patch.object(clika_ref_aten.sorting, "FloorDiv", lambda count, two: original(count - 1, two) + 1):
+        yield
+
+
+@FAULTS.lowering("kthvalue", "k counts from 0")
+def _(original, op, x, *, k, **attrs):
+    return original(op, x, k=k + 1 if op.rank(x) and k < op.shape(x)[attrs["dim"]] else k, **attrs)
+
+
+@FAULTS.lowering("argmax", "the last of equal elements is taken")
+def _(original, op, x, **attrs):
+    return original(forced(op, "ArgMax", select_last_index=1), x, **attrs)
+
+
+@FAULTS.lowering("amax", "keepdim is ignored where the dims are many")
+def _(original, op, x, *, dim, keepdim):
+    return original(op, x, dim=dim, keepdim=keepdim and len(dim or ()) < 2)
+
+
+@FAULTS.lowering("scatter_reduce", "include_self is ignored")
+def _(original, op, x, index, src, *, include_self, **attrs):
+    return original(op, x, index, src, include_self=True, **attrs)
+
+
+@FAULTS.lowering("scatter", "sources are taken from the end of the side")
+def _(original, op, x, index, src, *, dim):
+    def write(op, x, index, src, **how):
+        return op.ScatterElements(x, index, src, axis=-1)
+
+    return original(Altered(op, ScatterElements=write), x, index, src, dim=dim)
+
+
+@FAULTS.lowering("gather", "the side is always the last")
+def _(original, op, x, index, *, dim, **attrs):
+    return original(op, x, index, dim=-1, **attrs)
+
+
+@FAULTS.lowering("embedding_bag", "padding_idx counts like any row")
+def _(original, op, *operands, padding_idx, **attrs):
+    return original(op, *operands, padding_idx=None, **attrs)
+
+
+@FAULTS.lowering("searchsorted", "right is ignored")
+def _(original, op, *operands, right, **attrs):
+    return original(op, *operands, right=False, **attrs)
+
+
+@FAULTS.lowering("tril", "diagonal is ignored")
+def _(original, op, x, *, diagonal):
+    return original(op, x, diagonal=0)
+
+
+@FAULTS.lowering("roll", "elements are rolled the other way")
+def _(original, op, x, *, shifts, dims):
+    return original(op, x, shifts=tuple(-n for n in shifts), dims=dims)
+
+
+@FAULTS.lowering("flip", "only the first side is reversed")
+def _(original, op, x, *, dims):
+    return original(op, x, dims=dims[:1])
+
+
+@FAULTS.lowering("repeat_interleave", "the whole is repeated, not each element")
+def _(original, op, x, repeats, *, dim, **attrs):
+    if not isinstance(repeats, int) or dim is None:
+        return original(op, x, repeats, dim=dim, **attrs)
+    return op.Tile(x, op.ints([repeats if i == dim % op.rank(x) else 1 for i in range(op.rank(x))]))
+
+
+@FAULTS.lowering("permute", "the inverse permutation is applied")
+def _(original, op, x, *, dims):
+    order = [d % len(dims) for d in dims]
+    return original(op, x, dims=tuple(sorted(range(len(order)), key=order.__getitem__)))
+
+
+@FAULTS.lowering("cat", "negative sides count from one less")
+def _(original, op, *tensors, dim):
+    return original(op, *tensors, dim=max(dim - 1, -op.rank(tensors[0])) if dim < 0 else dim)
+
+
+@FAULTS.lowering("where", "condition and operands are aligned at the first side")
+def _(original, op, condition, x, y):
+    ranks = [op.rank(v) for v in (condition, x) if not isinstance(v, int | float)]
+    if len(ranks) == 2 and ranks[0] == 1 and ranks[1] > 1 and op.shape(condition) == op.shape(x)[:1]:
+        condition = op.Reshape(condition, op.ints([-1, *[1] * (ranks[1] - 1)]))
+        op.declare(condition, torch.bool)
+        return op.Where(condition, *op.promote(x, y))
+    return original(op, condition, x, y)
+
+
+@FAULTS.lowering("unfold", "windows follow each other without overlap")
+def _(original, op, x, *, dimension, size, step):
+    rank = op.rank(x)
+    if not rank:
+        return original(op, x, dimension=dimension, size=size, step=step)
+    dim = dimension % rank
+    starts = torch.arange(op.result.shape[dim])[:, None] * size + torch.arange(size)
+    places = starts.clamp(max=op.shape(x)[dim] - 1)
+    order = [i for i in range(rank + 1) if i != dim + 1]
+    return op.Transpose(op.Gather(x, op.constant(places, torch.int64), axis=dim), perm=[*order, dim + 1])

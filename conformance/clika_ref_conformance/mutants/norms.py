@@ -1,0 +1,192 @@
+"""Faults of normalizations, softmax, statistics and losses."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("norms")
+
+
+@FAULTS.lowering("layer_norm", "eps is left to its default")
+def _(original, op, x, *operands, **attrs):
+    return original(forced(op, "LayerNormalization", epsilon=None), x, *operands, **attrs)
+
+
+@FAULTS.lowering("layer_norm", "only the last side is normalized")
+def _(original, op, x, *operands, **attrs):
+    return original(forced(op, "LayerNormalization", axis=-1), x, *operands, **attrs)
+
+
+@FAULTS.lowering("native_layer_norm", "eps is added behind the root")
+def _(original, op, x, *operands, eps, **attrs):
+    def write(op, variance):
+        return op.Add(op.Sqrt(variance), op.like(variance, eps))
+
+    return original(Altered(op, Sqrt=write), x, *operands, eps=0.0, **attrs)
+
+
+@FAULTS.lowering("native_layer_norm", "the third result is the deviation, not its reciprocal")
+def _(original, op, x, *operands, **attrs):
+    return original(Altered(op, Reciprocal=lambda op, deviation: op.Identity(deviation)), x, *operands, **attrs)
+
+
+@FAULTS.lowering("rms_norm", "the default eps is 1e-5")
+def _(original, op, x, weight=None, *, eps, **attrs):
+    return original(op, x, weight, eps=1e-5 if eps is None else eps, **attrs)
+
+
+@FAULTS.lowering("rms_norm", "the mean is subtracted, as in layer_norm")
+def _(original, op, x, weight=None, *, normalized_shape, **attrs):
+    mean = op.ReduceMean(x, op.ints(range(-len(normalized_shape), 0)), keepdims=1)
+    return original(op, op.Sub(x, mean), weight, normalized_shape=normalized_shape, **attrs)
+
+
+@FAULTS.lowering("batch_norm", "training normalizes by the unbiased variance")
+def _(original, op, x, *operands, training, **attrs):
+    shape = op.shape(x)
+    count = math.prod(shape) // shape[1]
+
+    def write(op, x, axes, *, keepdims):
+        write.calls += 1
+        mean = op.ReduceMean(x, axes, keepdims=keepdims)
+        return op.Mul(mean, op.like(x, count / (count - 1))) if write.calls == 2 and count > 1 else mean
+
+    write.calls = 0
+    altered = Altered(op, ReduceMean=write) if training else op
+    return original(altered, x, *operands, training=training, **attrs)
+
+
+@FAULTS.lowering("batch_norm", "eps is left to its default")
+def _(original, op, x, *operands, **attrs):
+    return original(forced(op, "BatchNormalization", epsilon=None), x, *operands, **attrs)
+
+
+@FAULTS.lowering("instance_norm", "use_input_stats is ignored")
+def _(original, op, x, *operands, use_input_stats, **attrs):
+    return original(op, x, *operands, use_input_stats=True, **attrs)
+
+
+@FAULTS.lowering("group_norm", "all channels are one group")
+def _(original, op, x, *operands, num_groups, **attrs):
+    return original(op, x, *operands, num_groups=1, **attrs)
+
+
+@FAULTS.lowering("running_mean_update", "momentum weighs the old value")
+def _(original, op, x, running, *, momentum, **attrs):
+    return original(op, x, running, momentum=1 - momentum, **attrs)
+
+
+@FAULTS.lowering("running_var_update", "the variance is the biased one")
+def _(original, op, x, running, **attrs):
+    def write(op, total, count):
+        return op.Div(total, op.Add(count, op.like(total, 1)))
+
+    return original(Altered(op, Div=write), x, running, **attrs)
+
+
+@FAULTS.lowering("var", "correction is always 1")
+def _(original, op, x, *, correction, **attrs):
+    return original(op, x, correction=1, **attrs)
+
+
+@FAULTS.lowering("std_mean", "the correction counts once for each side")
+def _(original, op, x, *, dim, correction, **attrs):
+    return original(op, x, dim=dim, correction=correction * len(dim or (0,)), **attrs)
+
+
+@FAULTS.lowering("softmax", "the sides behind dim are flattened with it, as before opset 13")
+def _(original, op, x, *, dim, dtype):
+    rank = op.rank(x)
+    if not rank:
+        return original(op, x, dim=dim, dtype=dtype)
+    axes = op.ints(range(dim % rank, rank))
+    (x,) = op.promote(x)
+    powers = op.Exp(op.Sub(x, op.ReduceMax(x, axes, keepdims=1)))
+    return op.Div(powers, op.ReduceSum(powers, axes, keepdims=1))
+
+
+@FAULTS.lowering("softmax", "exponentials overflow, as the maximum is not subtracted")
+def _(original, op, x, *, dim, dtype):
+    if not op.rank(x):
+        return original(op, x, dim=dim, dtype=dtype)
+    powers = op.Exp(*op.promote(x))
+    return op.Div(powers, op.ReduceSum(powers, op.ints([dim]), keepdims=1))
+
+
+@FAULTS.lowering("softmax", "dtype is ignored until the end")
+def _(original, op, x, *, dim, dtype):
+    if not op.rank(x) or op.dtype(x) == torch.float64 or op.result.dtype != torch.float64:
+        return original(op, x, dim=dim, dtype=dtype)
+    return op.cast(op.Softmax(x, axis=dim), op.result.dtype)
+
+
+@FAULTS.lowering("log_softmax", "it is the logarithm of softmax, which underflows")
+def _(original, op, x, *, dim, dtype):
+    return original(Altered(op, LogSoftmax=lambda op, x, **how: op.Log(op.Softmax(x, **how))), x, dim=dim, dtype=dtype)
+
+
+@FAULTS.lowering("logsumexp", "exponentials overflow")
+def _(original, op, x, **attrs):
+    def write(op, x, *axes, **how):
+        return op.Log(op.ReduceSum(op.Exp(x), *axes, **how))
+
+    return original(Altered(op, ReduceLogSumExp=write), x, **attrs)
+
+
+@FAULTS.lowering("log_sigmoid", "it is the logarithm of the sigmoid, which underflows")
+def _(original, op, x):
+    return op.Log(op.Sigmoid(x))
+
+
+@FAULTS.lowering("weight_norm", "the norm runs over the sides behind dim only")
+def _(original, op, v, g, *, dim):
+    kept = dim % op.rank(v)
+    return op.Mul(v, op.Div(g, op.ReduceL2(v, op.ints(range(kept + 1, op.rank(v))), keepdims=1)))
+
+
+@FAULTS.lowering("cosine_similarity", "the sides of the first operand are normalized along the last")
+def _(original, op, x1, x2, *, dim, eps):
+    return original(op, x1, x2, dim=-1, eps=eps)
+
+
+@FAULTS.lowering("cross_entropy_loss", "the mean divides by the count, not by the weights that were used")
+def _(original, op, x, target, weight=None, *, reduction, **attrs):
+    def write(op, losses, weights):
+        return op.Div(losses, op.like(losses, max(1, math.prod(op.shape(target)))))
+
+    altered = Altered(op, Div=write) if reduction == 1 and weight is not None else op
+    return original(altered, x, target, weight, reduction=reduction, **attrs)
+
+
+@FAULTS.lowering("cross_entropy_loss", "label_smoothing is ignored")
+def _(original, op, x, target, weight=None, *, label_smoothing, **attrs):
+    return original(op, x, target, weight, label_smoothing=0.0, **attrs)
+
+
+@FAULTS.lowering("nll_loss", "ignore_index is ignored")
+def _(original, op, x, target, weight=None, *, ignore_index, **attrs):
+    return original(op, x, target, weight, ignore_index=-100, **attrs)
+
+
+@FAULTS.lowering("smooth_l1_loss", "beta is 1, whatever is given")
+def _(original, op, x, target, *, beta, **attrs):
+    return original(op, x, target, beta=1.0, **attrs)
+
+
+@FAULTS.lowering("huber_loss", "the line does not meet the parabola, as in smooth_l1_loss")
+def _(original, op, x, target, *, delta, **attrs):
+    def write(op, condition, square, line):
+        return op.Where(condition, square, op.Div(line, op.like(line, delta)))
+
+    return original(Altered(op, Where=write), x, target, delta=delta, **attrs)
+
+
+@FAULTS.lowering("kl_div", "a target of 0 makes NaN")
+def _(original, op, x, target, *, log_target, **attrs):
+    altered = op if log_target else Altered(op, Where=lambda op, condition, zero, product: product)
+    return original(altered, x, target, log_target=log_target, **attrs)

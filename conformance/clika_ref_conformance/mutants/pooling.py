@@ -1,0 +1,172 @@
+"""Faults of pooling, resampling, padding and convolution."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import clika_ref_aten.adaptive_pooling
+import clika_ref_aten.pooling
+import clika_ref_aten.resampling
+import torch
+from clika_ref_aten.spatial import ceil_divide, padded
+
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("pooling")
+
+
+@FAULTS.lowering("avg_pool2d", "padding never counts, as if count_include_pad were False")
+def _(original, op, x, **attrs):
+    return original(forced(op, "AveragePool", count_include_pad=None), x, **attrs)
+
+
+@FAULTS.lowering("avg_pool2d", "with ceil_mode, what a window has beyond the padding counts too")
+def _(original, op, x, *, ceil_mode, **attrs):
+    counted = forced(op, "AveragePool", count_include_pad=1) if ceil_mode else op
+    return original(counted, x, ceil_mode=ceil_mode, **attrs)
+
+
+@FAULTS.lowering("avg_pool2d", "divisor_override is ignored")
+def _(original, op, x, *, divisor_override, **attrs):
+    return original(op, x, divisor_override=None, **attrs)
+
+
+@FAULTS.lowering("avg_pool1d", "count_include_pad is the ONNX default of 0 where nothing pads the first window")
+def _(original, op, x, *, count_include_pad, padding, **attrs):
+    return original(op, x, count_include_pad=count_include_pad and padding[0] > 1, padding=padding, **attrs)
+
+
+@FAULTS.lowering("max_pool2d", "the padding is zeros, which are larger than negative elements")
+def _(original, op, x, *, padding, **attrs):
+    sides = tuple(padding) * (2 // len(padding))
+    return original(op, padded(op, x, sides, sides), padding=(0, 0), **attrs)
+
+
+@FAULTS.lowering("max_pool2d_with_indices", "positions count through the whole tensor, as ONNX has it")
+def _(original, op, x, **attrs):
+    return original(Altered(op, Mod=lambda op, position, plane: op.Identity(position)), x, **attrs)
+
+
+@FAULTS.lowering("max_pool1d", "dilation spreads the last side only")
+def _(original, op, x, *, dilation, **attrs):
+    return original(forced(op, "MaxPool", dilations=None), x, dilation=dilation, **attrs)
+
+
+@FAULTS.patch("max_pool2d", "with ceil_mode a last window starts in the padding behind", levels=("operators",))
+def _(registry):
+    def faulty(n, k, s, p, d, *, ceil_mode):
+        return (ceil_divide if ceil_mode else int.__floordiv__)(n + 2 * p - d * (k - 1) - 1, s) + 1
+
+    with patch.object(clika_ref_aten.pooling, "_count", faulty):
+        yield
+
+
+@FAULTS.patch("adaptive_avg_pool2d", "every side is pooled by windows of one length", levels=("operators",))
+def _(registry):
+    with patch.object(clika_ref_aten.adaptive_pooling, "_divides", lambda lengths, counts: True):
+        yield
+
+
+@FAULTS.lowering("adaptive_avg_pool2d", "a window that is shorter than others is averaged over their length")
+def _(original, op, x, **attrs):
+    altered = Altered(op, Div=lambda op, a, b: op.Div(a, op.ReduceMax(b, keepdims=0)))
+    return original(altered, x, **attrs)
+
+
+@FAULTS.patch("adaptive_max_pool2d", "the position of a maximum forgets the rows above it", levels=("operators",))
+def _(registry):
+    def faulty(op, places, positions, n):
+        return op.Add(op.Mul(op.Unsqueeze(places, op.ints([-2, -1])), op.scalar(0, torch.int64)), positions)
+
+    with patch.object(clika_ref_aten.adaptive_pooling, "_extended", faulty):
+        yield
+
+
+@FAULTS.lowering("upsample_nearest2d", "the nearest element is found by rounding up")
+def _(original, op, x, **attrs):
+    return original(forced(op, "Resize", nearest_mode="ceil"), x, **attrs)
+
+
+@FAULTS.patch("upsample_nearest2d", "elements are taken from the centres of pixels", levels=("operators",))
+def _(registry):
+    original = clika_ref_aten.resampling._sources
+
+    def faulty(n, m, scale, *, exact, dtype):
+        return original(n, m, scale, exact=True, dtype=dtype)
+
+    with patch.object(clika_ref_aten.resampling, "_sources", faulty):
+        yield
+
+
+@FAULTS.lowering("upsample_nearest1d", "Resize scales by the quotient of lengths, which it rounds")
+def _(original, op, x, *, output_size, scales):
+    factors = op.constant([1.0, 1.0, output_size[0] / op.shape(x)[2]], torch.float32)
+    modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return op.Resize(x, None, factors, mode="nearest", **modes)
+
+
+@FAULTS.lowering("upsample_bilinear2d", "align_corners is ignored")
+def _(original, op, x, *, align_corners, **attrs):
+    return original(op, x, align_corners=False, **attrs)
+
+
+@FAULTS.lowering("upsample_bilinear2d", "coordinates come from the rounded size, not from the factor that was given")
+def _(original, op, x, *, scales, **attrs):
+    return original(op, x, scales=(None,) * len(scales), **attrs)
+
+
+@FAULTS.lowering("upsample_bicubic2d", "the cubic coefficient is -0.5 instead of -0.75")
+def _(original, op, x, **attrs):
+    return original(forced(op, "Resize", cubic_coeff_a=-0.5), x, **attrs)
+
+
+@FAULTS.lowering("grid_sampler", "padding_mode is always zeros")
+def _(original, op, x, grid, *, padding_mode, **attrs):
+    return original(op, x, grid, padding_mode=0, **attrs)
+
+
+@FAULTS.lowering("conv2d", "padding='same' puts the odd element first")
+def _(original, op, x, weight, *bias, padding, **attrs):
+    def write(op, *operands, pads, **how):
+        return op.Conv(*operands, pads=[*pads[2:], *pads[:2]], **how)
+
+    return original(Altered(op, Conv=write) if padding == "same" else op, x, weight, *bias, padding=padding, **attrs)
+
+
+@FAULTS.lowering("conv2d", "input channels are dealt out to the groups one by one")
+def _(original, op, x, weight, *bias, groups, **attrs):
+    axis = op.rank(x) - 3
+    order = torch.arange(op.shape(x)[axis]).reshape(-1, groups).T.reshape(-1)
+    mixed = op.Gather(x, op.constant(order, torch.int64), axis=axis)
+    op.declare(mixed, TensorType(op.dtype(x), op.shape(x)))
+    return original(op, mixed, weight, *bias, groups=groups, **attrs)
+
+
+@FAULTS.lowering("conv_transpose2d", "the kernel is not turned over")
+def _(original, op, x, weight, *bias, **attrs):
+    def write(op, x, weight, *bias, **how):
+        ends, steps = op.ints([-(2**31)] * 2), op.ints([-1, -1])
+        return op.ConvTranspose(x, op.Slice(weight, op.ints([-1, -1]), ends, op.ints([2, 3]), steps), *bias, **how)
+
+    return original(Altered(op, ConvTranspose=write), x, weight, *bias, **attrs)
+
+
+@FAULTS.lowering("pad", "the mode reflect repeats the edge")
+def _(original, op, x, **attrs):
+    def write(op, *operands, mode):
+        return op.Pad(*operands, mode="edge" if mode == "reflect" else mode)
+
+    return original(Altered(op, Pad=write), x, **attrs)
+
+
+@FAULTS.lowering("pad", "pairs belong to the sides from the first one on")
+def _(original, op, x, *, pad, **attrs):
+    pairs = [pad[i : i + 2] for i in range(0, len(pad), 2)]
+    return original(op, x, pad=tuple(n for pair in reversed(pairs) for n in pair), **attrs)
+
+
+@FAULTS.lowering("pad", "a negative length pads nothing, as in a library that only adds")
+def _(original, op, x, *, pad, **attrs):
+    return original(op, x, pad=tuple(max(0, n) for n in pad), **attrs)

@@ -1,0 +1,159 @@
+"""Faults of quantization: rounding, ranges, axes, and four bits to a byte."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import torch
+
+import clika_ref_conformance.levels.quantization as level
+from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("quantization")
+LEVELS = ("operators", "quantization")
+
+
+def _instead(compute):
+    """Return a lowering of quantize for one scale that computes its codes, as floats, in another way."""
+
+    def lower(original, op, x, scale, zero, *, dtype, quant_min, quant_max, axis):
+        if axis is not None:
+            return original(op, x, scale, zero, dtype=dtype, quant_min=quant_min, quant_max=quant_max, axis=axis)
+        info = torch.iinfo(dtype)
+        low = op.scalar(info.min if quant_min is None else quant_min, torch.float32)
+        high = op.scalar(info.max if quant_max is None else quant_max, torch.float32)
+        x, scale, zero = op.cast(x, torch.float32), *op.promote(scale, zero, to=torch.float32)
+        return op.cast(op.cast(compute(op, x, scale, zero, low, high), torch.int32), dtype)
+
+    return lower
+
+
+def _clip(op, codes, low, high):
+    return op.Max(op.Min(codes, high), low)
+
+
+@FAULTS.lowering("quantize", "codes are clamped before the zero point is added", levels=LEVELS)
+@_instead
+def _(op, x, scale, zero, low, high):
+    return _clip(op, op.Add(_clip(op, op.Round(op.Div(x, scale)), low, high), zero), low, high)
+
+
+@FAULTS.lowering("quantize", "halves are rounded up", levels=LEVELS)
+@_instead
+def _(op, x, scale, zero, low, high):
+    steps = op.Floor(op.Add(op.Div(x, scale), op.scalar(0.5, torch.float32)))
+    return _clip(op, op.Add(steps, zero), low, high)
+
+
+@FAULTS.lowering("quantize", "codes are truncated", levels=LEVELS)
+@_instead
+def _(op, x, scale, zero, low, high):
+    steps = op.cast(op.cast(_clip(op, op.Div(x, scale), op.Neg(high), high), torch.int32), torch.float32)
+    return _clip(op, op.Add(steps, zero), low, high)
+
+
+@FAULTS.lowering("quantize", "the division is a product with the reciprocal", levels=LEVELS)
+@_instead
+def _(op, x, scale, zero, low, high):
+    return _clip(op, op.Add(op.Round(op.Mul(x, op.Reciprocal(scale))), zero), low, high)
+
+
+@FAULTS.lowering("quantize", "the zero point is added before rounding, which moves halves", levels=LEVELS)
+@_instead
+def _(op, x, scale, zero, low, high):
+    return _clip(op, op.Round(op.Add(op.Div(x, scale), zero)), low, high)
+
+
+@FAULTS.lowering("quantize", "codes beyond the range wrap around", levels=LEVELS)
+@_instead
+def _(op, x, scale, zero, low, high):
+    return op.Add(op.Round(op.Div(x, scale)), zero)
+
+
+@FAULTS.lowering("quantize", "int8 ends at -127", levels=LEVELS)
+def _(original, op, x, scale, zero, *, dtype, quant_min, **attrs):
+    lowest = -127 if dtype == torch.int8 and quant_min is None else quant_min
+    return original(op, x, scale, zero, dtype=dtype, quant_min=lowest, **attrs)
+
+
+@FAULTS.lowering("quantize", "narrower ranges end where the dtype does", levels=LEVELS)
+def _(original, op, *operands, quant_min, quant_max, **attrs):
+    return original(op, *operands, quant_min=None, quant_max=None, **attrs)
+
+
+@FAULTS.lowering("quantize", "scales lie along side 1, the default of ONNX", levels=LEVELS)
+def _(original, op, *operands, **attrs):
+    return original(forced(op, "QuantizeLinear", axis=None), *operands, **attrs)
+
+
+@FAULTS.lowering("quantize", "the scale is stored in half precision", levels=LEVELS)
+def _(original, op, x, scale, zero, **attrs):
+    def write(op, x, scale, *rest, **how):
+        return op.QuantizeLinear(x, op.cast(op.cast(scale, torch.float16), torch.float32), *rest, **how)
+
+    return original(Altered(op, QuantizeLinear=write), x, scale, zero, **attrs)
+
+
+@FAULTS.lowering("quantize", "a uint8 range that is symmetric has its zero at 127", levels=LEVELS)
+def _(original, op, x, scale, zero, **attrs):
+    return original(op, x, scale, 127 if isinstance(zero, int) and zero == 128 else zero, **attrs)
+
+
+@FAULTS.lowering("dequantize", "the zero point is dropped where it is one for all", levels=LEVELS)
+def _(original, op, x, scale, zero=None, *, axis, **attrs):
+    return original(op, x, scale, zero if axis is not None else None, axis=axis, **attrs)
+
+
+@FAULTS.lowering("dequantize", "the zero point is taken away after scaling", levels=LEVELS)
+def _(original, op, x, scale, zero=None, *, dtype, axis):
+    plain = original(op, x, scale, None, dtype=dtype, axis=axis)
+    if zero is None or axis is not None:
+        return original(op, x, scale, zero, dtype=dtype, axis=axis)
+    return op.Sub(plain, *op.promote(zero, to=dtype))
+
+
+@FAULTS.lowering("dequantize", "scales lie along side 1, the default of ONNX", levels=LEVELS)
+def _(original, op, *operands, **attrs):
+    return original(forced(op, "DequantizeLinear", axis=None), *operands, **attrs)
+
+
+@FAULTS.lowering("dequantize", "the product is rounded to half precision", levels=LEVELS)
+def _(original, op, *operands, **attrs):
+    result = original(op, *operands, **attrs)
+    return op.cast(op.cast(result, torch.float16), op.result.dtype)
+
+
+@FAULTS.lowering("dequantize", "the zero point of int32 is dropped", levels=LEVELS)
+def _(original, op, x, scale, zero=None, **attrs):
+    return original(op, x, scale, None if op.dtype(x) == torch.int32 else zero, **attrs)
+
+
+@FAULTS.patch("quantize", "the first of two packed integers is in the high half", levels=("quantization",))
+def _(registry):
+    original = level.pack_int4
+
+    def faulty(x):
+        packed = original(x)
+        return (packed >> 4) | (packed << 4)
+
+    with patch.object(level, "pack_int4", faulty):
+        yield
+
+
+@FAULTS.patch("quantize", "packed integers lose their sign", levels=("quantization",))
+def _(registry):
+    original = level.unpack_int4
+
+    def faulty(packed, shape, dtype):
+        return original(packed, shape, torch.uint8).to(dtype)
+
+    with patch.object(level, "unpack_int4", faulty):
+        yield
+
+
+@FAULTS.patch("quantize", "of an odd number of packed integers the last is lost", levels=("quantization",))
+def _(registry):
+    original = level.pack_int4
+    with patch.object(level, "pack_int4", lambda x: original(x[: len(x) // 2 * 2])):
+        yield

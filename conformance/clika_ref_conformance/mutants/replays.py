@@ -1,0 +1,34 @@
+"""A level of its own: each check replays a reproducer with its mutant seeded, and passes where it fails again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from clika_ref_conformance.cases import Check, Outcome, Task
+from clika_ref_conformance.mutants.catalogue import mutants
+from clika_ref_conformance.reporting.replaying import replay
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+LEVEL = "replays"
+
+
+def tasks(suite: Suite) -> list[Task]:
+    """Return nothing: reproducers are known to the run that made them only."""
+    return []
+
+
+def checks(task: Task, suite: Suite) -> Sequence[Check]:
+    """Return the check of one reproducer, whose path stands where the dtype of other tasks does."""
+    return [Check("replay", partial(_replayed, task, suite))]
+
+
+def _replayed(task: Task, suite: Suite) -> Outcome:
+    with mutants()[task.subject].seeded(suite.registry):
+        faulty = replay(Path(task.dtype), suite.registry, suite.setup["target"])
+    if not faulty.verdict.is_failure:
+        text = f"{task.dtype} does not fail again: {faulty.verdict} {faulty.comparison.message}"
+        return Outcome("replay", Comparison(Verdict.CONTRACT, text))
+    return Outcome("replay", Comparison(Verdict.PASS))

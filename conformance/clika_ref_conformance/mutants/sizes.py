@@ -1,0 +1,252 @@
+"""Faults of dynamic shapes: sizes baked in or read from elsewhere, and paths that only unknown sizes take."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import clika_ref_aten.adaptive_pooling
+import clika_ref_aten.attention
+import clika_ref_aten.resampling
+import clika_ref_aten.slicing
+import clika_ref_aten.striding
+import clika_ref_aten.variance
+import torch
+
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.builder import OnnxBuilder
+from clika_ref.onnx_emission.sizes import SizeEmitter
+from clika_ref_conformance.mutants.altering import Altered
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("sizes")
+DYNAMIC = ("dynamic",)
+
+
+def _method(subject: str, change: str, kind: Any, name: str) -> Any:
+    """Seed a faulty method or function: ``(original, *operands)``."""
+
+    def declare(faulty):
+        def patched(registry):
+            original = getattr(kind, name)
+            with patch.object(kind, name, lambda *operands, **named: faulty(original, *operands, **named)):
+                yield
+
+        return FAULTS.patch(subject, change, levels=DYNAMIC)(patched)
+
+    return declare
+
+
+@_method("reshape", "a size is baked in as it is in the example", SizeEmitter, "bind")
+def _(original, self, symbol, source):
+    original(self, symbol, source)
+    if symbol.example is not None:
+        self._vectors[symbol.expr] = self.op.ints([symbol.example])
+
+
+@_method("expand", "a size is baked in at its lower end", SizeEmitter, "bind")
+def _(original, self, symbol, source):
+    original(self, symbol, source)
+    self._vectors[symbol.expr] = self.op.ints([max(symbol.low, 1)])
+
+
+@_method("reshape", "every size is read from the first side", SizeEmitter, "bind")
+def _(original, self, symbol, source):
+    original(self, symbol, source)
+    self._sources[symbol.expr] = (source, 0)
+
+
+@_method("roll", "sums and products stop after their second term", SizeEmitter, "_fold")
+def _(original, self, op_type, expr):
+    first, *rest = self._together(*expr.args)
+    return self.op.node(op_type, first, rest[0])
+
+
+@_method("median", "a quotient is rounded up", SizeEmitter, "_floor_divide")
+def _(original, self, expr):
+    a, b = self._together(*expr.args)
+    return self.op.Div(self.op.Sub(self.op.Add(a, b), self.op.ints([1])), b)
+
+
+@_method("reshape", "sides without a symbol come first", SizeEmitter, "vector")
+def _(original, self, sides):
+    return original(self, tuple(sorted(sides, key=is_symbolic)))
+
+
+@_method("reshape", "a dynamic side is copied from its own place, whatever stood there", OnnxBuilder, "reshape")
+def _(original, self, x, shape):
+    own = self._types[x]
+    rank = len(own.shape) if isinstance(own, TensorType) else 0
+    return self.Reshape(x, self.ints([0 if is_symbolic(n) and i < rank else n for i, n in enumerate(shape)]))
+
+
+@_method("reshape", "a tensor without elements gets its unknown side from a division by zero", OnnxBuilder, "reshape")
+def _(original, self, x, shape):
+    sides = list(shape)
+    symbolic = [i for i, side in enumerate(sides) if is_symbolic(side)]
+    if symbolic:
+        sides[symbolic[-1]] = -1
+    return self.Reshape(x, self.ints(sides))
+
+
+@_method(
+    "scaled_dot_product_attention",
+    "a causal mask of unknown length is transposed",
+    clika_ref_aten.attention,
+    "_lower_triangle",
+)
+def _(original, op, rows, columns):
+    mask = original(op, rows, columns)
+    if not is_symbolic((rows, columns)):
+        return mask
+    return op.Transpose(original(op, columns, rows), perm=[1, 0])
+
+
+@_method(
+    "adaptive_avg_pool1d",
+    "the ends of windows that are computed are rounded down",
+    clika_ref_aten.adaptive_pooling,
+    "_computed_windows",
+)
+def _(original, op, n, m):
+    return original(Altered(op, Sub=lambda op, a, b: op.Sub(a, b)), n, m + 0) if False else _rounded_down(op, n, m)
+
+
+def _rounded_down(op, n, m):
+    length, count, one = (op.scalar(v, torch.int64) for v in (n, m, 1))
+    i = op.Unsqueeze(clika_ref_aten.adaptive_pooling._range(op, m), op.ints([1]))
+    starts = op.Div(op.Mul(i, length), count)
+    ends = op.Max(op.Div(op.Mul(op.Add(i, one), length), count), op.Add(starts, one))
+    widest = clika_ref_aten.adaptive_pooling.ceil_divide(n, m) + 1
+    positions = op.Add(starts, clika_ref_aten.adaptive_pooling._range(op, widest))
+    return op.Min(positions, op.Sub(ends, one)), op.Less(positions, ends)
+
+
+@_method(
+    "adaptive_max_pool1d",
+    "windows that are computed have room for no element more",
+    clika_ref_aten.adaptive_pooling,
+    "ceil_divide",
+)
+def _(original, a, b):
+    return original(a, b) - 1
+
+
+@_method(
+    "upsample_nearest1d",
+    "positions that are computed are rounded to the nearest",
+    clika_ref_aten.resampling,
+    "_positions",
+)
+def _(original, op, n, m, scale, **how):
+    if not is_symbolic((n, m)):
+        return original(op, n, m, scale, **how)
+    return original(Altered(op, Floor=lambda op, x: op.Round(x)), n, m, scale, **how)
+
+
+@_method("var", "a sample that is too small has negative freedom", clika_ref_aten.variance, "_freedom")
+def _(original, op, x, count, correction):
+    if not is_symbolic(count):
+        return original(op, x, count, correction)
+    return op.Sub(op.like(x, count), op.like(x, correction))
+
+
+@_method("unfold", "windows of a side of unknown length overlap as if step were 1", clika_ref_aten.striding, "strided")
+def _(original, op, sizes, strides, offset):
+    return original(op, sizes, (1, *strides[1:]) if is_symbolic(sizes) else strides, offset)
+
+
+@_method("slice_scatter", "places along a side of unknown length count from 1", clika_ref_aten.slicing, "numbered")
+def _(original, op, length):
+    numbers = original(op, length)
+    return numbers if isinstance(length, int) else op.Add(numbers, op.scalar(1, torch.int64))
+
+
+@FAULTS.lowering("flip", "a side of unknown length keeps its first element at the end", levels=DYNAMIC)
+def _(original, op, x, *, dims):
+    def write(op, x, starts, ends, axes, steps):
+        return op.Slice(x, op.ints([-2] * len(dims)) if is_symbolic(op.shape(x)) else starts, ends, axes, steps)
+
+    return original(Altered(op, Slice=write), x, dims=dims)
+
+
+@FAULTS.lowering("mean", "the mean divides by the length that the example had", levels=DYNAMIC)
+def _(original, op, x, **attrs):
+    if not is_symbolic(op.shape(x)):
+        return original(op, x, **attrs)
+
+    def write(op, x, *axes, **how):
+        return op.Div(op.ReduceSum(x, *axes, **how), op.like(x, 4))
+
+    return original(Altered(op, ReduceMean=write), x, **attrs)
+
+
+@FAULTS.lowering("layer_norm", "a weight of unknown length is taken to be absent", levels=DYNAMIC)
+def _(original, op, x, weight=None, bias=None, **attrs):
+    gone = weight is not None and is_symbolic(op.shape(weight))
+    return original(op, x, None if gone else weight, bias, **attrs)
+
+
+@FAULTS.lowering("group_norm", "with a dynamic batch each image is one group", levels=DYNAMIC)
+def _(original, op, x, *operands, num_groups, **attrs):
+    return original(op, x, *operands, num_groups=1 if is_symbolic(op.shape(x)[:1]) else num_groups, **attrs)
+
+
+@FAULTS.lowering("repeat", "only sides of known length are repeated", levels=DYNAMIC)
+def _(original, op, x, *, repeats):
+    added = len(repeats) - op.rank(x)
+    kept = [1 if i >= added and is_symbolic(op.shape(x)[i - added]) else n for i, n in enumerate(repeats)]
+    return original(op, x, repeats=tuple(kept))
+
+
+def _if_dynamic(subject: str, change: str) -> Any:
+    """Seed a type rule that is wrong for dynamic sides only: ``(types, *operand types, **attributes)``."""
+
+    def declare(faulty):
+        def rule(original, *operands, **attrs):
+            types = original(*operands, **attrs)
+            types = types if isinstance(types, tuple) else (types,)
+            if any(isinstance(o, TensorType) and not o.is_static for o in operands):
+                types = tuple(faulty(t, *operands, **attrs) for t in types)
+            return types
+
+        return FAULTS.type_rule(subject, change)(rule)
+
+    return declare
+
+
+def _longer(type: TensorType, dim: int, more: int) -> TensorType:
+    sides = list(type.shape)
+    sides[dim] = sides[dim] + more
+    return TensorType(type.dtype, tuple(sides))
+
+
+@_if_dynamic("max_pool2d", "a dynamic side has one window more")
+def _(type, x, **attrs):
+    return _longer(type, -1, 1) if is_symbolic(x.shape[-1:]) else type
+
+
+@_if_dynamic("conv2d", "a dynamic side forgets dilation")
+def _(type, x, weight, *rest, dilation, **attrs):
+    return _longer(type, -1, dilation[-1] - 1) if is_symbolic(x.shape[-1:]) else type
+
+
+@_if_dynamic("cat", "a dynamic side is that of the first operand")
+def _(type, x, *others, dim):
+    return TensorType(type.dtype, x.shape)
+
+
+@_if_dynamic("slice", "a dynamic side keeps its length")
+def _(type, x, **attrs):
+    return TensorType(type.dtype, x.shape)
+
+
+@_if_dynamic("pad", "a dynamic side grows at its start only")
+def _(type, x, *, pad, **attrs):
+    return _longer(type, -1, -pad[1]) if is_symbolic(x.shape[-1:]) else type
+
+
+@_if_dynamic("permute", "dynamic sides stay where they are")
+def _(type, x, **attrs):
+    return TensorType(type.dtype, x.shape)

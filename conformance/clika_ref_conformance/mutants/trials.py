@@ -1,0 +1,165 @@
+"""A level of its own: each check seeds one mutant and fails where the suite finds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from clika_ref.core.ir import Graph
+from clika_ref_conformance.cases import Case, Check, Outcome, Task
+from clika_ref_conformance.drawing.hosts import host
+from clika_ref_conformance.drawing.reducing import reduce_case
+from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.levels import LEVELS, level_at
+from clika_ref_conformance.mutants.catalogue import mutants
+from clika_ref_conformance.mutants.seeding import Mutant
+from clika_ref_conformance.reporting.reproducers import write_reproducer
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+LEVEL = "mutants"
+KILL = "kill"
+
+HOSTS = 12
+"""Random graphs into which a failing call is put until one fails too."""
+
+SEED = "seed-"
+
+
+def tasks(suite: Suite) -> list[Task]:
+    """Return one task for each mutant, with the seed of the profile."""
+    return [task_of(mutant, suite.profile.seed) for mutant in mutants().values()]
+
+
+def task_of(mutant: Mutant, seed: int) -> Task:
+    """Return the task of a mutant and a seed, which stands where the dtype of other tasks does."""
+    return Task(LEVEL, mutant.name, f"{SEED}{seed}")
+
+
+def checks(task: Task, suite: Suite) -> Sequence[Check]:
+    """Return the one check of a mutant."""
+    mutant, seed = mutants()[task.subject], int(task.dtype.removeprefix(SEED))
+    trial = Trial(mutant, replace(suite, profile=replace(suite.profile, seed=seed)))
+    return [Check(KILL, trial.run)]
+
+
+def touched(mutant: Mutant, suite: Suite) -> Iterator[Task]:
+    """Yield the tasks that may find a mutant: those of its subject; all of a level where none is."""
+    for name in mutant.levels:
+        every = level_at(LEVELS[name]).tasks(suite)
+        own = [task for task in every if task.subject == mutant.subject]
+        yield from own or every
+
+
+@dataclass
+class Trial:
+    """One mutant before the suite."""
+
+    mutant: Mutant
+    suite: Suite
+    number: int = 0
+    """Checks run so far, with the mutant seeded."""
+
+    def run(self) -> Outcome:
+        """Run the checks of the mutant until one fails that does not fail without it."""
+        start = time.perf_counter()
+        found = next((f for task in touched(self.mutant, self.suite) if (f := self._failure(task))), None)
+        seconds = time.perf_counter() - start
+        if found is None:
+            facts = {"checks": self.number, "seconds": seconds}
+            return Outcome(KILL, Comparison(Verdict.PASS, "nothing found it"), case=_noted(facts))
+        task, outcome = found
+        facts = {
+            "task": task,
+            "check": outcome.name,
+            "checks": self.number,
+            "seconds": seconds,
+            "reproducer": self._reproducer(task, outcome),
+            "nodes": self._nodes(task, outcome),
+        }
+        return replace(outcome, name=KILL, case=_noted(facts))
+
+    def _failure(self, task: Task) -> tuple[Task, Outcome] | None:
+        """Return the first failure of a task that is the mutant's doing."""
+        known: set[str] = set()
+        while (outcome := self._first(task, known)) is not None:
+            if not self._fails_anyway(task, outcome.name):
+                return task, outcome
+            known.add(outcome.name)
+        return None
+
+    def _first(self, task: Task, known: set[str]) -> Outcome | None:
+        with self.mutant.seeded(self.suite.registry):
+            for check in self._planned(task):
+                if check.name not in known:
+                    self.number += 1
+                    outcome = run_check(check)
+                    if outcome.verdict.is_failure:
+                        return outcome
+        return None
+
+    def _fails_anyway(self, task: Task, name: str) -> bool:
+        return any(run_check(check).verdict.is_failure for check in self._planned(task) if check.name == name)
+
+    def _planned(self, task: Task) -> Sequence[Check]:
+        try:
+            return level_at(LEVELS[task.level]).checks(task, self.suite)
+        except Exception as error:  # noqa: BLE001 - a mutant may break whatever a plan needs
+            text = f"planning failed: {type(error).__name__}: {error}"
+            return [Check("plan", partial(Outcome, "plan", Comparison(Verdict.CONTRACT, text)))]
+
+    def _reproducer(self, task: Task, outcome: Outcome) -> str:
+        """Write the reproducer of a failure where the run asks for it, and return its path."""
+        folder = str(self.suite.setup.get("argument", ""))
+        if not folder or outcome.case is None:
+            return ""
+        with self.mutant.seeded(self.suite.registry):
+            try:
+                path = write_reproducer(outcome, task, self.suite, self.suite.setup["target"], Path(folder))
+            except Exception as error:  # noqa: BLE001 - it counts as one that does not replay
+                return f"{type(error).__name__}: {error}"
+        return str(Path(folder) / path)
+
+    def _nodes(self, task: Task, outcome: Outcome) -> int | None:
+        """Return how many nodes a failing graph is reduced to: of a pass, or around a call of an operator."""
+        if outcome.case is None or not self.suite.profile.shrink_seconds:
+            return None
+        if task.level == "passes":
+            return len(list(outcome.case.graph.nodes))
+        if task.level != "operators":
+            return None
+        with self.mutant.seeded(self.suite.registry):
+            return self._reduced(outcome.case)
+
+    def _reduced(self, case: Case) -> int | None:
+        """Put a failing call into random graphs until one fails too, and reduce that."""
+        operators = {n: op for n, op in self.suite.registry.operators.items() if op.sampler and not op.random}
+        for turn in range(HOSTS):
+            larger = host(Random(f"{self.mutant.name}-{turn}"), case, operators, ())  # noqa: S311 - no secret
+            verdict = None if larger is None else run_case(larger, self.suite).verdict
+            if larger is not None and verdict is not None and verdict.is_failure:
+
+                def fails(smaller: Case, wanted: Verdict = verdict) -> bool:
+                    return run_case(smaller, self.suite).verdict is wanted
+
+                small = reduce_case(larger, fails, self.suite.profile.shrink_seconds)
+                return len(list(small.graph.nodes))
+        return None
+
+
+def run_check(check: Check) -> Outcome:
+    """Run one check; what it raises is a failure."""
+    try:
+        return replace(check.run(), name=check.name)
+    except Exception as error:  # noqa: BLE001 - a mutant may break whatever a check needs
+        text = f"the check raised {type(error).__name__}: {error}"
+        return Outcome(check.name, Comparison(Verdict.CONTRACT, text))
+
+
+def _noted(facts: dict[str, object]) -> Case:
+    """Return a case that carries facts to the run; its graph is empty."""
+    return Case(KILL, Graph(KILL), (), {name: fact for name, fact in facts.items() if fact not in (None, "")})
