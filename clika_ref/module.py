@@ -248,21 +248,25 @@ class ClikaModule(nn.Module):
         return torch.frombuffer(bytearray(blob), dtype=torch.uint8)
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Leave the graph as it is: it is rebuilt before the weights are loaded, see `load_state_dict`."""
+        """Leave the graph as it is: it is rebuilt before the weights are loaded."""
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: FBT001, FBT002 - torch's signature
-        """Load weights; an empty module first rebuilds itself from the ``_extra_state`` of the dict.
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load weights, as a module of its own or as a part of another; what PyTorch calls for every module.
 
-        A state dict of the original model is accepted too: what compression added keeps its values.
+        An empty module first rebuilds itself from the ``_extra_state``. A state dict of the original model is accepted
+        too: what compression added keeps its values.
         """
+        key = f"{prefix}_extra_state"
         if "_clika_graph" not in self.__dict__:
-            if "_extra_state" not in state_dict:
+            if key not in state_dict:
                 self._require_graph()
-            self._rebuild(state_dict)
-        elif "_extra_state" in state_dict:
-            self._require_same_graph(state_dict["_extra_state"])
-        own = {k: v for k, v in self.state_dict().items() if k == "_extra_state" or k.startswith("clika.")}
-        return super().load_state_dict({**own, **state_dict}, strict, assign)
+            self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
+        elif key in state_dict:
+            self._require_same_graph(state_dict[key])
+        for name, value in self.state_dict().items():
+            if name == "_extra_state" or name.startswith("clika."):
+                state_dict.setdefault(f"{prefix}{name}", value)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _require_same_graph(self, state: torch.Tensor) -> None:
         document, _ = _read_extra_state(state)

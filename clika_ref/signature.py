@@ -39,6 +39,16 @@ class ConstantLeaf:
     value: Any
 
 
+@dataclass(frozen=True)
+class LostDefault:
+    """Stands for the default of a parameter in a signature that was read: a function or a class has no saved form."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
 Leaf = TensorLeaf | NumberLeaf | ConstantLeaf
 
 
@@ -86,7 +96,8 @@ class Signature:
                 raise ModelError(msg)
             flat += leaves
         for name, value in given.items():
-            if not _same(value, self._default(name)):
+            default = self.parameters.parameters.get(name)
+            if default is None or not _same(value, default.default):
                 msg = f"argument {name!r} was left out when the model was compiled; trace with it to use it"
                 raise ModelError(msg)
         return flat
@@ -147,6 +158,11 @@ class Signature:
         parameter = self.parameters.parameters.get(name)
         if parameter is None or parameter.default is inspect.Parameter.empty:
             msg = f"argument {name!r} is missing; the model was compiled for forward({', '.join(self.arguments)})"
+            raise ModelError(msg)
+        if isinstance(parameter.default, LostDefault) and name in self.arguments:
+            msg = (
+                f"argument {name!r} is missing; its default {parameter.default} is not part of a copied or saved model"
+            )
             raise ModelError(msg)
         return parameter.default
 

@@ -1,6 +1,7 @@
 """``ClikaModule``: a drop-in for the original that trains, moves, copies, saves and loads."""
 
 import copy
+import enum
 import inspect
 import io
 import pickle
@@ -256,6 +257,53 @@ def test_it_is_a_part_of_another_module(original, module, x):
     twin.load_state_dict(state)
     assert torch.equal(twin(x), whole(x))
     torch.testing.assert_close(whole(x), whole[1](original(x)))
+
+
+def test_a_part_of_another_module_loads_the_state_of_the_original(original, module, x):
+    whole = nn.Sequential(nn.Identity(), module)
+    other = copy.deepcopy(original)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(2)
+    whole.load_state_dict(nn.Sequential(nn.Identity(), other).state_dict())
+    torch.testing.assert_close(whole(x), other(x))
+
+
+def test_an_empty_part_of_another_module_takes_its_graph_from_the_state(module, x):
+    whole = nn.Sequential(nn.Identity(), ClikaModule())
+    whole.load_state_dict(nn.Sequential(nn.Identity(), module).state_dict())
+    assert torch.equal(whole(x), module(x))
+
+
+def test_a_part_of_another_module_refuses_the_state_of_another_graph(module):
+    other = clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.ones(2, 3)])
+    with pytest.raises(ModelError, match="the state dict holds another graph than this module"):
+        nn.Sequential(module).load_state_dict(nn.Sequential(other).state_dict())
+
+
+class Odd(nn.Module):
+    """Defaults that have no saved form: a function, an enumeration, a tensor."""
+
+    def forward(self, x, flag=True, act=torch.relu, kind=enum.Enum("Kind", "A B").A, z=torch.ones(3)):  # noqa: B008
+        return act(x) + z if flag and kind.name == "A" else x
+
+
+def test_defaults_that_have_no_saved_form_survive_copies():
+    x = torch.randn(2, 3)
+    module = clika_compile(Odd(), tracing_inputs=[x])
+    for twin in (copy.deepcopy(module), copy.deepcopy(copy.deepcopy(module)), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
+        assert torch.equal(twin(x), torch.relu(x) + 1)
+        assert torch.equal(twin(x, True), torch.relu(x) + 1)
+        with pytest.raises(ModelError, match="argument 'act' was left out when the model was compiled"):
+            twin(x, act=torch.tanh)
+
+
+def test_an_argument_whose_default_was_not_copied_has_to_be_given():
+    x, z = torch.randn(2, 3), torch.full((3,), 2.0)
+    twin = copy.deepcopy(clika_compile(Odd(), tracing_inputs=[(x, {"z": z})]))
+    assert torch.equal(twin(x, z=z), torch.relu(x) + 2)
+    with pytest.raises(ModelError, match=r"argument 'z' is missing; its default tensor\(.*\) is not part of a copied"):
+        twin(x)
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,21 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.core.errors import ModelError
 from clika_ref.saving.graph_format import decode, encode
-from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf
+from clika_ref.signature import ConstantLeaf, Leaf, LostDefault, NumberLeaf, OutputLeaf, Signature, TensorLeaf
 
 LEAVES: dict[str, type] = {"tensor": TensorLeaf, "number": NumberLeaf, "constant": ConstantLeaf}
 
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, list, dict, OrderedDict, defaultdict, deque)}
+
+LOST = "lost default"
+"""Key of a default that has no form: a function, an enumeration, a tensor."""
 
 FACTORIES: dict[str, Any] = {"None": None, **{kind.__name__: kind for kind in (list, dict, set, int, float, tuple)}}
 """What a saved defaultdict may make of a missing key."""
 
 
 def signature_to_json(signature: Signature) -> dict[str, Any]:
-    """Return a signature; defaults that have no form are left out, so such arguments must be given in calls."""
+    """Return a signature; of defaults that have no form only the text is kept."""
     return {
         "parameters": [
             [p.name, int(p.kind), _encode_default(p.default)] for p in signature.parameters.parameters.values()
@@ -42,7 +45,7 @@ def signature_from_json(document: Mapping[str, Any]) -> Signature:
     """Return what `signature_to_json` was given."""
     kinds = {int(k): k for k in inspect._ParameterKind}
     parameters = [
-        inspect.Parameter(name, kinds[kind], default=decode(default[0]) if default else inspect.Parameter.empty)
+        inspect.Parameter(name, kinds[kind], default=_decode_default(default))
         for name, kind, default in document["parameters"]
     ]
     return Signature(
@@ -56,10 +59,21 @@ def signature_from_json(document: Mapping[str, Any]) -> Signature:
 
 
 def _encode_default(default: Any) -> list[Any]:
-    try:
-        return [] if default is inspect.Parameter.empty else [encode(default)]
-    except ModelError:
+    if default is inspect.Parameter.empty:
         return []
+    if isinstance(default, LostDefault):
+        return [{LOST: default.text}]
+    try:
+        return [encode(default)]
+    except ModelError:
+        return [{LOST: repr(default)}]
+
+
+def _decode_default(saved: list[Any]) -> Any:
+    if not saved:
+        return inspect.Parameter.empty
+    (default,) = saved
+    return LostDefault(default[LOST]) if isinstance(default, dict) and LOST in default else decode(default)
 
 
 def _leaf(leaf: Leaf) -> list[Any]:
