@@ -23,8 +23,12 @@ class Profile:
     pass_graphs: int = 200
     """Random graphs per pass, besides its motifs."""
     shape_profiles: int = 20
+    trusts_eager: bool = False
+    """Whether what a target returns is right where it is eager's to the last bit, however far from exact that is."""
     share_of_artifacts: float = 0.1
     """The share of cases that is also saved and loaded in a fresh process."""
+    most_failures: int = 0
+    """Failures of one verdict after which the rest of a task is not run, as it would tell no more; 0 for no limit."""
     shrink_seconds: float = 20.0
     case_seconds: float = 30.0
     """After so long a case is a hang."""
@@ -34,9 +38,25 @@ class Profile:
 ALL_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")
 
 PROFILES = {
-    "quick": Profile("quick"),
-    "ci": Profile("ci", dtypes=ALL_DTYPES, rows=40, drawn=100, graphs=2000, pass_graphs=1000, shape_profiles=100),
+    "quick": Profile("quick", trusts_eager=True, most_failures=5),
+    "ci": Profile(
+        "ci",
+        dtypes=ALL_DTYPES,
+        rows=40,
+        drawn=100,
+        graphs=2000,
+        pass_graphs=1000,
+        shape_profiles=100,
+        most_failures=10,
+    ),
     "nightly": Profile(
-        "nightly", dtypes=ALL_DTYPES, rows=200, drawn=1000, graphs=10_000, pass_graphs=10_000, shape_profiles=1000
+        "nightly",
+        dtypes=ALL_DTYPES,
+        rows=200,
+        drawn=1000,
+        graphs=10_000,
+        pass_graphs=10_000,
+        shape_profiles=1000,
+        most_failures=50,
     ),
 }

@@ -71,6 +71,18 @@ def test_structure_comes_before_values(actual, message: str) -> None:
     assert re.fullmatch(message, found.message)
 
 
+def test_who_trusts_eager_asks_for_no_exact_arithmetic_where_a_target_returns_its_bits(monkeypatch) -> None:
+    drawing = Drawing(x := randn(5))
+    drawing.graph.add_output(drawing.build("exp", drawing.values[0]))
+    reference = Reference(drawing.graph, [x], trusting=True)
+    assert reference.judge([x.exp() + 1]).verdict is Verdict.VALUE
+    monkeypatch.setattr(Reference, "expected", None)
+    found = reference.judge([x.exp()])
+    assert (found.verdict, found.quality, found.elements) == (Verdict.PASS, 1.0, 5)
+    with pytest.raises(TypeError):
+        Reference(drawing.graph, [x]).judge([x.exp()])  # who does not, looks at eager as at any target
+
+
 # Step 1
 
 

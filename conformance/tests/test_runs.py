@@ -52,6 +52,18 @@ def test_a_check_costs_itself_alone_whatever_it_does():
     assert record.environment["torch"]
 
 
+def test_after_failures_of_one_kind_the_rest_of_a_task_is_not_run_whatever_becomes_of_the_worker():
+    request = request_for("fails-always", "dies-always")
+    record = execute(plan_run(replace(request, profile=replace(request.profile, most_failures=2))))
+    for subject, verdict in {"fails-always": Verdict.VALUE, "dies-always": Verdict.CRASH}.items():
+        assert [v for _, v in verdicts_of(record, subject)] == [verdict] * 2 + [Verdict.NOT_RUN] * 2
+        reasons = {
+            r.comparison.message for r in record.results if r.task.subject == subject and not r.verdict.is_failure
+        }
+        assert reasons == {f"after 2 failures of one kind, {verdict}"}
+    assert not record.imbalance()
+
+
 def test_a_check_that_hangs_is_ended():
     record = execute(plan_run(request_for("hang", case_seconds=2.0)))
     assert verdicts_of(record, "hang") == [("first", Verdict.PASS), ("middle", Verdict.HANG), ("last", Verdict.PASS)]

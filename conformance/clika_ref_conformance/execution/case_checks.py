@@ -128,7 +128,7 @@ class Trial:
     def _reference(self, run: Run) -> Reference:
         self.run = run.name
         try:
-            return Reference(self.case.graph, run.inputs)
+            return Reference(self.case.graph, run.inputs, trusting=self.suite.profile.trusts_eager)
         except Exception as error:
             verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.SAMPLE
             raise _Stop(verdict, f"eager refuses the call: {_described(error)}") from error

@@ -48,13 +48,14 @@ def judge_run(
     *,
     reference: Reference | None = None,
     seed: int = 0,
+    trusting: bool = False,
 ) -> Judgement:
     """Judge what a target returned for a run; where it fails, once more with what the target declares.
 
     Each deviation is tried alone and then all together; the first with which the target is right is the verdict.
     ``reference`` is that of the graph and the run, where it is at hand.
     """
-    reference = reference or Reference(graph, run.inputs, seed=seed)
+    reference = reference or Reference(graph, run.inputs, seed=seed, trusting=trusting)
     found = reference.judge(actual)
     concerned = [d for d in deviations if d.concerns_run(run.name) and any(map(d.concerns, graph.nodes))]
     concerned = [d for d in concerned if not d.error]

@@ -94,7 +94,7 @@ class Pack:
 
     def _judge(self, case: Case, results: Results) -> None:
         judgements = [
-            judge_run(case.graph, run, result, self.suite.deviations)
+            judge_run(case.graph, run, result, self.suite.deviations, trusting=self.suite.profile.trusts_eager)
             for run, result in zip(case.runs, results, strict=False)
         ]
         if any(j.comparison.verdict.is_failure for j in judgements):

@@ -99,7 +99,8 @@ class WorkerProcess:
         """Let it do what is left of a task."""
         self.progress = progress
         self.expect(PLAN_SECONDS)
-        self._tell(json.dumps({"task": asdict(progress.task), "done": list(progress.results)}) + "\n")
+        done = {name: result.verdict for name, result in progress.results.items()}
+        self._tell(json.dumps({"task": asdict(progress.task), "done": done}) + "\n")
 
     def expect(self, seconds: float) -> None:
         """Allow it so long until it is heard of again."""

@@ -15,6 +15,8 @@ import resource
 import sys
 import tempfile
 import traceback
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,6 +33,7 @@ from clika_ref_conformance.execution.messages import Setup, result_to_json, task
 from clika_ref_conformance.execution.record import Result
 from clika_ref_conformance.reporting.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -51,7 +54,7 @@ def main() -> None:
     worker.say("ready", environment_of(suite))
     for line in sys.stdin:
         request = json.loads(line)
-        worker.do(task_of_json(request["task"]), frozenset(request["done"]))
+        worker.do(task_of_json(request["task"]), request["done"])
 
 
 def limit_memory(setup: Setup) -> None:
@@ -74,7 +77,9 @@ def make_suite(setup: Setup) -> Suite:
     target = load_target(setup.target, registry)
     folder = Path(tempfile.mkdtemp(dir=setup.folder))
     deviations = declared_deviations(target, registry)
-    suite = Suite(registry, target, setup.profile, folder, deviations=deviations, setup=setup.as_json())
+    trusts_eager = setup.profile.trusts_eager and not isinstance(target, Identity)  # eager is what is on trial there
+    profile = replace(setup.profile, trusts_eager=trusts_eager)
+    suite = Suite(registry, target, profile, folder, deviations=deviations, setup=setup.as_json())
     if setup.arrange:
         place, _, name = setup.arrange.partition(":")
         suite = getattr(importlib.import_module(place), name)(suite, setup.argument)
@@ -93,20 +98,36 @@ class Worker:
         """Send one line to the run."""
         self.channel.write(json.dumps([kind, content]) + "\n")
 
-    def do(self, task: Task, done: frozenset[str]) -> None:
-        """Plan a task, say the plan, and run those of its checks that are not done yet."""
+    def do(self, task: Task, done: Mapping[str, str]) -> None:
+        """Plan a task, say the plan, and run those of its checks that are not done yet.
+
+        Args:
+            task: what to do.
+            done: the verdicts of its checks that other workers have run.
+
+        """
         try:
             checks = level_at(self.setup.levels[task.level]).checks(task, self.suite)
         except Exception as error:  # noqa: BLE001 - whatever a level or a sampler raises fails its task alone
             checks = [_broken_plan(error)]
         self.say("plan", [check.name for check in checks])
         detailed: set[Verdict] = set()
+        failures = Counter(v for v in map(Verdict, done.values()) if v.is_failure)
         for check in checks:
             if check.name not in done:
                 self.say("start", check.name)
-                outcome = _run(check)
+                outcome = self._enough(check, failures) or _run(check)
+                failures[outcome.verdict] += outcome.verdict.is_failure
                 self.say("result", result_to_json(self._result(task, outcome, detailed)))
         self.say("done", self._settle())
+
+    def _enough(self, check: Check, failures: Counter[Verdict]) -> Outcome | None:
+        """Return why a check is not run, where its task has failed often enough."""
+        most = self.setup.profile.most_failures
+        verdict, count = max(failures.items(), key=lambda item: item[1], default=(Verdict.PASS, 0))
+        if not most or count < most:
+            return None
+        return Outcome(check.name, Comparison(Verdict.NOT_RUN, f"after {count} failures of one kind, {verdict}"))
 
     def _settle(self) -> int:
         """Free memory where much is in use, and return how many bytes still are.

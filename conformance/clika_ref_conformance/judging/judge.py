@@ -11,7 +11,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, ties
 from clika_ref_conformance.judging.repeating import ExactRun, Values, repeat, run_exactly
 from clika_ref_conformance.judging.rounding import Call, is_float
-from clika_ref_conformance.judging.special_values import Expected
+from clika_ref_conformance.judging.special_values import Expected, equal
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 CASTING = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
@@ -30,13 +30,16 @@ class Reference:
         graph: what was compiled.
         inputs: one tensor for each input of the graph, in order; they are copied.
         seed: of the errors drawn at random.
+        trusting: whether what eager returns is right without asking how far from exact it is. Then exact arithmetic
+            is needed only where a target returns anything else.
 
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor], *, seed: int = 0) -> None:
+    def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor], *, seed: int = 0, trusting: bool = False) -> None:
         self.graph = graph
         self.inputs = [t.clone() for t in inputs]
         self.seed = seed
+        self.trusting = trusting
         with torch.no_grad():
             self._eager = exact_arithmetic.walk(graph, self.inputs, exact_arithmetic.eagerly, wide=False)
 
@@ -65,6 +68,8 @@ class Reference:
         if problem:
             return Comparison(Verdict.STRUCTURE, problem)
         with torch.no_grad():
+            if self.trusting and all(bool(equal(a, e).all()) for a, e in zip(actual, self.eager, strict=True)):
+                return Comparison(Verdict.PASS, quality=1.0, elements=sum(t.numel() for t in actual))
             found = [self._judge_output(i, actual) for i in range(len(actual))]
         return combined(found)
 

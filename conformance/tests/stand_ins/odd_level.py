@@ -21,6 +21,8 @@ SUBJECTS = (
     "plan-raises",
     "plan-dies",
     "unsure",
+    "fails-always",
+    "dies-always",
 )
 
 
@@ -33,6 +35,8 @@ def checks(task, suite):
         raise ValueError("the sampler is broken")
     if task.subject == "plan-dies":
         os._exit(7)
+    if task.subject in ALWAYS:
+        return [Check(f"check-{i}", ALWAYS[task.subject]) for i in range(4)]
     middle = f"{os.getpid()}" if task.subject == "unsure" else "middle"
     act = {"unsure": "exit"}.get(task.subject, task.subject)
     return [Check("first", passes), Check(middle, ACTS[act]), Check("last", passes)]
@@ -67,6 +71,11 @@ def dies_of_a_signal():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def fails():
+    return Outcome("", Comparison(Verdict.VALUE))
+
+
+ALWAYS = {"fails-always": fails, "dies-always": lambda: os._exit(3)}
 ACTS = {
     "fine": passes,
     "exit": lambda: os._exit(3),
