@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def compile_model(
     notes: Sequence[str] = (),
 ) -> torch.nn.Module | ClikaModule:
     """Compile what `clika_compile` was given, once its arguments are checked; ``notes`` go into the log."""
-    callee = _callee(module_or_func)
+    callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
     registry = _registry_for(deployment)
     with CompilationLog.open(logs_dir) as log:
         log.header(_echoed(choices, options, deployment))
@@ -172,12 +173,12 @@ def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
 def _evaluation_mode(callee: Callee, choices: Choices) -> Iterator[None]:
     """Set the model to eval mode, unless told not to; restore it where the original stays, as after a failure."""
     modes = [(m, m.training) for m in callee.module.modules()]
-    stays = True
+    stays = True  # also after a failure
     if not choices.skip_eval_set_mode:
         callee.module.eval()
     try:
         yield
-        stays = not choices.discard_input_model or choices.is_dry_run
+        stays = callee.stays
     finally:
         if stays:
             for module, training in modes:

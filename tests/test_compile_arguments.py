@@ -106,6 +106,37 @@ def test_a_kept_model_in_train_mode_keeps_its_running_statistics():
     assert_same(before, snapshot(original))
 
 
+class Decaying(nn.Module):
+    """Writes to its own weight in each call, as some do to clamp it."""
+
+    def __init__(self, *, by_data):
+        super().__init__()
+        self.by_data = by_data
+        self.weight = nn.Parameter(torch.full((3,), 8.0))
+
+    def forward(self, x):
+        with torch.no_grad():
+            (self.weight.data if self.by_data else self.weight).mul_(0.5)
+        return x * self.weight
+
+
+def test_a_kept_model_that_writes_to_its_own_weight_stays_and_is_captured():
+    original = Decaying(by_data=False)
+    inputs = [torch.ones(2, 3), torch.ones(4, 3)]
+    module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
+    assert torch.equal(original.weight, torch.full((3,), 8.0))
+    for _ in range(2):
+        assert torch.equal(module(inputs[0]), original(inputs[0]))
+        assert torch.equal(module.weight, original.weight)
+
+
+def test_a_kept_model_that_cannot_be_captured_stays_as_it_was():
+    original = Decaying(by_data=True)
+    with pytest.raises(ModelError, match="cannot be captured"):
+        clika_compile(original, tracing_inputs=[torch.ones(2, 3), torch.ones(4, 3)], discard_input_model=False)
+    assert torch.equal(original.weight, torch.full((3,), 8.0))
+
+
 def test_a_discarded_model_hands_its_weights_over():
     original = Net()
     places = {n: t.data_ptr() for n, t in original.state_dict().items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ class Callee:
     name: str
     warnings: tuple[str, ...] = ()
     """What the graph cannot keep of it."""
+    stays: bool = False
+    """Whether its user keeps it, so that what it writes to its own parameters is undone; takes a copy of them."""
 
     @property
     def parameters(self) -> inspect.Signature:
@@ -41,7 +43,7 @@ class Callee:
         own = [p for p in known.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         function = _passed_on(self.function)
         function.__signature__ = inspect.Signature([*own, *extra])  # type: ignore[attr-defined]
-        return Callee(self.module, function, self.name)
+        return replace(self, function=function)
 
     @contextlib.contextmanager
     def as_module(self) -> Iterator[torch.nn.Module]:

@@ -110,5 +110,5 @@ def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:
     call = traced.rebuild(leaves)
-    with unchanged(traced.callee.module), traced.traceable.as_module() as module:  # a tracer may run the model
+    with unchanged(traced.callee), traced.traceable.as_module() as module:  # a tracer may run the model
         return trace(tracer, module, call.copy(), traced.dynamic_shapes())

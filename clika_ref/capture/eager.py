@@ -18,7 +18,7 @@ from clika_ref.signature import register_dataclasses
 def run_eager(callee: Callee, call: ModelCall) -> tuple[list[Any], pytree.TreeSpec]:
     """Return the leaves and the structure of what the model returns for a call; tensors are copies."""
     copy = call.copy()
-    with trimmed(), unchanged(callee.module), callee.as_module() as module, torch.no_grad():
+    with trimmed(), unchanged(callee), callee.as_module() as module, torch.no_grad():
         result = module(*copy.args, **copy.kwargs)
         register_dataclasses(result)
         leaves, spec = pytree.tree_flatten(result)
@@ -27,17 +27,23 @@ def run_eager(callee: Callee, call: ModelCall) -> tuple[list[Any], pytree.TreeSp
 
 
 @contextlib.contextmanager
-def unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Restore buffers that were written to or bound anew, and the state of the random generator, on leaving."""
-    bound = [(part._buffers, dict(part._buffers)) for part in module.modules()]
-    before = [(b, b.detach().clone()) for b in module.buffers()]
+def unchanged(callee: Callee) -> Iterator[None]:
+    """Restore what was written to or bound anew, and the state of the random generator, on leaving.
+
+    Buffers always; parameters where the model stays with its user, as it takes a second copy of them.
+    """
+    module = callee.module
+    holders: list[dict[str, Any]] = [h for part in module.modules() for h in (part._parameters, part._buffers)]
+    bound = [(held, dict(held)) for held in holders]
+    kept = [*module.buffers(), *(module.parameters() if callee.stays else ())]
+    before = [(t, t.detach().clone()) for t in kept]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
-            for buffers, original in bound:
-                buffers.update(original)
+            for held, original in bound:
+                held.update(original)
             with torch.no_grad():
-                for buffer, saved in before:
-                    if not torch.equal(buffer, saved):  # batch norm writes without raising the version counter
-                        buffer.copy_(saved)
+                for tensor, saved in before:
+                    if not torch.equal(tensor, saved):  # ``.data`` and batch norm write without raising the version
+                        tensor.data.copy_(saved)

@@ -124,7 +124,10 @@ class _FxWriter:
         new = [self._kept(value, targets.keys()) for value in targets.values()]
         outputs = tuple(self._kept(value, targets.keys()) for value in self.graph.outputs)
         for target, value in zip(targets, new, strict=True):
-            self.fx.call_method("copy_", (self._value(target), value))
+            place = self._value(target)
+            if isinstance(target.data, torch.nn.Parameter):  # a leaf, which autograd lets nobody write
+                place = self.fx.call_method("detach", (place,))
+            self.fx.call_method("copy_", (place, value))
         self.fx.output(outputs)
         return self.fx
 
