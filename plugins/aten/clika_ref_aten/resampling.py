@@ -26,6 +26,9 @@ ANTIALIASED = {"antialias": 1, "exclude_outside": 1}
 INEXACT = ((26, 64),) * 4
 """Lengths whose quotient is rounded such that dividing by it takes other elements than multiplying by its inverse."""
 
+SMALL_PLANE = 128
+"""Height plus width of a result up to which eager takes a kernel of its own for two sides."""
+
 MANY = 1 << 14
 """A length up to which rounding is checked where the real one is known only at run time."""
 
@@ -146,6 +149,17 @@ def _positions(op, n, m, scale, *, exact, dtype):
     return op.Min(places, op.scalar(n - 1, torch.int64))
 
 
+def _without_idle_factors(spatial):
+    """Drop the factors of sides that stay as they are or double in a small plane, where eager does not ask for them.
+
+    Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, _use_vectorized_kernel_cond_2d, and UpSample.h, nearest_idx.
+    """
+    sizes = [m for _, m, _ in spatial]
+    if is_symbolic(tuple(sizes)) or sum(sizes) > SMALL_PLANE:
+        return spatial
+    return [(n, m, None if m in (n, 2 * n) else scale) for n, m, scale in spatial]
+
+
 def _nearest(*, exact):
     """Return a lowering that repeats elements by Resize where that is exact, else gathers those that PyTorch takes.
 
@@ -155,6 +169,8 @@ def _nearest(*, exact):
     def lower(op, x, *, output_size, scales):
         how = {"exact": exact, "dtype": np.float64 if op.dtype(x) == torch.float64 else np.float32}
         spatial = list(zip(op.shape(x)[2:], output_size, scales, strict=True))
+        if not exact and len(spatial) == 2:
+            spatial = _without_idle_factors(spatial)
         factors = [1 if n == m and not scale else _factor(n, m, scale, **how) for n, m, scale in spatial]
         if None not in factors:
             factors = op.constant([1.0, 1.0, *factors], torch.float32)

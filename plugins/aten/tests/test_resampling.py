@@ -1,0 +1,32 @@
+"""Which elements nearest resampling takes where a factor and the size say different things."""
+
+import pytest
+import torch
+from clika_ref_aten import resampling
+from one_operator import Case, graph_of, run_onnx
+
+
+@pytest.mark.parametrize(
+    ("sides", "size", "scales"),
+    [
+        ((2, 7), (4, 21), (2.3, 3.0)),  # doubled: 0 0 1 1, not 0 0 0 1
+        ((26, 3), (18, 6), (0.7, 2.3)),
+        ((2, 5), (2, 9), (1.2, 1.9)),  # stays: 0 1, not 0 0
+        ((2, 63), (4, 124), (2.3, None)),  # a plane that is just small
+        ((2, 63), (4, 126), (2.3, 2.0)),  # and one that is not
+        ((40, 24), (80, 49), (2.01, None)),
+    ],
+)
+@pytest.mark.parametrize("op", [resampling.upsample_nearest2d, resampling.upsample_nearest_exact2d])
+def test_factors_that_the_size_belies_take_the_elements_that_eager_takes(op, sides, size, scales):
+    x = torch.arange(float(sides[0] * sides[1])).reshape(1, 1, *sides)
+    case = Case(op, [x], op.call(x, output_size=size, scales=scales).attrs)
+    assert torch.equal(run_onnx(graph_of(case), [x])[0], case.eager()[0])
+
+
+@pytest.mark.parametrize("op", [resampling.upsample_nearest1d, resampling.upsample_nearest3d])
+def test_only_planes_have_the_kernel_that_forgets_factors(op):
+    sides = 3 if op is resampling.upsample_nearest3d else 1
+    x = torch.arange(2.0**sides).reshape(1, 1, *[2] * sides)
+    case = Case(op, [x], op.call(x, output_size=(4,) * sides, scales=(2.3,) * sides).attrs)
+    assert torch.equal(run_onnx(graph_of(case), [x])[0], case.eager()[0])
