@@ -17,9 +17,6 @@ from clika_ref.core.symbols import Symbol, evaluate, named
 from clika_ref.core.types import TensorType
 from clika_ref.input_checks import check_inputs
 
-FORM = "[axis, ...] or {axis: name, ...}, such as [0] or {0: 'batch'}"
-"""What ``dynamic_axes`` takes for an input."""
-
 
 def restrict_dynamic_sides(
     graph: Graph,
@@ -93,7 +90,10 @@ def _labelled_axes(name: str, axes: Any) -> dict[int, str]:
     elif isinstance(axes, Collection) and not isinstance(axes, str):
         pairs = [(axis, "") for axis in axes]
     if pairs is None or not all(type(axis) is int and isinstance(label, str) for axis, label in pairs):
-        msg = f"dynamic_axes[{name!r}] is {axes!r}; give {FORM}"
+        msg = (
+            f"dynamic_axes[{name!r}] is {axes!r}; "
+            "give [axis, ...] or {axis: name, ...}, such as [0] or {0: 'batch'}"
+        )
         raise ModelError(msg)
     return dict(pairs)
 
