@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+import torch
 from onnx_ir import tensor_adapters
 
 from clika_ref.core.errors import ClikaError, PluginError, TargetError
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.symbols import Side, Symbol, is_symbolic, named
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission.builder import OPSET, OnnxBuilder
 from clika_ref.onnx_emission.dtypes import to_onnx
 
 if TYPE_CHECKING:
     import sympy
-
-    from clika_ref.core.symbols import Symbol
 
 IR_VERSION = 10
 """The ONNX file format version; 10 is read by every supported runtime and allows opset 21 for int4 later."""
@@ -36,6 +36,38 @@ def emit(graph: Graph) -> ir.Model:
     """
     refuse_unlowerable(graph)
     return _Emission(graph).model()
+
+
+def emit_alone(node: Node) -> ir.Model:
+    """Lower one node to a model of its own, on inputs of the types of its operands.
+
+    A further input has one side for each symbol of the node, from which its sizes are read.
+
+    Raises:
+        TargetError: the node has no lowering, or cannot be written.
+        PluginError: the lowering is broken.
+    """
+    graph = Graph(node.op.name)
+    sizes = graph.add_input(TensorType(torch.int64, tuple(map(named, sorted(_symbols_of(node))))), "sizes")
+    for dim, symbol in enumerate(map(str, sizes.type.shape)):
+        graph.symbols[symbol] = Symbol(symbol, 0, None, Side(sizes.name, dim))
+    operands = {v: graph.add_input(v.type, "operand") for v in node.inputs if isinstance(v, Value)}
+    inputs = [operands[v] if isinstance(v, Value) else v for v in node.inputs]
+    twin = graph.insert(Node(node.op, inputs, node.attrs, node.origin), [v.type for v in node.outputs])
+    for value in twin.outputs:
+        graph.add_output(value)
+    return emit(graph)
+
+
+def _symbols_of(node: Node) -> set[str]:
+    types = [v.type.shape for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
+    return {name for item in (*types, *node.inputs, *node.attrs.values()) for name in _symbols_in(item)}
+
+
+def _symbols_in(item: Any) -> set[str]:
+    if isinstance(item, tuple):
+        return {name for part in item for name in _symbols_in(part)}
+    return set(map(str, item.free_symbols)) if is_symbolic(item) else set()
 
 
 def refuse_unlowerable(graph: Graph) -> None:

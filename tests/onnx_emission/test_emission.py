@@ -13,7 +13,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.core.types import Origin, TensorType
-from clika_ref.onnx_emission.emission import GUARDS, SCOPE, SOURCE, emit
+from clika_ref.onnx_emission.emission import GUARDS, SCOPE, SOURCE, emit, emit_alone
 
 OPERATORS = load_registry().operators
 
@@ -34,6 +34,22 @@ def test_values_keep_their_names_and_nodes_their_scope_and_line():
     assert [n.output[0] for n in proto.graph.node] == ["relu", "sigmoid"]
     properties = {p.key: p.value for p in proto.graph.node[0].metadata_props}
     assert properties == {SCOPE: "encoder.act", SOURCE: "model.py:7"}
+
+
+def test_a_node_is_emitted_alone_with_its_sizes_as_those_of_an_input():
+    g = Graph("two")
+    n, m = named("n"), named("m")
+    x = g.add_input(TensorType(torch.float32, (n, m)), "x")
+    g.symbols = {"n": Symbol("n", 0, None, Side("x", 0)), "m": Symbol("m", 0, None, Side("x", 1))}
+    build = Builder(g, OPERATORS)
+    g.add_output(build("mul", build("reshape", x, shape=(n * m, 1)), n))
+    before = str(g)
+    reshape, mul = (ir.to_proto(emit_alone(node)).graph for node in g.nodes)
+    onnx.checker.check_model(onnx.helper.make_model(reshape, opset_imports=[onnx.helper.make_opsetid("", 18)]))
+    assert reshape.node[-1].op_type == "Reshape"
+    assert [i.name for i in mul.input] == ["sizes", "operand"]
+    assert mul.node[-1].op_type == "Mul"
+    assert str(g) == before
 
 
 def test_symbolic_sides_are_named_in_inputs_and_outputs():

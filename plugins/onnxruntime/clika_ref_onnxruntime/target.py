@@ -17,6 +17,7 @@ from clika_ref.core.targets import Artifact, QuantizationScheme
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.onnx_emission.emission import emit
 from clika_ref.onnx_emission.writing import write_model
+from clika_ref_onnxruntime.kernels import missing_kernel
 
 PROVIDERS = ["CPUExecutionProvider"]
 
@@ -34,7 +35,7 @@ class OnnxRuntime:
         return None if find_spec("onnxruntime") else "onnxruntime is not installed; pip install onnxruntime"
 
     def refusal(self, node: Node) -> str | None:
-        """Refuse what cannot be written as ONNX."""
+        """Refuse what cannot be written as ONNX, and what the runtime has no kernel for; it has all for float32."""
         if node.op.lowering is None:
             return f"{node.op.name} has no ONNX lowering; declare one with @{node.op.name}.onnx"
         dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
@@ -42,7 +43,9 @@ class OnnxRuntime:
             return "it computes with complex numbers, which ONNX operators do not take; split real and imaginary parts"
         if torch.bfloat16 in dtypes and node.op.trait is not SAME_SCALE and node.op.name not in ("to", "detach"):
             return "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32"
-        return _scaled_along_inner_side(node) if self.optimize else None
+        if self.optimize and (reason := _scaled_along_inner_side(node)):
+            return reason
+        return missing_kernel(node) if dtypes - {torch.float32, torch.bfloat16} else None
 
     def passes(self) -> Sequence[Pass]:
         """Add nothing: the standard passes leave what ONNX Runtime fuses."""

@@ -1,0 +1,110 @@
+"""Which ONNX operators ONNX Runtime computes in which dtypes; ``kernels.toml`` lists what it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.ir import Node
+from clika_ref.onnx_emission.builder import OPSET
+from clika_ref.onnx_emission.dtypes import TO_TORCH
+from clika_ref.onnx_emission.emission import emit_alone
+
+TABLE = Path(__file__).with_name("kernels.toml")
+
+UNUSUAL = frozenset({"bfloat16", "complex64", "complex128"})
+"""Dtypes that the target refuses in general; no message advises them."""
+
+
+def missing_kernel(node: Node) -> str | None:
+    """Name an ONNX operator of a node's lowering that the runtime does not compute in its dtype, or return None."""
+    model = None
+    with contextlib.suppress(ClikaError):  # a lowering that fails says more itself
+        model = emit_alone(node)
+    if model is None:
+        return None
+    proto = onnx.shape_inference.infer_shapes(ir.to_proto(model))
+    dtypes = _dtypes(proto.graph)
+    for onnx_node in proto.graph.node:
+        if onnx_node.domain:
+            continue
+        for parameter, name in _typed_operands(onnx_node):
+            taken = _taken(onnx_node, parameter)
+            if name in dtypes and taken and dtypes[name] not in taken:
+                shown = ", ".join(t for t in taken if t not in UNUSUAL)
+                return (
+                    f"it computes {onnx_node.op_type} in {dtypes[name]}, of which ONNX Runtime's CPU kernels take "
+                    f"{shown}; convert what goes in, or the model, to one of them"
+                )
+    return None
+
+
+def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
+    found = {t.name: _name(t.data_type) for t in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        found[value.name] = _name(value.type.tensor_type.elem_type)
+    return {name: dtype for name, dtype in found.items() if dtype}
+
+
+def _name(element: int) -> str:
+    dtype = TO_TORCH.get(ir.DataType(element))
+    return str(dtype).removeprefix("torch.") if dtype else ""
+
+
+def _typed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+    """Yield the type parameter and the name of each operand and result; the last operand may be any number of them."""
+    schema = _schema(node.op_type)
+    for declared, names in ((schema.inputs, node.input), (schema.outputs, node.output)):
+        for position, name in enumerate(names):
+            if name and declared:
+                yield declared[min(position, len(declared) - 1)].type_str, name
+
+
+def _taken(node: onnx.NodeProto, parameter: str) -> list[str]:
+    """Return the dtypes that a type parameter may be, or nothing where it is fixed or is no tensor."""
+    without = {*_table()["missing"].get(node.op_type, {}).get(parameter, ())}
+    given = {a.name: _value(a) for a in (*_defaults(node.op_type), *node.attribute)}
+    for entry in _table()["failing"]:
+        if node.op_type in entry["operators"] and parameter == entry["parameter"] and _has(given, entry):
+            without.update(entry["dtypes"])
+    return [name for name in _allowed(node.op_type, parameter) if name not in without]
+
+
+def _has(given: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    return all(given[name] == value for name, value in entry.get("where", {}).items())
+
+
+def _value(attribute: onnx.AttributeProto) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@cache
+def _defaults(op_type: str) -> tuple[onnx.AttributeProto, ...]:
+    return tuple(a.default_value for a in _schema(op_type).attributes.values() if a.default_value.name)
+
+
+@cache
+def _allowed(op_type: str, parameter: str) -> tuple[str, ...]:
+    (constraint,) = [c for c in _schema(op_type).type_constraints if c.type_param_str == parameter] or [None]
+    allowed = constraint.allowed_type_strs if constraint else ()
+    elements = {f"tensor({data.name.lower()})": dtype for data, dtype in TO_TORCH.items()}
+    return tuple(str(elements[text]).removeprefix("torch.") for text in allowed if text in elements)
+
+
+@cache
+def _schema(op_type: str) -> onnx.defs.OpSchema:
+    return onnx.defs.get_schema(op_type, OPSET)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(TABLE.read_text(encoding="utf-8"))

@@ -1,0 +1,115 @@
+"""What ONNX Runtime has no kernel for is refused before anything is written, and nothing else is."""
+
+import onnx.defs
+import pytest
+import torch
+from clika_ref_onnxruntime.kernels import _table
+from clika_ref_onnxruntime.target import OnnxRuntime
+from onnxruntime.capi import _pybind_state as runtime
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.errors import TargetError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.builder import OPSET
+
+OPERATORS = load_registry().operators
+
+LISTED = {
+    "float": "float32",
+    "double": "float64",
+    **{t: t for t in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")},
+}
+"""The dtypes that the list is about, by the names that the runtime gives them."""
+
+
+def registered():
+    """Return what the installed runtime lacks of what the standard allows, in the form of the list."""
+    kernels = [k for k in runtime.get_all_opkernel_def() if k.provider == "CPUExecutionProvider" and not k.domain]
+    missing = {}
+    for name in sorted({s.name for s in onnx.defs.get_all_schemas() if not s.domain}):
+        if not onnx.defs.has(name, max_inclusive_version=OPSET):
+            continue
+        schema = onnx.defs.get_schema(name, OPSET)
+        own = [k for k in kernels if k.op_name == name and k.version_range[0] <= schema.since_version]
+        own = [k.type_constraints for k in own if schema.since_version <= k.version_range[1]]
+        for constraint in schema.type_constraints:
+            parameter = constraint.type_param_str
+            if schema.has_function or schema.has_context_dependent_function or not own:
+                continue
+            if all(parameter in kernel for kernel in own):
+                taken = {t for kernel in own for t in kernel[parameter]}
+                lacking = {n for t, n in LISTED.items() if f"tensor({t})" in {*constraint.allowed_type_strs} - taken}
+                if lacking:
+                    missing.setdefault(name, {})[parameter] = lacking
+    return missing
+
+
+def test_the_list_is_what_the_installed_runtime_does_not_register():
+    listed = {op: {p: set(names) for p, names in row.items()} for op, row in _table()["missing"].items()}
+    assert listed == registered(), "write what the runtime registers into kernels.toml"
+
+
+def node_of(kind, *operands, **attrs):
+    """Return a call on tensors of given dtypes and shapes."""
+    g = Graph("one")
+    values = [g.add_input(TensorType(*o), f"x{i}") if isinstance(o, tuple) else o for i, o in enumerate(operands)]
+    g.add_output(Builder(g, OPERATORS)(kind, *values, **attrs))
+    (node,) = g.nodes
+    return node
+
+
+F64, F16, I64, U8 = torch.float64, torch.float16, torch.int64, torch.uint8
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (
+            node_of("conv2d", (F64, (1, 2, 5, 5)), (F64, (3, 2, 3, 3)), None),
+            r"Conv in float64, .* take float16, float32;",
+        ),
+        (
+            node_of("conv2d", (I64, (1, 2, 5, 5)), (I64, (3, 2, 3, 3)), None),
+            r"Conv in int64, .* take float16, float32;",
+        ),
+        (
+            node_of("relu6", (torch.int16, (3,))),
+            "Clip in int16, of which ONNX Runtime's CPU kernels take .*; convert what",
+        ),
+        (node_of("outer", (torch.bool, (3,)), (torch.bool, (2,))), "Mul in bool"),
+        (node_of("upsample_bicubic2d", (U8, (1, 1, 4, 4)), output_size=(6, 6), align_corners=False), "Resize in uint8"),
+    ],
+)
+def test_a_call_that_needs_a_missing_kernel_is_refused(node, said):
+    with pytest.raises(TargetError, match="it computes " + said):
+        raise TargetError(OnnxRuntime().refusal(node))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        node_of("conv2d", (F16, (1, 2, 5, 5)), (F16, (3, 2, 3, 3)), None),
+        node_of("matmul", (F64, (2, 3)), (F64, (3, 2))),
+        node_of("mul", (I64, (2, 3)), 3),
+        node_of("add", (F64, ()), 1),
+    ],
+)
+def test_a_call_that_has_its_kernels_is_not(node):
+    assert OnnxRuntime().refusal(node) is None
+
+
+def test_a_dry_run_tells_what_an_export_would_refuse(tmp_path, capsys):
+    torch.manual_seed(0)
+    model, inputs = nn.Conv2d(1, 2, 3).double(), [torch.rand(n, 1, 5, 5, dtype=F64) for n in (1, 2)]
+    clika_compile(model, tracing_inputs=inputs, is_dry_run=True, discard_input_model=False)
+    captured = capsys.readouterr()
+    assert "it computes Conv in float64" in " ".join((captured.out + captured.err).split())
+    with pytest.raises(
+        TargetError, match=r"onnxruntime cannot run 1 nodes .*\n  conv2d in .*: it computes Conv in float64"
+    ):
+        clika_compile(model, tracing_inputs=inputs).clika_export(tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
