@@ -17,6 +17,7 @@ from torch import nn
 from clika_ref import clika_compile
 from clika_ref.core.errors import ModelError, PassError, TargetError
 from clika_ref.core.operators import Operator
+from clika_ref.exporting import artifact_check
 from clika_ref.generic import find_operator, torchlib_operator
 from clika_ref.onnx_emission import writing
 
@@ -283,6 +284,21 @@ def test_a_mismatch_is_an_error_that_names_the_first_node_at_fault(module, tmp_p
     assert "The first node that differs is sigmoid (sigmoid) in body.1 at test_export.py:" in text
     assert "No file was put in place; compile with compare_after_export=False to look at one" in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mismatch_is_told_though_the_node_at_fault_cannot_be_found(module, tmp_path, monkeypatch):
+    def failing(*_):
+        msg = "the probe does not load"
+        raise TargetError(msg)
+
+    monkeypatch.setattr(artifact_check, "first_difference", failing)
+    (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
+    node.op = broken(node.op)
+    message = (
+        r"something else than the module .*\. Which node is at fault could not be found: the probe does not load\. No"
+    )
+    with pytest.raises(TargetError, match=message):
+        module.clika_export(tmp_path / "m.onnx")
 
 
 def test_the_comparison_can_be_switched_off(tmp_path):

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from clika_ref.comparison import differences
-from clika_ref.core.errors import TargetError
+from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Artifact, Target
@@ -51,7 +51,10 @@ def compare_artifact(
         found = runner(inputs)
         wrong = differences(wanted, found, AGREEMENT)
         if wrong and not _within_rounding(graph, inputs, wanted, found):
-            culprit = first_difference(target, graph, inputs)
+            try:
+                culprit = first_difference(target, graph, inputs)
+            except ClikaError as error:  # the runtime fails on the observed graph; that must not hide the mismatch
+                culprit = f"Which node is at fault could not be found: {error}"
             shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
             msg = (
                 f"{target.name} computes something else than the module on tracing input {number}: {shown}. "
