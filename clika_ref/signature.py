@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,9 @@ class Signature:
     output_spec: pytree.TreeSpec | None = None
     outputs: tuple[OutputLeaf, ...] = field(default=())
 
+    def __post_init__(self) -> None:
+        self._has_size = _holds_size(self.output_spec)
+
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the leaves of a call, in the order of ``leaves``.
 
@@ -130,6 +133,8 @@ class Signature:
         """Return what the model returns, from the outputs of the graph."""
         leaves = [resolve(o.value, sizes) if o.index is None else results[o.index] for o in self.outputs]
         assert self.output_spec is not None
+        if self._has_size:
+            return _nested(iter(leaves), self.output_spec)
         return pytree.tree_unflatten(leaves, self.output_spec)
 
     def nested(self, leaves: Sequence[Any]) -> dict[str, Any]:
@@ -249,6 +254,20 @@ def register_dataclasses(value: Any) -> None:
 def leaf_names(value: Any) -> list[str]:
     """Return for each leaf of a nested value the keys that lead to it, joined."""
     return ["_".join(map(_key_text, path)) for path, _ in pytree.tree_leaves_with_path(value)]
+
+
+def _holds_size(spec: pytree.TreeSpec | None) -> bool:
+    return spec is not None and (spec.type is torch.Size or any(map(_holds_size, spec.children())))
+
+
+def _nested(leaves: Iterator[Any], spec: pytree.TreeSpec) -> Any:
+    """Return leaves in their structure; PyTorch's own function makes plain tuples of each ``torch.Size``."""
+    if spec.is_leaf():
+        return next(leaves)
+    children = [_nested(leaves, child) for child in spec.children()]
+    if spec.type is torch.Size:
+        return torch.Size(children)
+    return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
 
 def _unused(name: str, used: Collection[str]) -> str:

@@ -18,7 +18,9 @@ from clika_ref.signature import ConstantLeaf, Leaf, LostDefault, NumberLeaf, Out
 
 LEAVES: dict[str, type] = {"tensor": TensorLeaf, "number": NumberLeaf, "constant": ConstantLeaf}
 
-CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, list, dict, OrderedDict, defaultdict, deque)}
+CONTAINERS: dict[str, Any] = {
+    kind.__name__: kind for kind in (tuple, list, dict, OrderedDict, defaultdict, deque, torch.Size)
+}
 
 LOST = "lost default"
 """Key of a default that has no form: a function, an enumeration, a tensor."""

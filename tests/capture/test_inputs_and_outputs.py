@@ -1,5 +1,6 @@
 """What can be compiled, how inputs may be given, and what comes back."""
 
+import copy
 import dataclasses
 import functools
 from collections import OrderedDict
@@ -321,3 +322,18 @@ def test_a_method_with_defaults_keeps_them(agree):
     torch.testing.assert_close(module(X, 4.0), net.infer(X, 4.0))
     with pytest.raises(ModelError, match=r"argument 'temperature' is 2.0, but the graph was made for 4.0"):
         module(X)
+
+
+class Sized(nn.Module):
+    def forward(self, x, size):
+        return x.reshape(size) + 1, x.shape, {"inner": [x.size()[1:]]}
+
+
+def test_a_returned_shape_is_a_size_also_in_copies():
+    x = torch.randn(2, 6)
+    module = clika_compile(Sized(), tracing_inputs=[(x, torch.Size([4, 3])), (x.repeat(2, 1), torch.Size([8, 3]))])
+    for one in (module, copy.deepcopy(module)):
+        given = torch.randn(6, 6), torch.Size([12, 3])
+        (_, *actual), (_, *expected) = one(*given), Sized()(*given)
+        assert actual == expected
+        assert type(actual[0]) is type(actual[1]["inner"][0]) is torch.Size
