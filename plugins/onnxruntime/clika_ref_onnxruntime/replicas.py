@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,27 @@ def _power(x: float, y: float) -> float:
         return math.pow(x, y)
     except (OverflowError, ValueError):
         return math.inf
+
+
+def scattered_extremes(
+    x: Tensor, index: Tensor, src: Tensor | float, *, dim: int, reduce: str, include_self: bool
+) -> Tensor:
+    """Keep what is there only where it is larger, which nothing is than NaN: a later number replaces a NaN."""
+    if reduce not in ("amax", "amin"):
+        src = torch.as_tensor(src, dtype=x.dtype)
+        src = src if src.ndim or not index.ndim else src.expand(index.shape)
+        return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
+    sign = 1 if reduce == "amax" else -1
+    whole, places = torch.atleast_1d(x * sign).clone(), torch.atleast_1d(index)
+    updates = torch.as_tensor(src, dtype=x.dtype) * sign
+    updates = updates if updates.ndim else updates.expand(places.shape)
+    if not include_self:
+        whole = whole.scatter(dim, places, -math.inf)
+    for at in itertools.product(*map(range, places.shape)):
+        to = list(at)
+        to[dim] = int(places[at])
+        whole[tuple(to)] = max(updates[at], whole[tuple(to)])  # the first one, unless the second is larger
+    return (whole * sign).reshape(x.shape)
 
 
 def _through_float64(pool: Callable[..., Any]) -> Callable[..., Any]:

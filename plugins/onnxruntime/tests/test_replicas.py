@@ -77,3 +77,16 @@ def test_an_infinite_weight_of_a_group_norm_stays_infinite(tmp_path):
     (expected,) = results(replicas.group_norm(*call.operands, **call.attrs))
     assert torch.equal(actual.isinf(), expected.isinf())
     assert OPERATORS["group_norm"](*call.operands, **call.attrs).isnan().any()
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin", "sum"])
+@pytest.mark.parametrize("include_self", [False, True])
+def test_scattered_extremes_lose_nan_to_numbers_that_come_later(tmp_path, reduce, include_self):
+    x, index = torch.tensor([[math.nan, 1.0, 2.0]] * 2), torch.tensor([[0, 1, 1, 2]])
+    src = torch.tensor([[5.0, math.nan, 0.5, math.nan]])
+    call = Call("scatter_reduce", x, index, src, dim=1, reduce=reduce, include_self=include_self)
+    (actual,) = run(tmp_path, call)
+    expected = replicas.scattered_extremes(*call.operands, **call.attrs)
+    assert torch.equal(actual.nan_to_num(7), expected.nan_to_num(7)), (actual, expected)
+    eager = OPERATORS["scatter_reduce"](*call.operands, **call.attrs)
+    assert torch.equal(expected.isnan(), eager.isnan()) is (reduce == "sum")
