@@ -13,6 +13,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
+from clika_ref_aten.linear import factor
 from clika_ref_aten.spatial import floor_divide
 
 aten = torch.ops.aten
@@ -84,7 +85,7 @@ def _(op, x, key, value, attn_mask=None, *, is_causal, scale, enable_gqa):
     axes = list(range(op.rank(key)))
     columns = op.Transpose(key, perm=[*axes[:-2], axes[-1], axes[-2]])
     op.declare(columns, TensorType(op.dtype(key), (*batch, width, keys)))
-    scaled = op.Mul(x, _scale(op, x) if scale is None else op.like(x, scale))
+    scaled = _scaled(op, x, scale)
     op.declare(scaled, TensorType(op.dtype(x), op.shape(x)))
     scores = _grouped(op, scaled, columns, enable_gqa)
     alive = None
@@ -102,11 +103,11 @@ def _(op, x, key, value, attn_mask=None, *, is_causal, scale, enable_gqa):
     return result if alive is None else op.Where(alive, result, op.like(x, 0.0))
 
 
-def _scale(op, x):
+def _scaled(op, x, scale):
     width = op.shape(x)[-1]
-    if is_symbolic(width):
-        return op.Reciprocal(op.Sqrt(op.scalar(width, op.dtype(x))))
-    return op.like(x, 1 / math.sqrt(width))
+    if scale is None and is_symbolic(width):
+        return op.Mul(x, op.Reciprocal(op.Sqrt(op.scalar(width, op.dtype(x)))))
+    return factor(op, x, 1 / math.sqrt(width) if scale is None else scale)
 
 
 def _bias(op, kept, x):

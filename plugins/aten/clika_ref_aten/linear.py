@@ -84,11 +84,23 @@ def _(draw, s):
     return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype)))
 
 
+def factor(op, x, number):
+    """Return ``x * number`` next to a product of matrices: into that, ONNX Runtime fuses factors as float32."""
+    if op.dtype(x) != torch.float64 or fits_float32(number):
+        return op.Mul(x, op.like(x, number))
+    return op.Neg(op.Mul(op.Neg(x), op.like(x, number)))
+
+
+def fits_float32(number):
+    """Whether a number is the same in float32, as which ONNX stores attributes; a size expression is no attribute."""
+    return not isinstance(number, int | float) or torch.tensor(number, dtype=torch.float32).double().item() == number
+
+
 def _blend(op, x, product, beta, alpha):
     """Return ``beta * x + alpha * product``; ``x`` counts for nothing, whatever it holds, where beta is 0."""
 
-    def scaled(value, factor):
-        return value if factor == 1 else op.Mul(value, op.like(value, factor))
+    def scaled(value, number):
+        return value if number == 1 else factor(op, value, number)
 
     if beta == 0:
         return scaled(product, alpha)
@@ -135,8 +147,9 @@ def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: floa
 
 @addmm.onnx
 def _(op, x, mat1, mat2, *, beta, alpha):
-    known = isinstance(alpha, int | float) and isinstance(beta, int | float)
-    if op.result.dtype.is_floating_point and known and alpha:
+    known = all(isinstance(n, int | float) for n in (alpha, beta))
+    exact = known and (op.result.dtype != torch.float64 or (fits_float32(alpha) and fits_float32(beta)))
+    if op.result.dtype.is_floating_point and exact and alpha:
         return op.Gemm(mat1, mat2, x if beta else None, alpha=float(alpha), beta=float(beta))
     return _unless_left_out(op, x, mat1, mat2, beta=beta, alpha=alpha)
 
