@@ -190,12 +190,13 @@ def _(op, x, target, weight, *, p, margin, reduction):
     axes = op.ints([axis])
     classes = op.scalar(op.shape(x)[axis], torch.int64)
     index = op.Unsqueeze(target, axes) if op.rank(target) == axis else target
-    gap = op.Relu(op.Add(op.Sub(op.like(x, margin), op.GatherElements(x, index, axis=axis)), x))
+    gap = op.Add(op.Sub(op.like(x, margin), op.GatherElements(x, index, axis=axis)), x)
     losses = op.Mul(gap, gap) if p == 2 else gap
     if weight is not None:
         losses = op.Mul(losses, op.Gather(weight, index, axis=0))
     every = op.Range(op.scalar(0, torch.int64), classes, op.scalar(1, torch.int64))
-    losses = op.Where(op.Equal(every, index), op.like(x, 0), losses)
+    wrong = op.And(op.Greater(gap, op.like(x, 0)), op.Not(op.Equal(every, index)))  # a gap of NaN counts nothing
+    losses = op.Where(wrong, losses, op.like(x, 0))
     means = op.Div(op.ReduceSum(losses, axes, keepdims=0), op.cast(classes, op.dtype(x)))
     return reduced(op, means, reduction)
 
@@ -239,9 +240,10 @@ def _(op, x, target, *, reduction):
     counts = op.cast(listed, dtype)
     right = op.ScatterElements(op.Mul(counts, zero), index, counts, axis=axis, reduction="max")
     lead = op.Sub(one, op.GatherElements(x, index, axis=axis))
-    gaps = op.Relu(op.Add(op.Unsqueeze(lead, op.ints([-1])), op.Unsqueeze(x, op.ints([-2]))))
+    gaps = op.Add(op.Unsqueeze(lead, op.ints([-1])), op.Unsqueeze(x, op.ints([-2])))
     pairs = op.Mul(op.Unsqueeze(counts, op.ints([-1])), op.Unsqueeze(op.Sub(one, right), op.ints([-2])))
-    total = op.ReduceSum(op.Where(op.Greater(pairs, zero), gaps, zero), op.ints([-1, -2]), keepdims=0)
+    counted = op.And(op.Greater(pairs, zero), op.Greater(gaps, zero))  # a gap of NaN counts nothing
+    total = op.ReduceSum(op.Where(counted, gaps, zero), op.ints([-1, -2]), keepdims=0)
     return reduced(op, op.Div(total, op.scalar(op.shape(x)[axis], dtype)), reduction)
 
 

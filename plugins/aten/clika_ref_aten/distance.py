@@ -77,6 +77,8 @@ def cosine_similarity(x1: Tensor, x2: Tensor, *, dim: int = 1, eps: float = 1e-8
 def _(op, x1, x2, *, dim, eps):
     shapes = op.shape(x1), op.shape(x2)
     x1, x2 = op.promote(x1, x2)
+    if 0 in (*shapes[0], *shapes[1]):
+        return _zeros(op, x1)
     if shapes[0] != shapes[1]:  # before the norms: a side of 1 along dim counts as often as it is repeated
         x1, x2 = op.Expand(x1, op.Shape(x2)), op.Expand(x2, op.Shape(x1))
     units = [op.Div(x, op.Max(length(op, x, EUCLIDEAN, [dim], keepdims=True), op.like(x, eps))) for x in (x1, x2)]
@@ -104,7 +106,7 @@ def pairwise_distance(x1: Tensor, x2: Tensor, *, p: float = 2.0, eps: float = 1e
 
 @pairwise_distance.onnx
 def _(op, x1, x2, *, p, eps, keepdim):
-    empty = 0 in op.shape(x1)[-1:]
+    empty = 0 in op.shape(x1)
     x1, x2 = op.promote(x1, x2)
     return _zeros(op, x1) if empty else separation(op, x1, x2, p=p, eps=eps, keepdim=keepdim)
 

@@ -19,9 +19,11 @@ BITS = (torch.bool, *INTS)
 
 
 def _of_truths(op_type: str) -> Callable[..., Any]:
-    """Return the lowering to one logical node on the truth values of the operands."""
+    """Return the lowering to one logical node on the truth values of the operands, in the dtype that they meet in."""
 
     def lower(op, *operands):
+        if len(operands) > 1:  # where a tensor of rank 0 weighs less, it may lose digits, and become 0
+            operands = op.promote(*operands, to=common_dtype(op, *operands))
         return op.node(op_type, *op.promote(*operands, to=torch.bool))
 
     return lower

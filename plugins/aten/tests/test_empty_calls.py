@@ -41,9 +41,15 @@ def test_the_mean_loss_of_no_pair_is_not_a_number():
 def test_vectors_without_elements_lie_at_one_point(p):
     assert_same(distance.pairwise_distance, *NUMBERS, p=p)
     assert_same(distance.pairwise_distance, *NUMBERS, p=p, keepdim=True)
+    assert_same(distance.pairwise_distance, torch.empty(0, 3), torch.empty(0, 3), p=p)
     assert_same(distance.cdist, torch.empty(4, 0), torch.empty(3, 0), p=p)
     assert_same(distance.pdist, torch.empty(3, 0), p=p)
     assert_same(distance.pdist, torch.empty(0, 3), p=p)
+
+
+def test_vectors_without_elements_are_not_alike():
+    assert_same(distance.cosine_similarity, torch.empty(2, 0), torch.empty(2, 0), dim=1)
+    assert_same(distance.cosine_similarity, torch.empty(2, 0), torch.empty(2, 0), dim=0)
 
 
 def test_the_mask_of_dropout_of_nothing_is_one_of_truth_values():

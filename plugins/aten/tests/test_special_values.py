@@ -8,6 +8,7 @@ import pytest
 import torch
 from clika_ref_aten import (
     activation,
+    attention,
     classification_loss,
     distance,
     distributions,
@@ -15,6 +16,7 @@ from clika_ref_aten import (
     grouping,
     layer_normalization,
     linear,
+    logic,
     recurrent,
     resampling,
     vector_norms,
@@ -176,3 +178,27 @@ def test_distances_that_count_differences_keep_nan():
 def test_the_mean_that_a_layer_norm_returns_of_infinities_is_nan():
     x = torch.tensor([[math.inf, 1.0, 2.0], [-math.inf, math.inf, 2.0], [NAN, 1.0, 2.0], [3.0, 1.0, 2.0]])
     assert_agrees(layer_normalization.native_layer_norm, x, None, None, normalized_shape=(3,), eps=1e-5)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_factors_beside_products_of_float64_keep_their_digits(scale):
+    query, key, value = (torch.randn(2, 3, 5, dtype=torch.float64) for _ in range(3))
+    assert_agrees(attention.scaled_dot_product_attention, query, key, value, None, scale=scale)
+    for op, shapes in ((linear.addmm, [(2, 4), (2, 3), (3, 4)]), (linear.addmv, [(2,), (2, 3), (3,)])):
+        assert_agrees(op, *(torch.randn(s, dtype=torch.float64) for s in shapes), beta=0.1, alpha=0.7)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_margin_losses_pass_over_nan_and_weights_of_what_counts_nothing(p):
+    target = torch.tensor([1, 0])
+    for x in (torch.tensor([[NAN, 1.0, 2.0], [0.5, 0.0, 0.1]]), torch.tensor([[-9.0, 1.0, -9.0], [5.0, 0.0, 0.1]])):
+        assert_agrees(classification_loss.multi_margin_loss, x, target, torch.full((3,), math.inf), p=p)
+        assert_agrees(classification_loss.multi_margin_loss, x, target, p=p, reduction=0)
+        assert_agrees(classification_loss.multilabel_margin_loss, x, torch.tensor([[1, -1, 0], [0, 2, -1]]))
+
+
+def test_truth_is_told_in_the_dtype_in_which_operands_meet():
+    far = torch.tensor(2**40)
+    for op in (logic.logical_and, logic.logical_or, logic.logical_xor):
+        assert_agrees(op, torch.tensor([0, 1], dtype=torch.int32), far)
+        assert_agrees(op, torch.tensor([0, 1]), far)
