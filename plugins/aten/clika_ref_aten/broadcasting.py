@@ -141,4 +141,7 @@ def stretch(op: Any, x: Any, before: tuple[Dim, ...], after: tuple[Dim, ...]) ->
     if 0 in after and 0 not in before:  # ONNX Runtime's Expand leaves a side of 1 where 0 is asked for
         return op.cast(op.declare(op.ConstantOfShape(op.ints(after)), torch.float32), op.dtype(x))
     own = (1,) * (len(after) - len(before)) + before
-    return op.Expand(x, op.ints([1 if a == b else b for a, b in zip(own, after, strict=True)]))
+    sides = op.ints([1 if a == b else b for a, b in zip(own, after, strict=True)])
+    if op.dtype(x) == torch.bfloat16:  # for which ONNX Runtime has casts, but no Expand
+        return op.cast(op.Expand(op.cast(x, torch.float32), sides), torch.bfloat16)
+    return op.Expand(x, sides)

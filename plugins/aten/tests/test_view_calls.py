@@ -17,6 +17,7 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import by_overload
 from clika_ref.core.symbols import Side, Symbol, evaluate, named, resolve
 from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.emission import emit
 
 aten = torch.ops.aten
 OPERATORS = by_overload(clika_ref_operators())
@@ -166,3 +167,12 @@ def test_the_adjoint_of_complex_tensors_is_refused():
     x = Graph("complex").add_input(TensorType(torch.complex64, (2, 2)), "x")
     with pytest.raises(ModelError, match="conjugates, and complex tensors are not supported"):
         OPERATORS[aten.adjoint.default].converters[aten.adjoint.default](x)
+
+
+def test_bfloat16_is_stretched_in_a_dtype_that_runtimes_stretch():
+    graph = Graph("stretched")
+    x = graph.add_input(TensorType(torch.bfloat16, (1, 3)), "x")
+    op = next(o for o in clika_ref_operators() if o.name == "expand")
+    graph.add_output(graph.insert(Node(op, (x,), {"size": (2, 3)}), infer(op, (x,), {"size": (2, 3)})).output)
+    kinds = [node.op_type for node in emit(graph).graph]
+    assert kinds == ["Cast", "Expand", "Cast"]
