@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
-from torch._guards import ShapeGuard, detect_fake_mode
+from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -59,14 +59,14 @@ def decompose(node: fx.Node, overload: torch._ops.OpOverload) -> Decomposition |
 
     mode = detect_fake_mode([node.meta.get("val"), *fakes])
     try:
-        with mode or nullcontext(), _new_guards(mode.shape_env if mode is not None else None) as guards:
+        with mode or nullcontext(), _recording(mode.shape_env if mode is not None else None) as fixed:
             program = make_fx(call, decomposition_table={})(*fakes)
     except Exception as error:
         reason = shorten(str(error) or repr(error), REASON_LIMIT, placeholder=" ...")
-        msg = f"{UNDECLARED}, and PyTorch's decomposition of it fails on these operands: {reason}"
+        msg = f"{UNDECLARED}, and PyTorch's decomposition fails on these operands: {reason}"
         raise ModelError(msg) from error
-    if any(isinstance(g.expr, sympy.Eq) for g in guards):
-        msg = f"{UNDECLARED}, and PyTorch's decomposition of it fixes sizes that should be dynamic"
+    if fixed:
+        msg = f"{UNDECLARED}, and PyTorch's decomposition fixes sizes that should be dynamic"
         raise ModelError(msg)
     return None if _calls(program, overload) else Decomposition(program, operands)
 
@@ -80,19 +80,19 @@ def _rule(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
 
 
 @contextmanager
-def _new_guards(env: ShapeEnv | None) -> Iterator[list[ShapeGuard]]:
-    """Let an environment record guards again, which it stops to do when its trace ends; yield those that are new."""
-    found: list[ShapeGuard] = []
+def _recording(env: ShapeEnv | None) -> Iterator[set[sympy.Symbol]]:
+    """Let an environment record guards again, which it stops to do when its trace ends; yield the sizes they fix."""
+    fixed: set[sympy.Symbol] = set()
     if env is None:
-        yield found
+        yield fixed
         return
-    known, frozen = len(env.guards), env.frozen
+    known, frozen = set(env.replacements), env.frozen
     env.frozen = False
     try:
-        yield found
+        yield fixed
     finally:
         env.frozen = frozen
-        found += env.guards[known:]
+        fixed |= {s for s, size in env.replacements.items() if s not in known and size.is_number}
 
 
 def _calls(program: fx.GraphModule, overload: torch._ops.OpOverload) -> bool:

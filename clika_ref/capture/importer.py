@@ -120,6 +120,8 @@ class Importer:
         if target is python_operator.getitem:
             # Results that nothing reads are taken apart all the same, and an operator may leave them out.
             return self._entries(node.args[0])[node.args[1]] if node.users else None
+        if target is aten.size.default:  # what code of PyTorch's asks that fixes sizes; the trace holds the guards
+            return tuple(map(self.table.translate, node.all_input_nodes[0].meta["val"].shape))
         if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
             return self._number(node, fake)
         if isinstance(target, torch._ops.HigherOrderOperator):

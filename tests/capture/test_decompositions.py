@@ -61,7 +61,7 @@ def test_a_decomposition_that_fails_is_named_with_its_line_and_reason(monkeypatc
     monkeypatch.setitem(rules(), aten.renorm.default, fails)
     message = (
         r"aten.renorm.default in <root> at test_decompositions.py:\d+: no operator .*"
-        r"PyTorch's decomposition of it fails on these operands: no such thing"
+        r"PyTorch's decomposition fails on these operands: no such thing"
     )
     with pytest.raises(ModelError, match=message):
         clika_compile(Calls(lambda x: torch.renorm(x, 2, 0, 1.0)), tracing_inputs=[torch.randn(3, 4)])
@@ -73,6 +73,16 @@ def test_a_decomposition_that_holds_for_one_size_is_refused(monkeypatch):
         clika_compile(
             Calls(lambda x: torch.renorm(x, 2, 0, 1.0)), tracing_inputs=[torch.randn(3, 4), torch.randn(2, 4)]
         )
+
+
+def test_a_call_whose_own_code_fixes_a_size_is_refused_as_a_model_that_fixes_it():
+    model, inputs = Calls(lambda x: torch.linalg.multi_dot([x, x.T, x])), [torch.randn(4, 6), torch.randn(5, 6)]
+    with pytest.raises(
+        ModelError, match=r"takes the lengths 4, 5 among the inputs, but the model fixes it: Eq\(batch, 5"
+    ):
+        clika_compile(model, tracing_inputs=inputs)
+    module = clika_compile(model, tracing_inputs=inputs[:1])
+    torch.testing.assert_close(module(inputs[0]), model(inputs[0]))
 
 
 def test_pytorch_is_left_as_it_was_after_a_trace():
