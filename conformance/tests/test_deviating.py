@@ -9,7 +9,10 @@ from clika_ref_conformance.drawing.realizing import graph_of
 from clika_ref_conformance.execution.deviating import judge_run
 from clika_ref_conformance.verdicts import Verdict
 
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
 
 
 def test_a_deviation_is_seen_and_leaves_the_operator_as_it_was():
@@ -23,6 +26,18 @@ def test_a_deviation_is_seen_and_leaves_the_operator_as_it_was():
         assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.DEVIATION, ("clip",), ("clip",))
     assert relu.reference is reference
     assert relu(x)[1] == math.inf
+
+
+def test_a_deviation_with_which_a_later_node_refuses_its_operands_excuses_nothing():
+    graph = Graph("index")
+    x, table = (graph.add_input(TensorType(torch.float32, shape), name) for name, shape in (("x", (2,)), ("t", (1, 1))))
+    build = Builder(graph, load_registry().operators)
+    graph.add_output(build("embedding", table, build("to", build("relu", x), dtype=torch.int64)))
+    inputs = (torch.tensor([0.0, -1.0]), torch.zeros(1, 1))
+    for form in ({"replace": {"0": "max"}}, {"free": ("0",)}):
+        entry = Deviation("far", ("relu",), "0 is lost", "none", "2099-01-01", **form)
+        found = judge_run(graph, Run("zero", inputs), [torch.ones(2, 1)], [entry])
+        assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.VALUE, (), ())
 
 
 def test_a_result_that_is_free_as_a_whole_may_have_another_size_where_the_data_decide_on_it():

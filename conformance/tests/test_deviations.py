@@ -247,6 +247,13 @@ def test_a_deviation_that_could_have_been_seen_and_never_was_is_a_problem():
     assert problems(declared, passed()) == []
 
 
+def test_levels_of_whole_graphs_tell_of_a_deviation_that_is_not_seen_only_where_all_levels_run():
+    declared = Declarations((deviation(replace={"nan": "0"}),))
+    unseen = replace(passed(watched=("d",)), task=Task("graphs", "graphs-000"))
+    assert problems(declared, unseen) == []
+    assert "xpass: the deviation d was not seen in 1 checks" in problems(declared, unseen, is_full=True)[0]
+
+
 def test_a_deviation_that_concerns_nothing_is_a_problem_of_a_full_run_that_could_have_shown_it():
     declared = Declarations((deviation(replace={"nan": "0"}),))
     assert problems(declared, passed(), is_full=True) == [

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from broken_passes import BROKEN, WALK_A_SET, Broken
-from clika_ref_conformance.cases import Task
+from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.drawing.motifs import offered
+from clika_ref_conformance.judging import pass_rules
 from clika_ref_conformance.levels import passes
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
 from clika_ref_conformance.profiles import PROFILES
@@ -15,6 +16,8 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.errors import ClikaError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
 
@@ -126,3 +129,17 @@ def test_a_pass_may_bring_the_motif_that_no_draw_finds():
     (case,) = offered(Shy(lambda *_: None, "shy"), REGISTRY.operators)
     assert [node.kind for node in case.graph.nodes] == ["neg"] * 3
     assert [t.shape for t in case.runs[0].inputs] == [(7,)]
+
+
+def test_a_node_counts_as_random_whatever_chance_made_of_its_operand():
+    graph = Graph("dropouts")
+    x = graph.add_input(TensorType(torch.float32, ()), "x")
+    build = Builder(graph, REGISTRY.operators)
+    often = build("dropout", x, p=0.9, train=True)
+    graph.add_output(build("dropout", often, p=0.5, train=True))
+    case = Case("often", graph, [Run("some", (torch.tensor(1.5),))])
+    counted = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        counted.append(pass_rules._random_nodes(case.graph, case.runs[0].inputs))
+    assert counted == [(2, 2)] * 8

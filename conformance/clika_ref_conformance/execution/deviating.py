@@ -66,7 +66,7 @@ def judge_run(
         return Judgement(found, (), watched)
     for group in [[d] for d in concerned] + [concerned] * (len(concerned) > 1):
         again = _judge_deviating(graph, run, actual, group, seed)
-        if not again.verdict.is_failure:
+        if again is not None and not again.verdict.is_failure:
             seen = tuple(d.id for d in group if d.id in watched)
             message = "; ".join(f"{d.id}: {d.reason}" for d in group)
             return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), seen, watched)
@@ -90,9 +90,20 @@ def errors_expected(graph: Graph, run: Run | None, deviations: Sequence[Deviatio
     ]
 
 
-def _judge_deviating(graph: Graph, run: Run, actual: Tensors, group: Sequence[Deviation], seed: int) -> Comparison:
+def _judge_deviating(
+    graph: Graph, run: Run, actual: Tensors, group: Sequence[Deviation], seed: int
+) -> Comparison | None:
+    """Judge as if eager deviated; None where a later node of the graph refuses what it then gets."""
+    try:
+        return _judged_by(graph, run, actual, group, seed)
+    except _Refused:
+        return None
+
+
+def _judged_by(graph: Graph, run: Run, actual: Tensors, group: Sequence[Deviation], seed: int) -> Comparison:
     fixed = [d for d in group if not d.free]
     changed = _deviating(graph, [(d, _alteration(d)) for d in fixed])
+    _outputs(changed, run)
     reference = Reference(changed, run.inputs, seed=seed)
     free = [d for d in group if d.free]
     if free:
@@ -124,13 +135,24 @@ def _with_free_elements_right(
 def _shows(graph: Graph, run: Run, deviation: Deviation) -> bool:
     """Whether the outputs of a graph are others where it deviates."""
     alter = _filling(deviation, FILLS[0]) if deviation.free else _alteration(deviation)
-    pairs = zip(_outputs(graph, run), _outputs(_deviating(graph, [(deviation, alter)]), run), strict=True)
+    try:
+        others = _outputs(_deviating(graph, [(deviation, alter)]), run)
+    except _Refused:
+        return False
+    pairs = zip(_outputs(graph, run), others, strict=True)
     return any(a.shape != b.shape or a.dtype != b.dtype or bool(_differs(a, b).any()) for a, b in pairs)
 
 
 def _outputs(graph: Graph, run: Run) -> Tensors:
-    with torch.no_grad():
-        return interpret(graph, [t.clone() for t in run.inputs])[0]
+    try:
+        with torch.no_grad():
+            return interpret(graph, [t.clone() for t in run.inputs])[0]
+    except Exception as error:
+        raise _Refused from error
+
+
+class _Refused(Exception):  # noqa: N818 - no error: an index that may be anything may lie outside, too
+    pass
 
 
 def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
