@@ -1,8 +1,10 @@
 """The commands: what they print, their exit status, and what they do not import for ``--help``."""
 
+import io
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -11,9 +13,11 @@ from clika_ref_conformance.cli import app
 from clika_ref_conformance.execution import showing
 from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
+from rich.console import Console
 from typer.testing import CliRunner
 
 from clika_ref.command_line import cli as core
+from clika_ref.reporting.progress import SimpleProgressBar
 
 TASK = Task("operators", "relu", "float32")
 
@@ -128,3 +132,19 @@ def test_a_command_of_another_distribution_that_cannot_be_loaded_costs_no_other(
     core.join_commands(joined)
     assert [group.name for group in joined.registered_groups] == ["works"]
     assert "clika-ref broken (unknown distribution) cannot be used: ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_a_run_says_what_it_is_at_and_in_a_pipe_now_and_then(monkeypatch):
+    console = Console(file=io.StringIO(), width=200)
+    bar = SimpleProgressBar(total=2, desc="Conformance of odd", unit="tasks", disable=True)
+    watch = showing.Watch("odd", bar, console)
+    busy = SimpleNamespace(ended=0, workers=[SimpleNamespace(progress=SimpleNamespace(task=TASK))])
+    watch(Result(TASK, "a", Comparison(Verdict.VALUE)), busy)
+    assert bar.desc == "Conformance of odd, 1 checks, 1 failed (operators/relu/float32)"
+    assert console.file.getvalue() == ""
+    watch.due = 0.0
+    watch(None, SimpleNamespace(ended=1, workers=[SimpleNamespace(progress=None)]))
+    (line,) = console.file.getvalue().splitlines()
+    assert line.startswith("Conformance of odd, 1 checks, 1 failed  1/2")
+    watch(None, busy)
+    assert console.file.getvalue().splitlines() == [line]  # the next is due in half a minute

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution import run
 from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, execution, plan_run
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -64,8 +65,11 @@ def test_after_failures_of_one_kind_the_rest_of_a_task_is_not_run_whatever_becom
     assert not record.imbalance()
 
 
-def test_a_check_that_hangs_is_ended():
-    record = execute(plan_run(request_for("hang", case_seconds=2.0)))
+def test_a_check_that_hangs_is_ended_and_meanwhile_the_time_is_told(monkeypatch):
+    monkeypatch.setattr(run, "QUIET_SECONDS", 0.1)
+    told = []
+    record = execute(plan_run(request_for("hang", case_seconds=2.0)), lambda result, _: told.append(result))
+    assert told.count(None) > 5
     assert verdicts_of(record, "hang") == [("first", Verdict.PASS), ("middle", Verdict.HANG), ("last", Verdict.PASS)]
     assert "no end within the time" in record.failures[0].comparison.message
 

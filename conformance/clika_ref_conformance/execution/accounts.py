@@ -13,7 +13,7 @@ from clika_ref_conformance.profiles import Profile
 from clika_ref_conformance.verdicts import Verdict
 
 ALONE = "operators"
-"""The level that looks for deviations; in others one may stay unseen by chance, in the few checks that could show it."""
+"""The level that looks for deviations; in others one may stay unseen by chance, as few checks could show it."""
 
 
 def with_expected_failures(results: Sequence[Result], xfails: Sequence[ExpectedFailure]) -> list[Result]:

@@ -108,7 +108,10 @@ def plan_run(request: RunRequest) -> Plan:
 
 
 Notice = Callable[[Result | None, "Execution"], None]
-"""Called after each result, and with None when a task has ended."""
+"""Called after each result, and with None when a task has ended and when nothing was heard of for a while."""
+
+QUIET_SECONDS = 5.0
+"""The while."""
 
 
 def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
@@ -203,8 +206,9 @@ class Execution:
     def _wait(self) -> None:
         """Handle what the workers say next, or kill those that have not said anything for too long."""
         try:
-            worker, kind, content = self.events.get(timeout=next_deadline(self.workers))
+            worker, kind, content = self.events.get(timeout=min(QUIET_SECONDS, next_deadline(self.workers)))
         except queue.Empty:
+            self.notice(None, self)
             for worker in self.workers:
                 if worker.deadline <= time.monotonic() and not worker.overdue:
                     worker.overdue = True

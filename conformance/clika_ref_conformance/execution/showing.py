@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from clika_ref.core.errors import ClikaError
-from clika_ref.reporting.console import duration, result_console
+from clika_ref.reporting.console import duration, is_quiet, progress_console, result_console
 from clika_ref.reporting.progress import SimpleProgressBar
 from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.execution.run import Execution, RunRequest, execute, plan_run, setup_of
@@ -19,6 +20,9 @@ from clika_ref_conformance.reporting.json_report import write_json
 from clika_ref_conformance.reporting.junit import write_junit
 from clika_ref_conformance.reporting.recording import with_reproducers_of_ends
 from clika_ref_conformance.verdicts import Verdict
+
+LINE_SECONDS = 30.0
+"""Between the lines of a run that is not on a terminal."""
 
 SHOWN = 20
 """Failures that are printed in full; the report holds them all."""
@@ -38,19 +42,36 @@ def report_folder(path: Path) -> Path:
     return path.absolute()
 
 
+class Watch:
+    """Says how a run goes on: in the bar after every check, and where there is no terminal, now and then as a line."""
+
+    def __init__(self, target: str, bar: SimpleProgressBar[None], console: Console) -> None:
+        self.target = target
+        self.bar = bar
+        self.console = console
+        self.checks = self.failed = 0
+        self.due = time.monotonic() + LINE_SECONDS
+
+    def __call__(self, result: Result | None, run: Execution) -> None:
+        """Take note of a result, or, where it is None, of the time that passes."""
+        self.checks += result is not None
+        self.failed += result is not None and result.verdict.is_failure
+        counts = f"Conformance of {self.target}, {self.checks:,} checks" + f", {self.failed:,} failed" * bool(
+            self.failed
+        )
+        tasks = ", ".join(str(worker.progress.task) for worker in run.workers if worker.progress is not None)
+        self.bar.desc = f"{counts} ({tasks})" if tasks else counts
+        self.bar.update(run.ended - self.bar.count)
+        if not is_quiet() and not self.console.is_terminal and time.monotonic() >= self.due:
+            self.due = time.monotonic() + LINE_SECONDS
+            self.console.print(str(self.bar), markup=False)
+
+
 def run_and_show(request: RunRequest) -> RunRecord:
     """Run a request, write its report where it asks for one, and print what came of it."""
     plan = plan_run(request)
-    failed = 0
     with SimpleProgressBar[None](total=len(plan.tasks), desc=f"Conformance of {request.target}", unit="tasks") as bar:
-
-        def notice(result: Result | None, run: Execution) -> None:
-            nonlocal failed
-            failed += result is not None and result.verdict.is_failure
-            bar.desc = f"Conformance of {request.target}" + (f", {failed} failed" if failed else "")
-            bar.update(run.ended - bar.count)
-
-        record = execute(plan, notice)
+        record = execute(plan, Watch(request.target, bar, progress_console()))
     if request.out is not None:
         record = with_reproducers_of_ends(record, setup_of(plan))
         write_report(record, request.out)
