@@ -35,14 +35,15 @@ def length(op, x, p, axes, *, keepdims=False):
     if p == 0:
         return op.ReduceSum(op.cast(op.Not(is_number(op, x, 0)), op.dtype(x)), axes, **options)
     if math.isinf(p):
-        extreme = op.ReduceMax if p > 0 else op.ReduceMin
-        return extreme(op.Abs(x), axes, **options)
+        extreme = (op.ReduceMax if p > 0 else op.ReduceMin)(op.Abs(x), axes, **options)
+        missing = op.ReduceMax(op.cast(op.IsNaN(x), op.dtype(x)), axes, **options)  # which runtimes pass over
+        return op.Where(op.cast(missing, torch.bool), op.like(x, math.nan), extreme)
     total = op.ReduceSum(op.Pow(op.Abs(x), op.like(x, p)), axes, **options)
     return op.Pow(total, op.like(x, 1 / p))
 
 
 def _between(op, difference, p):
-    """Return the `length` of the last side of differences as eager's distances of all pairs have it."""
+    """Return the `length` of the last side of differences as eager has it in `cdist` and `pdist`."""
     if p == 0:  # NaN counts as NaN here, and as 1 in norms
         apart = op.Min(op.Ceil(op.Abs(difference)), op.like(difference, 1))
         return op.ReduceSum(apart, op.ints([-1]), keepdims=0)
@@ -153,7 +154,11 @@ def _(op, x1, x2, *, p, compute_mode):
     large = not is_symbolic(sides) and max(sides) > 25  # Source: ATen's Distance.cpp, `cdist_impl`
     if p == EUCLIDEAN and (compute_mode == MATRIX_PRODUCT or (compute_mode is None and large)):
         return _by_product(op, x1, x2)
-    return _between(op, op.Sub(op.Unsqueeze(x1, op.ints([-2])), op.Unsqueeze(x2, op.ints([-3]))), p)
+    difference = op.Sub(op.Unsqueeze(x1, op.ints([-2])), op.Unsqueeze(x2, op.ints([-3])))
+    if p == math.inf:  # here, and not in pdist, eager passes over NaN
+        known = op.Where(op.IsNaN(difference), op.like(x1, 0), op.Abs(difference))
+        return op.ReduceMax(known, op.ints([-1]), keepdims=0)
+    return _between(op, difference, p)
 
 
 def _by_product(op, x1, x2):

@@ -168,6 +168,16 @@ def test_a_product_with_the_factor_0_is_left_out_whatever_it_holds():
         assert_agrees(linear.addbmm, x, torch.ones(4, 1, 3), infinite.expand(4, 3, 2), beta=beta, alpha=0)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_largest_differences_keep_nan_but_for_those_of_all_pairs(place):
+    x, other = torch.ones(2, 3), torch.zeros(2, 3)
+    x[0, place] = NAN
+    for op in (distance.cdist, distance.pairwise_distance, distance.dist):
+        assert_agrees(op, x, other, p=math.inf)
+    assert_agrees(distance.pdist, x, p=math.inf)
+    assert_agrees(distance.triplet_margin_loss, x, other, other, p=math.inf, reduction=0)
+
+
 def test_distances_that_count_differences_keep_nan():
     x = torch.tensor([[NAN, 1.0], [math.inf, 0.0], [0.0, 0.0], [1e-40, 2.0]])
     assert_agrees(distance.cdist, x, torch.zeros(2, 2), p=0.0)

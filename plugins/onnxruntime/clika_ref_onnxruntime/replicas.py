@@ -37,7 +37,7 @@ def sum_of_integers(x: Tensor, *, dim: tuple[int, ...] | None, keepdim: bool, dt
         return result
     sides = range(x.ndim) if not dim else sorted(d % x.ndim for d in dim)
     kept = [d for d in range(x.ndim) if d not in sides]
-    rows = x.double().permute([*kept, *sides]).reshape(*(x.shape[d] for d in kept), -1)
+    rows = x.to(result.dtype).double().permute([*kept, *sides]).reshape(*(x.shape[d] for d in kept), -1)
     return saturated(rows.cumsum(-1)[..., -1], result.dtype).reshape(result.shape)
 
 
@@ -46,7 +46,7 @@ def product_of_integers(x: Tensor, *, dim: int | None, keepdim: bool, dtype: tor
     result = torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
     if result.dtype not in LIMITS:
         return result
-    wide = x.double()
+    wide = x.to(result.dtype).double()
     return saturated(torch.prod(wide) if dim is None else torch.prod(wide, dim, keepdim), result.dtype)
 
 
@@ -108,3 +108,45 @@ def _through_float64(pool: Callable[..., Any]) -> Callable[..., Any]:
 max_pool2d = _through_float64(torch.max_pool2d)
 max_pool3d = _through_float64(torch.max_pool3d)
 max_pool2d_with_indices = _through_float64(F.max_pool2d_with_indices)
+
+
+def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    """Weigh the neighbours beyond a border as well, by 0, where eager leaves them out: 0 * Inf is NaN."""
+    eager = torch.grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
+    if interpolation_mode or not padding_mode or not x.numel():
+        return eager
+    weights, places = zip(
+        *(
+            _neighbours(points, side, reflects=padding_mode > 1, align_corners=align_corners)
+            for points, side in zip(grid.flip(-1).unbind(-1), x.shape[2:], strict=True)
+        ),
+        strict=True,
+    )
+    total = torch.zeros_like(eager)
+    for corner in itertools.product((0, 1), repeat=len(places)):
+        weight = math.prod(w[i] for w, i in zip(weights, corner, strict=True))
+        at = [p[i] for p, i in zip(places, corner, strict=True)]
+        picked = torch.stack([image[(slice(None), *(a[n] for a in at))] for n, image in enumerate(x)])
+        total = total + picked * weight[:, None]
+    return torch.where(total.isfinite() & eager.isfinite(), eager, total)
+
+
+def _neighbours(
+    points: Tensor, side: int, *, reflects: bool, align_corners: bool
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the weights of the neighbours before and behind each point along a side, and where they lie."""
+    low, high = (0.0, side - 1.0) if align_corners else (-0.5, side - 0.5)
+    at = (points + 1) / 2 * (side - 1) if align_corners else ((points + 1) * side - 1) / 2
+    before = at.floor()
+    share = at - before
+    ends = [_reflected(p, low, high) if reflects else p for p in (before, before + 1)]
+    first, second = (end.clamp(0, side - 1).long() for end in ends)
+    return (1 - share, share), (first, second)
+
+
+def _reflected(at: Tensor, low: float, high: float) -> Tensor:
+    if high <= low:
+        return torch.zeros_like(at)
+    away, span = (at - low).abs(), high - low
+    rest = away % span
+    return torch.where((away / span).floor() % 2 == 0, low + rest, high - rest)

@@ -90,3 +90,20 @@ def test_scattered_extremes_lose_nan_to_numbers_that_come_later(tmp_path, reduce
     assert torch.equal(actual.nan_to_num(7), expected.nan_to_num(7)), (actual, expected)
     eager = OPERATORS["scatter_reduce"](*call.operands, **call.attrs)
     assert torch.equal(expected.isnan(), eager.isnan()) is (reduce == "sum")
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("padding_mode", [0, 1, 2])
+@pytest.mark.parametrize("special", [math.nan, math.inf])
+def test_a_grid_reaches_neighbours_beyond_the_border(tmp_path, special, padding_mode, align_corners):
+    points = torch.tensor([-1.5, -1.0, -0.9, 0.0, 0.5, 1.0, 1.5])
+    grid = torch.cartesian_prod(points, points)[None, :, None]
+    for place in range(9):
+        x = torch.arange(9.0)
+        x[place] = special
+        attrs = {"interpolation_mode": 0, "padding_mode": padding_mode, "align_corners": align_corners}
+        call = Call("grid_sampler", x.reshape(1, 1, 3, 3), grid, **attrs)
+        (actual,) = run(tmp_path, call)
+        expected = replicas.grid_sampler(*call.operands, **call.attrs)
+        for kind in (torch.isnan, torch.isposinf):
+            assert torch.equal(kind(actual), kind(expected)), place
