@@ -56,7 +56,7 @@ def _changes(samples: Mapping[int, TensorSample], row: int) -> Iterator[tuple[st
     integers = [i for i, s in samples.items() if _is_integer(s) and math.prod(s.shape)]
     masks = [i for i, s in samples.items() if s.dtype == torch.bool and math.prod(s.shape)]
     for name, value in SPECIAL.items() if floats else ():
-        at, position = floats[row // 2 % len(floats)], row % 2
+        at, position = floats[row // 2 % len(floats)], row.bit_count() % 2  # attributes alternate too, but not so
         legal = _is_legal(samples[at], value)
         yield f"{name}-{('first', 'last')[position]}:x{at}", {at: _placed(value, -position)} if legal else {}
     for name, fill in _MAGNITUDES.items() if floats else ():
