@@ -183,7 +183,8 @@ def _(x, prepend, append, *, n, dim):
     if not n:
         return x
     shape, parts = list(x.shape), [part for part in (x, prepend, append) if part is not None]
-    shape[dim] = sum(part.shape[dim] for part in parts) - n
+    left = sum(part.shape[dim] for part in parts) - n
+    shape[dim] = left if is_symbolic(left) else max(left, 0)
     return TensorType(functools.reduce(torch.promote_types, (part.dtype for part in parts)), tuple(shape))
 
 

@@ -75,8 +75,13 @@ def native_layer_norm(
     normalized_shape: tuple[int, ...],
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Result of `layer_norm`, the mean, and ``1 / sqrt(var + eps)``; the latter two in at least float32."""
+    """Result of `layer_norm`, the mean, and ``1 / sqrt(var + eps)``; the latter two in at least float32.
+
+    Where the variance is NaN, the mean is too.
+    """
     result, mean, rstd = torch.native_layer_norm(x, normalized_shape, weight, bias, eps)
+    if x.numel():  # of infinities, eager's mean is infinite or NaN by where they stand
+        mean = torch.where(rstd.isnan(), rstd, mean)
     wide = torch.promote_types(x.dtype, torch.float32)  # float32 on a GPU, but the dtype of x on a CPU
     return result, mean.to(wide), rstd.to(wide)
 
@@ -86,7 +91,7 @@ def _(op, x, weight, bias, *, normalized_shape, eps):
     if 0 in op.shape(x):
         return op.Identity(x), *_statistics_of_nothing(op)
     result, mean, rstd = _composed(op, *widened(op, x, weight, bias), normalized_shape=normalized_shape, eps=eps)
-    parts = result, op.Where(op.IsNaN(rstd), rstd, mean), rstd  # eager's mean of infinities is NaN
+    parts = result, op.Where(op.IsNaN(rstd), rstd, mean), rstd
     return tuple(op.cast(part, result.dtype) for part, result in zip(parts, op.results, strict=True))
 
 

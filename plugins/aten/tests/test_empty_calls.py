@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clika_ref_aten import distance, dropout, embedding, folding, gating, layer_normalization, loss
+from clika_ref_aten import cumulative, distance, dropout, embedding, folding, gating, layer_normalization, loss
 from one_operator import Case, graph_of, run_onnx
 
 NUMBERS = torch.empty(2, 0), torch.empty(2, 0)
@@ -80,3 +80,8 @@ def test_norms_of_nothing(shape):
     sides = shape[1:]
     assert_same(layer_normalization.layer_norm, torch.empty(shape), None, None, normalized_shape=sides)
     assert_same(layer_normalization.native_layer_norm, torch.empty(shape), None, None, normalized_shape=sides, eps=1e-5)
+
+
+def test_there_are_no_differences_of_neighbours_where_there_are_none():
+    assert_same(cumulative.diff, torch.empty(3, 0), None, None, n=1, dim=-1)
+    assert_same(cumulative.diff, torch.ones(3, 1), None, None, n=2, dim=-1)

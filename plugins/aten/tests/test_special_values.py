@@ -188,6 +188,11 @@ def test_distances_that_count_differences_keep_nan():
 def test_the_mean_that_a_layer_norm_returns_of_infinities_is_nan():
     x = torch.tensor([[math.inf, 1.0, 2.0], [-math.inf, math.inf, 2.0], [NAN, 1.0, 2.0], [3.0, 1.0, 2.0]])
     assert_agrees(layer_normalization.native_layer_norm, x, None, None, normalized_shape=(3,), eps=1e-5)
+    for place in (0, 15, 31):
+        long = torch.ones(1, 32)
+        long[0, place] = math.inf
+        _, mean, _ = layer_normalization.native_layer_norm(long, None, None, normalized_shape=(32,), eps=1e-5)
+        assert mean.isnan(), place
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
@@ -212,3 +217,12 @@ def test_truth_is_told_in_the_dtype_in_which_operands_meet():
     for op in (logic.logical_and, logic.logical_or, logic.logical_xor):
         assert_agrees(op, torch.tensor([0, 1], dtype=torch.int32), far)
         assert_agrees(op, torch.tensor([0, 1]), far)
+
+
+@pytest.mark.parametrize("ord", [math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_largest_and_smallest_norms_keep_nan(ord, place):
+    x = torch.tensor([[2.0, 1.0, -3.0], [1.0, -math.inf, 1.0]])
+    x[0, place] = NAN
+    assert_agrees(vector_norms.linalg_vector_norm, x, ord=ord, dim=(-1,))
+    assert_agrees(vector_norms.linalg_vector_norm, x, ord=ord, keepdim=True)
