@@ -56,14 +56,16 @@ class SymbolicCall:
         return [Run(name, _tensors(o)) for name, _, o in self._legal(self._zeros())]
 
     def _legal(self, wanted: Iterable[tuple[str, dict[Place, int]]]) -> Iterator[tuple[str, Drawing, list[Any]]]:
-        """Leave out sizes twice, and those at which the samples draw another call or eager refuses."""
+        """Leave out sizes twice, and those at which the samples draw another call, or eager refuses or changes dtype."""
         seen: list[list[tuple[int, ...]]] = []
         for name, sizes in wanted:
             drawing = self.drawing.resized(sizes)
             if drawing is None or not is_explained(self.expressions, self.drawing, drawing, sizes):
                 continue
             operands = filled(drawing, name)
-            if operands is not None and (shapes := [tuple(t.shape) for t in _tensors(operands)]) not in seen:
+            if operands is None or _dtypes(drawing, operands) != [v.type.dtype for v in self.graph.outputs]:
+                continue  # bincount ignores its weights where there is nothing to count
+            if (shapes := [tuple(t.shape) for t in _tensors(operands)]) not in seen:
                 seen.append(shapes)
                 yield name, drawing, operands
 
@@ -90,6 +92,12 @@ class SymbolicCall:
         (node,) = self.graph.nodes
         weights = [v.type for v in node.inputs[1:] if isinstance(v, Value)] if node.op.error is DOT else []
         return set().union(*(sympy.sympify(side).free_symbols for weight in weights for side in weight.shape))
+
+
+def _dtypes(drawing: Drawing, operands: Sequence[Any]) -> list[torch.dtype]:
+    with torch.no_grad():
+        results = drawing.op(*operands, **drawing.call.attrs)
+    return [t.dtype for t in ([results] if isinstance(results, torch.Tensor) else results)]
 
 
 def _tensors(operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:

@@ -17,6 +17,7 @@ from clika_ref.core.targets import Runner
 from clika_ref.exporting.export import lower
 from clika_ref.exporting.interface import name_interface
 from clika_ref_conformance.cases import Case, Check, Outcome, Run
+from clika_ref_conformance.execution.declared_types import mistyped
 from clika_ref_conformance.execution.deviating import errors_expected, expected_error, judge_run
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
@@ -128,10 +129,14 @@ class Trial:
     def _reference(self, run: Run) -> Reference:
         self.run = run.name
         try:
-            return Reference(self.case.graph, run.inputs, trusting=self.suite.profile.trusts_eager)
+            reference = Reference(self.case.graph, run.inputs, trusting=self.suite.profile.trusts_eager)
         except Exception as error:
             verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.SAMPLE
             raise _Stop(verdict, f"eager refuses the call: {_described(error)}") from error
+        problem = mistyped(self.case.graph, run.inputs, reference.eager)
+        if problem:
+            raise _Stop(Verdict.CONTRACT, problem)
+        return reference
 
     def _runner(self, graph: Graph, file: str) -> Runner:
         """Compile and load; an error in either is a deviation where the target declares it."""

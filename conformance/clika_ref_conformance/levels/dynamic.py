@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
+from clika_ref.core.samples import TensorSample
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs import graph_cases, growable
-from clika_ref_conformance.drawing.resizing import Place, draw
+from clika_ref_conformance.drawing.resizing import Drawing, Place, draw
 from clika_ref_conformance.drawing.symbolic_calls import SymbolicCall, symbolic_call
 from clika_ref_conformance.drawing.symbolic_graphs import BATCH, FRAGILE, with_dynamic_side
 from clika_ref_conformance.execution.case_checks import run_case
@@ -31,7 +33,10 @@ SIZES_PER_CALL = 7
 GRAPHS = "random graphs"
 
 PATIENCE = 12
-"""Calls that are drawn until one has a side that may vary."""
+"""Calls that are drawn for each that is wanted: some have no side that may vary, and most are like another."""
+
+OWN_RULE = 4
+"""As many times the calls has an operator with a type rule of its own: sizes it computes are computed by the target."""
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -46,8 +51,10 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     if task.subject == GRAPHS:
         return _graph_checks(suite)
     op = suite.registry.operators[task.subject]
-    names = [f"sizes-{i}" for i in range(max(1, suite.profile.shape_profiles // SIZES_PER_CALL))]
-    return [Check(name, partial(_outcome, op, name, suite)) for name in names]
+    count = max(1, suite.profile.shape_profiles // SIZES_PER_CALL) * (1 if op.type_rule is None else OWN_RULE)
+    pool = Pool(op, suite.profile.seed, count)
+    names = [f"sizes-{i}" for i in range(count)]
+    return [Check(name, partial(_outcome, pool, index, name, suite)) for index, name in enumerate(names)]
 
 
 def _graph_checks(suite: Suite) -> list[Check]:
@@ -68,8 +75,8 @@ def _graph_outcome(name: str, case: Case, suite: Suite) -> Outcome:
     return replace(run_case(found, suite), name=name)
 
 
-def _outcome(op: Operator, name: str, suite: Suite) -> Outcome:
-    found = drawn(op, f"{suite.profile.seed}-{name}")
+def _outcome(pool: Pool, index: int, name: str, suite: Suite) -> Outcome:
+    found = pool.call(index)
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.NOT_RUN, found))
     found = compilable(found, suite)
@@ -131,16 +138,51 @@ def _held_against_static(outcome: Outcome, found: SymbolicCall, suite: Suite) ->
     return replace(outcome, comparison=replace(comparison, message=message))
 
 
-def drawn(op: Operator, seed: str) -> SymbolicCall | str:
-    """Return the first of some drawn calls that has sides to vary, or say why the last has none."""
-    if op.random is True:
-        return "two runs of it may differ, as it declares"
-    found: SymbolicCall | str = "nothing was drawn"
-    for turn in range(PATIENCE):
-        found = symbolic_call(draw(op, f"{seed}-{turn}"))
-        if isinstance(found, SymbolicCall) and not next(found.graph.nodes).is_random and len(found.runs()) > 1:
-            return found
-    return found if isinstance(found, str) else "every call that was drawn is random, or legal at one size only"
+@dataclass
+class Pool:
+    """Calls of an operator, those first that differ most from those before them."""
+
+    op: Operator
+    seed: int
+    count: int
+    """How many calls are wanted."""
+
+    @cached_property
+    def drawings(self) -> list[Drawing]:
+        """Drawn calls, in an order in which each brings as many new pairs of decisions as any that is left would."""
+        left = [draw(self.op, f"{self.seed}-{turn}") for turn in range(PATIENCE * self.count)]
+        pairs = {id(drawing): set(combinations(_decisions(drawing), 2)) for drawing in left}
+        chosen: list[Drawing] = []
+        seen: set[object] = set()
+        while left:
+            best = max(left, key=lambda drawing: len(pairs[id(drawing)] - seen))
+            left.remove(best)
+            seen |= pairs[id(best)]
+            chosen.append(best)
+        return chosen
+
+    def call(self, index: int) -> SymbolicCall | str:
+        """Return a call that has sides to vary, another one for each index, or say why there is none."""
+        if self.op.random is True:
+            return "two runs of it may differ, as it declares"
+        found: SymbolicCall | str = "nothing was drawn"
+        for drawing in self.drawings[index :: self.count]:
+            found = symbolic_call(drawing)
+            if isinstance(found, SymbolicCall) and not next(found.graph.nodes).is_random and len(found.runs()) > 1:
+                return found
+        return found if isinstance(found, str) else "every call that was drawn is random, or legal at one size only"
+
+
+def _decisions(drawing: Drawing) -> list[tuple[str, str]]:
+    """Return what makes a call another one: its attributes, and of each operand the kind, the rank and sides of 1."""
+    call = drawing.call
+    operands = [
+        (f"{i}", f"{len(o.shape)}: {[d for d, n in enumerate(o.shape) if n == 1]}")
+        if isinstance(o, TensorSample)
+        else (f"{i}", type(o).__name__)
+        for i, o in enumerate(call.operands)
+    ]
+    return [*operands, *((name, repr(value)) for name, value in sorted(call.attrs.items()))]
 
 
 def case_of(found: SymbolicCall, runs: Sequence[Run], name: str) -> Case:
