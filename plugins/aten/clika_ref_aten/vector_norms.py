@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,8 @@ from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
-from clika_ref_aten.reduction import as_sides, axes, draw_sides, reduced_shape
+from clika_ref_aten.distance import length
+from clika_ref_aten.reduction import as_sides, draw_sides, reduced_shape
 
 aten = torch.ops.aten
 
@@ -39,19 +38,9 @@ def _(x, *, dim, keepdim, dtype, **_):
 
 @linalg_vector_norm.onnx
 def _(op, x, *, ord, dim, keepdim, dtype):
-    sides, x = axes(op, x, dim), op.cast(x, op.result.dtype)
-
-    def reduced(kind, value):
-        return op.node(f"Reduce{kind}", value, sides, keepdims=keepdim)
-
-    if ord in {1, 2}:
-        return reduced(f"L{int(ord)}", x)
-    if math.isinf(ord):
-        return reduced("Max" if ord > 0 else "Min", op.Abs(x))
-    if ord == 0:
-        return reduced("Sum", op.cast(op.Not(op.Equal(x, op.like(x, 0.0))), op.result.dtype))
-    powers = reduced("Sum", op.Pow(op.Abs(x), op.like(x, ord)))
-    return op.Pow(powers, op.like(x, 1 / ord))
+    rank = op.rank(x)
+    sides = [d % rank for d in as_sides(dim) or range(rank)] if rank else None
+    return length(op, op.cast(x, op.result.dtype), ord, sides, keepdims=keepdim)
 
 
 @linalg_vector_norm.samples
