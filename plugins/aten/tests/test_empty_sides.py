@@ -23,6 +23,7 @@ from one_operator import Case, graph_of, run_onnx
         (scattering.index_add, [torch.empty(5, 0), torch.tensor([1, 4]), torch.empty(2, 0)], {"dim": 0}),
         (scattering.index_add, [torch.empty(3, 0), torch.tensor([0]), torch.ones(3, 1)], {"dim": 1}),
         (normalization.group_norm, [torch.empty(3, 4, 0), None, None], {"num_groups": 2}),
+        (normalization.group_norm, [torch.empty(3, 2, 0, dtype=torch.half), None, None], {"num_groups": 1}),
         (normalization.running_mean_update, [torch.empty(4, 2, 0), torch.ones(2)], {"momentum": 0.1}),
         (normalization.running_var_update, [torch.empty(0, 2, 3), torch.ones(2)], {"momentum": 0.1}),
     ],
