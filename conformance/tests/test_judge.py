@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from clika_ref_conformance.judging import exact_arithmetic
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.verdicts import Verdict
 from torch.nn import functional as F
@@ -76,11 +77,27 @@ def test_who_trusts_eager_asks_for_no_exact_arithmetic_where_a_target_returns_it
     drawing.graph.add_output(drawing.build("exp", drawing.values[0]))
     reference = Reference(drawing.graph, [x], trusting=True)
     assert reference.judge([x.exp() + 1]).verdict is Verdict.VALUE
-    monkeypatch.setattr(Reference, "expected", None)
+    monkeypatch.setattr(Reference, "_expect", None)
     found = reference.judge([x.exp()])
     assert (found.verdict, found.quality, found.elements) == (Verdict.PASS, 1.0, 5)
     with pytest.raises(TypeError):
         Reference(drawing.graph, [x]).judge([x.exp()])  # who does not, looks at eager as at any target
+
+
+def test_who_trusts_eager_computes_exactly_what_other_outputs_need() -> None:
+    drawing = Drawing(x := randn(5))
+    exp = drawing.build("exp", drawing.values[0])
+    for output in (drawing.build("sin", exp), drawing.build("cos", exp), exp):
+        drawing.graph.add_output(output)
+    nodes = list(drawing.graph.nodes)
+    assert exact_arithmetic.needed_for(drawing.graph, drawing.graph.outputs[1:2]) == {nodes[0], nodes[2]}
+    reference = Reference(drawing.graph, [x], trusting=True)
+    right = [x.exp().sin(), x.exp().cos(), x.exp()]
+    near = [right[0].nextafter(torch.tensor(2.0)), *right[1:]]
+    found = reference.judge(near)
+    assert (found.verdict, found.elements, found.quality) == (Verdict.PASS, 15, max(1.0, found.quality))
+    assert found.error > 0
+    assert reference.judge([right[0], right[1] + 1, right[2]]).message.startswith("output 1[")
 
 
 # Step 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,14 @@ Compute = Callable[[Node, Call], Sequence[torch.Tensor]]
 WIDE = torch.float64
 
 
-def walk(graph: Graph, inputs: Sequence[torch.Tensor], compute: Compute, *, wide: bool) -> dict[Value, torch.Tensor]:
+def walk(
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    compute: Compute,
+    *,
+    wide: bool,
+    nodes: Collection[Node] | None = None,
+) -> dict[Value, torch.Tensor]:
     """Run a graph node by node with ``compute``; return every value.
 
     Args:
@@ -27,6 +34,7 @@ def walk(graph: Graph, inputs: Sequence[torch.Tensor], compute: Compute, *, wide
         inputs: one tensor for each input of the graph, in order.
         compute: returns the results of a node.
         wide: whether floating inputs and constants become float64.
+        nodes: those that are run, with all that they need; all of them where none are named.
 
     """
     constants = {v: v.data for v in graph.constants.values() if v.data is not None}
@@ -35,6 +43,8 @@ def walk(graph: Graph, inputs: Sequence[torch.Tensor], compute: Compute, *, wide
     sizes = dict(read_sizes(graph, inputs))
     late = [s for s in graph.symbols.values() if s.name not in sizes]
     for node in graph.nodes:
+        if nodes is not None and node not in nodes:
+            continue
         operands = tuple(values[v] if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs)
         attrs = {name: resolve(v, sizes) for name, v in node.attrs.items()}
         results = compute(node, Call(node.op.name, node.op, operands, attrs))
@@ -45,6 +55,19 @@ def walk(graph: Graph, inputs: Sequence[torch.Tensor], compute: Compute, *, wide
                     dim = symbol.side.dim
                     sizes[symbol.name] = int(result) if dim is None else result.shape[dim]
     return values
+
+
+def needed_for(graph: Graph, outputs: Collection[Value]) -> set[Node]:
+    """Return the nodes that some values of a graph depend on; all of them where sizes are read from results."""
+    made = {v.name for node in graph.nodes for v in node.outputs}
+    if any(symbol.side.name in made for symbol in graph.symbols.values()):
+        return set(graph.nodes)
+    values, nodes = set(outputs), set[Node]()
+    for node in graph.reversed_nodes():
+        if not values.isdisjoint(node.outputs):
+            nodes.add(node)
+            values.update(v for v in node.inputs if isinstance(v, Value))
+    return nodes
 
 
 def eagerly(_node: Node, call: Call) -> list[torch.Tensor]:

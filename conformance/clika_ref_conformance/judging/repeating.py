@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,9 +27,13 @@ class ExactRun:
 
 
 def run_exactly(
-    graph: Graph, inputs: Sequence[torch.Tensor], eager: Mapping[Value, torch.Tensor], generator: torch.Generator
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    eager: Mapping[Value, torch.Tensor],
+    generator: torch.Generator,
+    nodes: Collection[Node] | None = None,
 ) -> ExactRun:
-    """Run a graph in float64 and bound every node of it on the way."""
+    """Run a graph, or some nodes of it, in float64 and bound every node on the way."""
     run = ExactRun()
 
     def compute(node: Node, call: Call) -> list[torch.Tensor]:
@@ -39,7 +43,7 @@ def run_exactly(
         run.local[node] = jitter.local(run.wide[node], node.op.error, results, dtype, generator)
         return results
 
-    run.values = exact_arithmetic.walk(graph, inputs, compute, wide=True)
+    run.values = exact_arithmetic.walk(graph, inputs, compute, wide=True, nodes=nodes)
     return run
 
 
@@ -52,7 +56,7 @@ def repeat(
 ) -> list[Values]:
     """Repeat a run with an error drawn at random after every node that rounds, and ties broken at random."""
     if all(s.name in read_sizes(graph, inputs) for s in graph.symbols.values()):
-        steps = _steps(graph, exact, generator)
+        steps = _steps(exact, generator)
         return [exact.values | _repeated(steps, j, exact, eager, generator) for j in range(jitter.RUNS)]
 
     def compute(node: Node, call: Call) -> list[torch.Tensor]:
@@ -62,7 +66,8 @@ def repeat(
         pairs = zip(results, node.outputs, exact.local[node].bounds, strict=True)
         return [jitter.noisy(r, b, generator) if r.shape == exact.values[v].shape else r for r, v, b in pairs]
 
-    return [exact_arithmetic.walk(graph, inputs, compute, wide=True) for _ in range(jitter.RUNS)]
+    nodes = exact.local.keys()
+    return [exact_arithmetic.walk(graph, inputs, compute, wide=True, nodes=nodes) for _ in range(jitter.RUNS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,11 @@ class _Step:
     casts: bool
 
 
-def _steps(graph: Graph, exact: ExactRun, generator: torch.Generator) -> list[_Step]:
+def _steps(exact: ExactRun, generator: torch.Generator) -> list[_Step]:
     """Return the nodes that errors reach; what comes before all of them is the same in every run."""
     reached: set[Value] = set()
     steps: list[_Step] = []
-    for node in graph.nodes:
+    for node in exact.local:
         fixed = node.is_random or not any(isinstance(o, torch.Tensor) for o in exact.given[node].operands)
         moved = () if fixed else tuple(i for i, v in enumerate(node.inputs) if isinstance(v, Value) and v in reached)
         exactly = fixed or node.op.error.kind == "exact"
