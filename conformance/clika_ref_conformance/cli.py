@@ -84,6 +84,44 @@ def report(
         _late("reporting.reading").join_and_show(reports, out)
 
 
+@app.command()
+def mutants(
+    *,
+    target: Annotated[str, typer.Option(help="The target whose lowerings are made faulty.")] = "onnxruntime",
+    profile: Annotated[str, typer.Option(help="How thorough: quick, ci or nightly.")] = "quick",
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
+    word: Annotated[
+        list[str] | None, typer.Option("-k", help="Only mutants whose name or change holds this; may be given again.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what became of each into this file.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Count which seeded faults the suite finds. Exit status: 0 enough of them with each seed, 1 too few."""
+    with plain_errors(debug=debug):
+        show = _late("mutants.showing").kill_and_show
+        settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
+        raise typer.Exit(show(tuple(word or ()), **settings))
+
+
+@app.command()
+def alarms(
+    *,
+    target: Annotated[list[str] | None, typer.Option(help="A target that is right; may be given again.")] = None,
+    profile: Annotated[str, typer.Option(help="How thorough: quick, ci or nightly.")] = "quick",
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 10,
+    word: Annotated[list[str] | None, typer.Option("-k", help="Only tasks whose name holds this.")] = None,
+    level: Annotated[list[str] | None, typer.Option(help="Only this level; may be given again.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    debug: Debug = False,
+) -> None:
+    """Run targets that are right, and count what fails all the same. Exit status: 0 nothing, 1 something."""
+    with plain_errors(debug=debug):
+        show = _late("mutants.showing").sound_and_show
+        settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}
+        raise typer.Exit(show(target or ["identity", "onnxruntime"], workers=workers, **settings))
+
+
 def _late(name: str) -> Any:
     """Import a module of the suite: torch takes a second, for which ``--help`` should not wait."""
     return importlib.import_module(f"clika_ref_conformance.{name}")

@@ -62,7 +62,7 @@ class Tape:
             case TensorDescription(shape=None):
                 sides = tuple(self.sizes.get(Place(at, d), side) for d, side in enumerate(value.shape))
                 value = replace(value, shape=sides)
-            case Integers():
+            case Integers() | Choice():
                 value = self.sizes.get(Place(at, None), value)
             case _:
                 pass
@@ -76,6 +76,8 @@ class Tape:
             match description:
                 case Integers(low, high) if low < high:
                     found[Place(at, None)] = (low, high)
+                case Choice(options) if len(set(options)) > 1 and all(map(_is_integer, options)):
+                    found[Place(at, None)] = (min(options), max(options))
                 case TensorDescription(shape=None, side=(low, high)) if low < high:
                     found |= {Place(at, dim): (low, high) for dim in range(value.rank)}
                 case _:
@@ -197,8 +199,8 @@ def following(base: Drawing) -> dict[int, sympy.Basic]:
         value = base.size(place)
         other = high if value != high else max(low, high - 1)
         twin = base.resized({place: other})
-        if twin is None or _shapes(twin.call) == _shapes(base.call):
-            continue
+        if twin is None or (_shapes(base.call) and _shapes(twin.call) == _shapes(base.call)):
+            continue  # the number is no size, unless the call makes tensors of numbers alone
         for position, (a, b) in enumerate(zip(here, leaves(twin.call), strict=True)):
             if a != b:
                 slopes.setdefault(position, {})[place] = (other - value, b - a)

@@ -33,10 +33,12 @@ class SymbolicCall:
     graph: Graph
     places: Sequence[Place]
     expressions: Mapping[int, sympy.Basic]
+    carried: Sequence[Place] = ()
+    """Sizes that no operand has: each is the length of a further input, which nothing reads."""
 
     def runs(self) -> list[Run]:
         """Return the inputs of each set of sizes without a 0, with the smallest again after larger ones."""
-        runs = [Run(name, _tensors(o)) for name, _, o in self._legal(self._sizes())]
+        runs = [Run(name, self._inputs(d, o)) for name, d, o in self._legal(self._sizes())]
         if len(runs) > 1:
             smallest = min(runs, key=lambda r: sum(t.numel() for t in r.inputs))
             runs += [Run(f"{r.name} again", r.inputs) for r in (smallest, runs[0])]
@@ -53,10 +55,13 @@ class SymbolicCall:
 
     def empty(self) -> list[Run]:
         """Return inputs with one size 0 each, as far as the samples and eager take it."""
-        return [Run(name, _tensors(o)) for name, _, o in self._legal(self._zeros())]
+        return [Run(name, self._inputs(d, o)) for name, d, o in self._legal(self._zeros())]
+
+    def _inputs(self, drawing: Drawing, operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        return (*_tensors(operands), *(torch.zeros(drawing.size(place)) for place in self.carried))
 
     def _legal(self, wanted: Iterable[tuple[str, dict[Place, int]]]) -> Iterator[tuple[str, Drawing, list[Any]]]:
-        """Leave out sizes twice, and those at which the samples draw another call, or eager refuses or changes dtype."""
+        """Leave out sizes twice, and those at which samples draw another call, or eager refuses or changes dtype."""
         seen: list[list[tuple[int, ...]]] = []
         for name, sizes in wanted:
             drawing = self.drawing.resized(sizes)
@@ -65,12 +70,12 @@ class SymbolicCall:
             operands = filled(drawing, name)
             if operands is None or _dtypes(drawing, operands) != [v.type.dtype for v in self.graph.outputs]:
                 continue  # bincount ignores its weights where there is nothing to count
-            if (shapes := [tuple(t.shape) for t in _tensors(operands)]) not in seen:
+            if (shapes := [tuple(t.shape) for t in self._inputs(drawing, operands)]) not in seen:
                 seen.append(shapes)
                 yield name, drawing, operands
 
     def _sizes(self) -> Iterator[tuple[str, dict[Place, int]]]:
-        ranges = [self.drawing.ranges[place] for place in self.places]
+        ranges = [(max(low, 0), high) for low, high in map(self.drawing.ranges.__getitem__, self.places)]
         random = Random(self.drawing.seed)  # noqa: S311 - draws tests, not keys
         yield "as drawn", {}
         yield "maximum", dict(zip(self.places, (high for _, high in ranges), strict=True))
@@ -146,7 +151,9 @@ def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCa
     and the output types can be inferred. Sizes that fail keep the length that was drawn.
     """
     expressions = following(drawing)
-    places = [p for p in drawing.ranges if p not in fixed and _is_readable(p, drawing.call, expressions)]
+    carried = not any(isinstance(o, TensorSample | torch.Tensor) for o in drawing.call.operands)
+    free = [p for p in drawing.ranges if p not in fixed and drawing.size(p) >= 0]
+    places = [p for p in free if _is_readable(p, drawing.call, expressions, anywhere=carried)]
     if not places:
         return "no side of the drawn call may vary"
     places = [p for p in places if _is_lawful(p, expressions, drawing)]
@@ -165,7 +172,10 @@ def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCa
     return reasons[0] if best is None else best
 
 
-def _is_readable(place: Place, call: Call, expressions: Mapping[int, sympy.Basic]) -> bool:
+def _is_readable(place: Place, call: Call, expressions: Mapping[int, sympy.Basic], *, anywhere: bool) -> bool:
+    """Whether a size stands as a side of an operand, or, of a call without any, as a number."""
+    if anywhere:
+        return any(place.symbol in expression.free_symbols for expression in expressions.values())
     return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_sides(call))
 
 
@@ -204,19 +214,27 @@ def _attempt(
     fixed = {p.symbol: drawing.size(p) for p in drawing.ranges if p.symbol not in symbols}
     found = {i: e.xreplace({s: sympy.Integer(n) for s, n in fixed.items()}) for i, e in expressions.items()}
     kept = {i: e for i, e in found.items() if e.free_symbols}
+    carried = [] if any(isinstance(o, TensorSample | torch.Tensor) for o in drawing.call.operands) else list(places)
     try:
-        graph = _graph(drawing, kept, symbols)
+        graph = _graph(drawing, kept, symbols, carried)
     except PassError as error:
         reasons.append(str(error))
         return None
-    return SymbolicCall(drawing, graph, places, kept)
+    return SymbolicCall(drawing, graph, places, kept, carried)
 
 
-def _graph(drawing: Drawing, expressions: Mapping[int, sympy.Basic], symbols: set[sympy.Symbol]) -> Graph:
+def _graph(
+    drawing: Drawing,
+    expressions: Mapping[int, sympy.Basic],
+    symbols: set[sympy.Symbol],
+    carried: Sequence[Place],
+) -> Graph:
     op = drawing.op
     call = _rewritten(drawing.call, expressions)
     graph = Graph(op.name)
     inputs = [graph.add_input(o, f"x{len(graph.inputs)}") if isinstance(o, TensorType) else o for o in call.operands]
+    for place in carried:
+        graph.add_input(TensorType(torch.float32, (place.symbol,)), f"size{len(graph.inputs)}")
     for value in graph.inputs:
         for dim, side in enumerate(value.type.shape):
             if side in symbols and str(side) not in graph.symbols:

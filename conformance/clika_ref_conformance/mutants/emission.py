@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-import clika_ref_onnxruntime.target as target
 import torch
+from clika_ref_onnxruntime import target
 
 from clika_ref.onnx_emission import emission
 from clika_ref.onnx_emission.builder import OnnxBuilder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import clika_ref_aten.slicing
@@ -84,7 +85,7 @@ def _(original, op, x, **attrs):
 
 @FAULTS.patch("median", "of an even number the upper middle is taken", levels=("operators",))
 def _(registry):
-    original = clika_ref_aten.sorting.FloorDiv
+    original: Any = clika_ref_aten.sorting.FloorDiv
     with patch.object(clika_ref_aten.sorting, "FloorDiv", lambda count, two: original(count - 1, two) + 1):
         yield
 

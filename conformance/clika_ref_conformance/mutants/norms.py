@@ -51,12 +51,12 @@ def _(original, op, x, *operands, training, **attrs):
     shape = op.shape(x)
     count = math.prod(shape) // shape[1]
 
-    def write(op, x, axes, *, keepdims):
-        write.calls += 1
-        mean = op.ReduceMean(x, axes, keepdims=keepdims)
-        return op.Mul(mean, op.like(x, count / (count - 1))) if write.calls == 2 and count > 1 else mean
+    calls = iter(range(count + 2))
 
-    write.calls = 0
+    def write(op, x, axes, *, keepdims):
+        mean = op.ReduceMean(x, axes, keepdims=keepdims)
+        return op.Mul(mean, op.like(x, count / (count - 1))) if next(calls) == 1 and count > 1 else mean
+
     altered = Altered(op, ReduceMean=write) if training else op
     return original(altered, x, *operands, training=training, **attrs)
 

@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import clika_ref_cleanup.fold_batch_norm as batch_norms
 import clika_ref_cleanup.fold_constants as constants
-import clika_ref_cleanup.layouts as layouts
 import clika_ref_cleanup.merge_chains as chains
 import clika_ref_cleanup.merge_common_subexpressions as subexpressions
 import clika_ref_cleanup.merge_equal_constants as equals
@@ -17,6 +16,7 @@ import clika_ref_cleanup.push_transposes as transposes
 import clika_ref_cleanup.remove_dropout as dropout
 import clika_ref_cleanup.remove_identities as identities
 import torch
+from clika_ref_cleanup import layouts
 
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.rewriting import Rule
@@ -124,11 +124,6 @@ def _(original, node):
     return op, inputs, types
 
 
-@_helper("merge-common-subexpressions", "1, 1.0 and True are one number", subexpressions, "literal_key")
-def _(original, item):
-    return (float, item) if isinstance(item, int | float) else original(item)
-
-
 @_helper("merge-common-subexpressions", "0.0 and -0.0 are one number", subexpressions, "literal_key")
 def _(original, item):
     return (float, item) if isinstance(item, float) else original(item)
@@ -175,10 +170,9 @@ def _(original, node, build):
 @_rewrite("merge-chains", "a permutation is undone by doing it again", chains, "merge_permutes")
 def _(original, node, build):
     maker = node.inputs[0].producer
-    again = maker is not None and maker.kind == "permute" and maker.attrs["dims"] == node.attrs["dims"]
-    if again and maker.inputs[0].type == node.output.type:
-        return maker.inputs[0]
-    return original(node, build)
+    if maker is None or maker.kind != "permute" or maker.attrs["dims"] != node.attrs["dims"]:
+        return original(node, build)
+    return maker.inputs[0] if maker.inputs[0].type == node.output.type else original(node, build)
 
 
 @_rewrite("merge-chains", "the order of long sides is not asked for", chains, "reshape_instead_of_permute")
@@ -236,11 +230,6 @@ def _(original, graph, operators):
     finally:
         for op, was in reversed(random):
             op.random = was
-
-
-@FAULTS.rewrite("fold-constants", "quantized weights are folded to floats")
-def _(original, graph, operators):
-    constants._Folding(graph, constants.MEBIBYTE, lambda value: value.name not in graph.state).fold("{}")
 
 
 @_helper("fold-constants", "constants that are read elsewhere go with their folded reader", constants._Folding, "fold")

@@ -12,11 +12,12 @@ import clika_ref_aten.slicing
 import clika_ref_aten.striding
 import clika_ref_aten.variance
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission.builder import OnnxBuilder
-from clika_ref.onnx_emission.sizes import SizeEmitter
+from clika_ref.onnx_emission.sizes import RULES, SizeEmitter
 from clika_ref_conformance.mutants.altering import Altered
 from clika_ref_conformance.mutants.seeding import Catalogue
 
@@ -38,13 +39,6 @@ def _method(subject: str, change: str, kind: Any, name: str) -> Any:
     return declare
 
 
-@_method("reshape", "a size is baked in as it is in the example", SizeEmitter, "bind")
-def _(original, self, symbol, source):
-    original(self, symbol, source)
-    if symbol.example is not None:
-        self._vectors[symbol.expr] = self.op.ints([symbol.example])
-
-
 @_method("expand", "a size is baked in at its lower end", SizeEmitter, "bind")
 def _(original, self, symbol, source):
     original(self, symbol, source)
@@ -63,13 +57,17 @@ def _(original, self, op_type, expr):
     return self.op.node(op_type, first, rest[0])
 
 
-@_method("median", "a quotient is rounded up", SizeEmitter, "_floor_divide")
-def _(original, self, expr):
-    a, b = self._together(*expr.args)
-    return self.op.Div(self.op.Sub(self.op.Add(a, b), self.op.ints([1])), b)
+@FAULTS.patch("median", "a quotient of sizes is rounded up", levels=DYNAMIC)
+def _(registry):
+    def faulty(self, expr):
+        a, b = self._together(*expr.args)
+        return self.op.Div(self.op.Sub(self.op.Add(a, b), self.op.ints([1])), b)
+
+    with patch.dict(RULES, {FloorDiv: faulty}):
+        yield
 
 
-@_method("reshape", "sides without a symbol come first", SizeEmitter, "vector")
+@_method("expand", "sides without a symbol come first", SizeEmitter, "vector")
 def _(original, self, sides):
     return original(self, tuple(sorted(sides, key=is_symbolic)))
 
@@ -110,10 +108,6 @@ def _(original, op, rows, columns):
     "_computed_windows",
 )
 def _(original, op, n, m):
-    return original(Altered(op, Sub=lambda op, a, b: op.Sub(a, b)), n, m + 0) if False else _rounded_down(op, n, m)
-
-
-def _rounded_down(op, n, m):
     length, count, one = (op.scalar(v, torch.int64) for v in (n, m, 1))
     i = op.Unsqueeze(clika_ref_aten.adaptive_pooling._range(op, m), op.ints([1]))
     starts = op.Div(op.Mul(i, length), count)

@@ -87,7 +87,7 @@ class Trial:
         """Return the first failure of a task that is the mutant's doing."""
         known: set[str] = set()
         while (outcome := self._first(task, known)) is not None:
-            if not self._fails_anyway(task, outcome.name):
+            if not self._fails_anyway(task, outcome):
                 return task, outcome
             known.add(outcome.name)
         return None
@@ -102,8 +102,13 @@ class Trial:
                         return outcome
         return None
 
-    def _fails_anyway(self, task: Task, name: str) -> bool:
-        return any(run_check(check).verdict.is_failure for check in self._planned(task) if check.name == name)
+    def _fails_anyway(self, task: Task, outcome: Outcome) -> bool:
+        """Whether a check fails without the mutant too, in the same way and on the same inputs."""
+        for check in self._planned(task):
+            if check.name == outcome.name:
+                clean = run_check(check)
+                return clean.verdict is outcome.verdict and clean.run == outcome.run
+        return False
 
     def _planned(self, task: Task) -> Sequence[Check]:
         try:

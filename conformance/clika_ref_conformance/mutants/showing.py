@@ -1,0 +1,108 @@
+"""The mutants of a run as its user sees them: one line each as they are found, then the kill rates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from clika_ref.reporting.console import duration, result_console
+from clika_ref_conformance.mutants.alarms import Alarms, sound_alarms
+from clika_ref_conformance.mutants.killing import SORTS, Killing, Trial, chosen_mutants, kill
+
+ENOUGH = {"quick": 0.97, "ci": 1.0, "nightly": 1.0}
+"""The share of mutants that a profile must find with each seed."""
+
+
+def kill_and_show(
+    words: Sequence[str], *, target: str, profile: str, seeds: int, workers: int, json_file: Path | None
+) -> int:
+    """Try mutants, print what found each, and return the exit status: 1 where a seed finds too few, else 0."""
+    console = result_console()
+    chosen = chosen_mutants(words)
+    killing = kill(
+        chosen,
+        target=target,
+        profile=profile,
+        seeds=range(seeds),
+        workers=workers,
+        notice=lambda trial: show_trial(trial, console),
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(killing.as_json(), indent=1), encoding="utf-8")
+    show_rates(killing, console)
+    return 0 if is_enough(killing) else 1
+
+
+def is_enough(killing: Killing) -> bool:
+    """Whether each seed found as many as the profile must, and every failure failed again."""
+    rates = [killing.rate(seed=seed) for seed in killing.seeds]
+    return all(n >= ENOUGH[killing.profile] * of for n, of in rates) and not killing.failed_replays
+
+
+def show_trial(trial: Trial, console: Console) -> None:
+    """Print what became of one mutant."""
+    name = f"seed {trial.seed}: {trial.mutant}"
+    if trial.task:
+        nodes = "" if trial.nodes is None else f", reduced to {trial.nodes} nodes"
+        by = f"{trial.task}: {trial.check}, check {trial.checks}, {duration(trial.seconds)}{nodes}"
+        console.print(f"{name} killed by {by}: {trial.verdict}", markup=False, soft_wrap=True)
+    elif trial.is_killed:
+        console.print(f"{name} killed as it ended the worker: {trial.verdict}", markup=False, soft_wrap=True)
+    else:
+        text = f"{name} SURVIVED {trial.checks} checks in {duration(trial.seconds)}: {trial.change}"
+        console.print(text, style="red", markup=False, soft_wrap=True)
+
+
+def show_rates(killing: Killing, console: Console) -> None:
+    """Print the kill rates of each seed, the size of reduced graphs, and how many failures failed again."""
+    for seed in killing.seeds:
+        rates = ", ".join(
+            f"{name} {_share(killed, of)}"
+            for name, blind in SORTS.items()
+            if (rate := killing.rate(seed=seed, blind=blind))[1]
+            for killed, of in [rate]
+        )
+        console.print(f"{killing.profile}, seed {seed}: killed {rates}", markup=False)
+    for name, of_pass in (("operators", False), ("passes", True)):
+        median = killing.nodes(of_pass=of_pass)
+        if median is not None:
+            console.print(f"reduced failing graphs of {name}: median {median:g} nodes", markup=False)
+    failed = killing.failed_replays
+    if killing.replayed:
+        again = _share(len(killing.replayed) - len(failed), len(killing.replayed))
+        console.print(f"failed again in a fresh process: {again}", markup=False)
+    for result in failed:
+        console.print(f"{result.task.subject}: {result.comparison.message}", style="red", markup=False, soft_wrap=True)
+
+
+def _share(part: int, of: int) -> str:
+    return f"{part} of {of} ({100 * part / of:.1f} %)"
+
+
+def sound_and_show(
+    targets: Sequence[str],
+    *,
+    profile: str,
+    seeds: int,
+    subjects: Sequence[str],
+    levels: Sequence[str],
+    workers: int,
+) -> int:
+    """Run targets that are right, print how many checks fail, and return the exit status: 1 where one does."""
+    found = sound_alarms(
+        targets, profile=profile, seeds=range(seeds), subjects=subjects, levels=levels, workers=workers
+    )
+    show_alarms(found, result_console())
+    return 1 if found.count else 0
+
+
+def show_alarms(alarms: Alarms, console: Console) -> None:
+    """Print the failures of targets that are right, which are false alarms or findings."""
+    for target, seed, record in alarms.records:
+        text = f"{target}, {record.profile}, seed {seed}: {len(record.failures)} failures in {record.planned:,} checks"
+        console.print(text, style="red" if record.failures else "", markup=False)
+        for result in record.failures:
+            console.print(f"  {result.verdict}: {result.task}: {result.name}", markup=False, soft_wrap=True)
