@@ -51,9 +51,16 @@ def product_of_integers(x: Tensor, *, dim: int | None, keepdim: bool, dtype: tor
 
 
 def power_of_integers(x: Tensor | int, y: Tensor | int) -> Tensor:
-    """Raise integers in float64, and convert what comes out as the processor does."""
+    """Raise integers in float64; what is beyond the dtype becomes its least. A whole number above 1 multiplies."""
+    result = torch.pow(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
+    if result.is_floating_point() or (isinstance(y, int) and y > 1):
+        return result
+    wide = result.dtype if result.dtype in LIMITS else torch.int64
     bases, exponents = torch.broadcast_tensors(*(torch.as_tensor(v, dtype=torch.float64) for v in (x, y)))
-    return bases.clone().map_(exponents, _power).to(torch.int64)
+    raised = bases.clone().map_(exponents, _power)
+    inside = raised.abs() < LIMITS[wide]
+    least = torch.iinfo(wide).min
+    return torch.where(inside, raised, 0.0).to(wide).where(inside, least).to(result.dtype)
 
 
 def _power(x: float, y: float) -> float:

@@ -44,6 +44,7 @@ CASES = [
     ("prod", "product_of_integers", Call("prod", ENDS, dim=-1, keepdim=True)),
     ("prod of all", "product_of_integers", Call("prod", ENDS)),
     ("pow", "power_of_integers", Call("pow", 3, torch.tensor([2, 35, 90, LEAST]))),
+    ("pow of int32", "power_of_integers", Call("pow", 2, torch.tensor([2, 31, 40, -1], dtype=torch.int32))),
     ("pow of tensors", "power_of_integers", Call("pow", ENDS, torch.tensor([[0, 1, 2], [3, 4, 5], [2, 3, 1]]))),
     ("max_pool2d", "max_pool2d", Call("max_pool2d", LARGE, kernel_size=(2, 2))),
     ("max_pool2d_with_indices", "max_pool2d_with_indices", Call("max_pool2d_with_indices", LARGE, kernel_size=(2, 2))),
@@ -107,3 +108,8 @@ def test_a_grid_reaches_neighbours_beyond_the_border(tmp_path, special, padding_
         expected = replicas.grid_sampler(*call.operands, **call.attrs)
         for kind in (torch.isnan, torch.isposinf):
             assert torch.equal(kind(actual), kind(expected)), place
+
+
+@pytest.mark.parametrize(("x", "y"), [(torch.tensor([3, 2]), 40), (torch.tensor([3, 2]), torch.tensor([0.5, 2.0]))])
+def test_powers_that_need_no_float64_are_those_of_eager(x, y):
+    assert torch.equal(replicas.power_of_integers(x, y), torch.pow(x, y))
