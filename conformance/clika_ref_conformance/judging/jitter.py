@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -208,10 +208,11 @@ class Tape(TorchDispatchMode):
     ) -> Any:
         """Compute one call in float64 and record it."""
         name, error = _facts_of(func)
-        whole = error.kind in ("compose", "norm") and name not in VARIANCES
-        if whole and func in decomposition_table:
+        whole = (error.kind in ("compose", "norm") or error is _UNCLAIMED) and name not in VARIANCES
+        parts = _parts_of(func) if whole else None
+        if parts is not None:
             with self:
-                return decomposition_table[func](*args, **(kwargs or {}))
+                return parts(*args, **(kwargs or {}))
         kwargs = {k: torch.float64 if _is_floating(v) else v for k, v in (kwargs or {}).items()}
         mutates = func._schema.is_mutable and error.kind != "exact"  # noqa: SLF001 - of an overload
         before = mapped(args, torch.clone) if mutates else args
@@ -254,6 +255,15 @@ class Tape(TorchDispatchMode):
             for old, new in zip(entry.results, results, strict=True):
                 now[id(old)] = new
         return [now.get(id(t), t) for t in wanted]
+
+
+@functools.cache
+def _parts_of(func: Any) -> Callable[..., Any] | None:
+    """Return a function that makes the other calls which an overload consists of, or None where it is one piece."""
+    if func in decomposition_table:
+        return decomposition_table[func]
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # noqa: SLF001
+    return func.decompose if is_composite else None
 
 
 def _is_floating(item: Any) -> bool:

@@ -1,0 +1,37 @@
+"""Jitter knows what calls consist of: a fused one is bounded by its parts."""
+
+import pytest
+import torch
+from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.verdicts import Verdict
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
+
+OPERATORS = load_registry().operators
+
+
+def attention(queries, keys, values, **attrs):
+    """Return the reference of attention, which eager computes as one fused call."""
+    graph = Graph("attention")
+    named = {"q": queries, "k": keys, "v": values}
+    operands = [graph.add_input(TensorType(t.dtype, tuple(t.shape)), name) for name, t in named.items()]
+    graph.add_output(Builder(graph, OPERATORS)("scaled_dot_product_attention", *operands, **attrs))
+    return Reference(graph, [queries, keys, values])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_in_parts_is_as_right_as_fused_attention(causal):
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        queries, keys, values = (torch.randn(1, 3, 6, 4, generator=generator) for _ in range(3))
+        scores = queries @ keys.transpose(-1, -2) / 2
+        if causal:
+            scores = scores.masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), -torch.inf)
+        result = torch.softmax(scores, -1) @ values
+        reference = attention(queries, keys, values, is_causal=causal)
+        assert reference.judge([result]).verdict is Verdict.PASS
+        assert reference.judge([result + 1e-5]).verdict is Verdict.VALUE
+        assert float(reference.expected[0].bound.max()) < 1e-5
