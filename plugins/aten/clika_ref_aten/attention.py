@@ -37,6 +37,8 @@ def scaled_dot_product_attention(
     ``scale`` is ``1 / sqrt(e)`` unless given; a boolean mask keeps where it is True. ``is_causal`` keeps ``s <= l``.
     A row without any key left gives zeros. ``enable_gqa`` lets several heads (side -3) of ``x`` share one of ``key``.
     """
+    if not key.shape[-2]:  # of which eager's fused kernel returns memory that nobody wrote
+        return x.new_zeros((*x.shape[:-1], value.shape[-1]))
     return F.scaled_dot_product_attention(
         x, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -95,7 +97,7 @@ def _(op, x, key, value, attn_mask=None, *, is_causal, scale, enable_gqa):
         boolean = op.dtype(attn_mask) == torch.bool
         bias = _bias(op, attn_mask, x) if boolean else op.cast(attn_mask, op.dtype(x))
         scores = op.Add(scores, bias)
-        best = op.ReduceMax(bias, op.ints([-1]), keepdims=1)
+        best = op.ReduceMax(bias, op.ints([op.rank(attn_mask) - 1]), keepdims=1)
         alive = op.Not(op.Equal(best, op.like(x, MASKED)))
     weights = op.Softmax(scores, axis=-1)
     op.declare(weights, TensorType(op.dtype(x), (*op.shape(x)[:-1], keys)))

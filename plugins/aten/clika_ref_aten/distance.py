@@ -26,7 +26,10 @@ MATRIX_PRODUCT = 1
 
 
 def length(op, x, p, axes, *, keepdims=False):
-    """Return ``sum(|x| ** p) ** (1 / p)`` along axes (None: all): the norms of ATen, with its limits at 0 and inf."""
+    """Return ``sum(|x| ** p) ** (1 / p)`` along axes (None: all): the norms of ATen, with its limits at 0 and inf.
+
+    The axes are counted from the first: where there are no elements, ONNX Runtime keeps those counted from the last.
+    """
     axes, options = None if axes is None else op.ints(axes), {"keepdims": int(keepdims)}
     if p == EUCLIDEAN:
         return op.ReduceL2(x, axes, **options)
@@ -37,28 +40,29 @@ def length(op, x, p, axes, *, keepdims=False):
     if math.isinf(p):
         extreme = (op.ReduceMax if p > 0 else op.ReduceMin)(op.Abs(x), axes, **options)
         missing = op.ReduceMax(op.cast(op.IsNaN(x), op.dtype(x)), axes, **options)  # which runtimes pass over
-        return op.Where(op.cast(missing, torch.bool), op.like(x, math.nan), extreme)
+        return op.Where(op.Greater(missing, op.like(x, 0)), op.like(x, math.nan), extreme)
     total = op.ReduceSum(op.Pow(op.Abs(x), op.like(x, p)), axes, **options)
     return op.Pow(total, op.like(x, 1 / p))
 
 
-def _between(op, difference, p):
-    """Return the `length` of the last side of differences as eager has it in `cdist` and `pdist`."""
+def _between(op, difference, p, axis):
+    """Return the `length` of one side of differences as eager has it in `cdist` and `pdist`."""
     if p == 0:  # NaN counts as NaN here, and as 1 in norms
         apart = op.Min(op.Ceil(op.Abs(difference)), op.like(difference, 1))
-        return op.ReduceSum(apart, op.ints([-1]), keepdims=0)
-    return length(op, difference, p, [-1])
+        return op.ReduceSum(apart, op.ints([axis]), keepdims=0)
+    found = length(op, difference, p, [axis])
+    return op.Max(found, op.like(found, 0)) if p == math.inf else found  # of no elements, ReduceMax is -inf
 
 
-def _zeros(op, x):
-    """Return the distances of vectors without elements: runtimes keep the side that they should reduce."""
-    return op.Expand(op.like(x, 0), op.ints(op.result.shape))
-
-
-def separation(op, x1, x2, *, p, eps, keepdim=False):
-    """Return ``length(x1 - x2 + eps)`` of the last sides, as `pairwise_distance` defines it."""
+def separation(op, x1, x2, *, axis, p, eps, keepdim=False):
+    """Return ``length(x1 - x2 + eps)`` of the last sides, of which ``axis`` is the number."""
     difference = op.Add(op.Sub(x1, x2), op.like(x1, eps))
-    return length(op, difference, p, [-1], keepdims=keepdim)
+    return length(op, difference, p, [axis], keepdims=keepdim)
+
+
+def _last_side(op, *operands):
+    """Return the number of the last side to which operands broadcast."""
+    return max(map(op.rank, operands)) - 1
 
 
 def _two(draw, s, *, rank=(1, 4), dtype=FLOATS):
@@ -76,14 +80,12 @@ def cosine_similarity(x1: Tensor, x2: Tensor, *, dim: int = 1, eps: float = 1e-8
 
 @cosine_similarity.onnx
 def _(op, x1, x2, *, dim, eps):
-    shapes = op.shape(x1), op.shape(x2)
+    shapes, axis = (op.shape(x1), op.shape(x2)), dim % (_last_side(op, x1, x2) + 1)
     x1, x2 = op.promote(x1, x2)
-    if 0 in (*shapes[0], *shapes[1]):
-        return _zeros(op, x1)
     if shapes[0] != shapes[1]:  # before the norms: a side of 1 along dim counts as often as it is repeated
         x1, x2 = op.Expand(x1, op.Shape(x2)), op.Expand(x2, op.Shape(x1))
-    units = [op.Div(x, op.Max(length(op, x, EUCLIDEAN, [dim], keepdims=True), op.like(x, eps))) for x in (x1, x2)]
-    return op.ReduceSum(op.Mul(*units), op.ints([dim]), keepdims=0)
+    units = [op.Div(x, op.Max(length(op, x, EUCLIDEAN, [axis], keepdims=True), op.like(x, eps))) for x in (x1, x2)]
+    return op.ReduceSum(op.Mul(*units), op.ints([axis]), keepdims=0)
 
 
 @cosine_similarity.types
@@ -107,9 +109,8 @@ def pairwise_distance(x1: Tensor, x2: Tensor, *, p: float = 2.0, eps: float = 1e
 
 @pairwise_distance.onnx
 def _(op, x1, x2, *, p, eps, keepdim):
-    empty = 0 in op.shape(x1)
-    x1, x2 = op.promote(x1, x2)
-    return _zeros(op, x1) if empty else separation(op, x1, x2, p=p, eps=eps, keepdim=keepdim)
+    axis = _last_side(op, x1, x2)
+    return separation(op, *op.promote(x1, x2), axis=axis, p=p, eps=eps, keepdim=keepdim)
 
 
 @pairwise_distance.samples
@@ -148,22 +149,19 @@ cdist.from_torch(aten._cdist_forward.default)(lambda *operands: cdist.call(*oper
 
 @cdist.onnx
 def _(op, x1, x2, *, p, compute_mode):
-    if op.shape(x1)[-1] == 0:
-        return _zeros(op, x1)
     sides = op.shape(x1)[-2], op.shape(x2)[-2]
     large = not is_symbolic(sides) and max(sides) > 25  # Source: ATen's Distance.cpp, `cdist_impl`
     if p == EUCLIDEAN and (compute_mode == MATRIX_PRODUCT or (compute_mode is None and large)):
         return _by_product(op, x1, x2)
     difference = op.Sub(op.Unsqueeze(x1, op.ints([-2])), op.Unsqueeze(x2, op.ints([-3])))
     if p == math.inf:  # here, and not in pdist, eager passes over NaN
-        known = op.Where(op.IsNaN(difference), op.like(x1, 0), op.Abs(difference))
-        return op.ReduceMax(known, op.ints([-1]), keepdims=0)
-    return _between(op, difference, p)
+        difference = op.Where(op.IsNaN(difference), op.like(x1, 0), difference)
+    return _between(op, difference, p, len(op.result.shape))
 
 
 def _by_product(op, x1, x2):
     """Return ``sqrt(|a|^2 - 2 a b + |b|^2)`` for all pairs of rows."""
-    squares = [op.ReduceSumSquare(x, op.ints([-1]), keepdims=1) for x in (x1, x2)]
+    squares = [op.ReduceSumSquare(x, op.ints([op.rank(x) - 1]), keepdims=1) for x in (x1, x2)]
     rank = op.rank(x2)
     swap = [*range(rank - 2), rank - 1, rank - 2]
     product = op.MatMul(op.Mul(x1, op.like(x1, -2)), op.Transpose(x2, perm=swap))
@@ -198,11 +196,9 @@ def _(op, x, *, p):
     if is_symbolic(rows):
         msg = f"pdist of a number of rows known only at run time ({rows}) has no ONNX form; use torch.cdist(x, x)"
         raise TargetError(msg)
-    if 0 in op.shape(x):
-        return _zeros(op, x)
     first, second = torch.triu_indices(rows, rows, 1)
     pairs = [op.Gather(x, op.constant(index, torch.int64), axis=0) for index in (first, second)]
-    return _between(op, op.Sub(*pairs), p)
+    return _between(op, op.Sub(*pairs), p, 1)
 
 
 @pdist.types
@@ -238,11 +234,12 @@ def triplet_margin_loss(
 @triplet_margin_loss.onnx
 @averaging
 def _(op, anchor, positive, negative, *, margin, p, eps, swap, reduction):
+    axis = _last_side(op, anchor, positive, negative)
     anchor, positive, negative = op.promote(anchor, positive, negative)
-    near = separation(op, anchor, positive, p=p, eps=eps)
-    far = separation(op, anchor, negative, p=p, eps=eps)
+    near = separation(op, anchor, positive, axis=axis, p=p, eps=eps)
+    far = separation(op, anchor, negative, axis=axis, p=p, eps=eps)
     if swap:
-        far = op.Min(far, separation(op, positive, negative, p=p, eps=eps))
+        far = op.Min(far, separation(op, positive, negative, axis=axis, p=p, eps=eps))
     return reduced(op, op.Relu(op.Sub(op.Add(near, op.like(near, margin)), far)), reduction)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE
 from clika_ref_aten.activation import FLOATS
 from clika_ref_aten.normalization import EPSILONS, divided, or_filled, scaled, statistics, together, widened
@@ -47,9 +48,10 @@ def layer_norm(
 def _(op, x, weight, bias, *, normalized_shape, eps):
     if 0 in op.shape(x):
         return op.Identity(x)
+    axes = _last_axes(op, x, normalized_shape)
     x, weight, bias = together(op, x, weight, bias)
-    if op.dtype(x) == torch.float64:
-        result, _, _ = _composed(op, x, weight, bias, normalized_shape=normalized_shape, eps=eps)
+    if op.dtype(x) == torch.float64 or is_symbolic(tuple(normalized_shape)):  # ONNX Runtime refuses sides of 0
+        result, _, _ = _composed(op, x, weight, bias, axes=axes, eps=eps)
     else:
         weight = or_filled(op, weight, x, 1, *normalized_shape)
         result = op.LayerNormalization(x, weight, bias, axis=-len(normalized_shape), epsilon=float(eps))
@@ -59,8 +61,12 @@ def _(op, x, weight, bias, *, normalized_shape, eps):
 layer_norm.samples(_samples(with_bias=True))
 
 
-def _composed(op, x, weight, bias, *, normalized_shape, eps):
-    axes = list(range(-len(normalized_shape), 0))
+def _last_axes(op, x, normalized_shape):
+    rank = op.rank(x)
+    return list(range(rank - len(normalized_shape), rank))
+
+
+def _composed(op, x, weight, bias, *, axes, eps):
     centred, mean, variance = statistics(op, x, axes)
     deviation = op.Sqrt(op.Add(variance, op.like(variance, eps)))
     return scaled(op, op.Div(centred, deviation), weight, bias), mean, op.Reciprocal(deviation)
@@ -80,8 +86,7 @@ def native_layer_norm(
     Where the variance is NaN, the mean is too.
     """
     result, mean, rstd = torch.native_layer_norm(x, normalized_shape, weight, bias, eps)
-    if x.numel():  # of infinities, eager's mean is infinite or NaN by where they stand
-        mean = torch.where(rstd.isnan(), rstd, mean)
+    mean = torch.where(rstd.isnan(), rstd, mean)  # of infinities, eager's is infinite or NaN by where they stand
     wide = torch.promote_types(x.dtype, torch.float32)  # float32 on a GPU, but the dtype of x on a CPU
     return result, mean.to(wide), rstd.to(wide)
 
@@ -90,14 +95,18 @@ def native_layer_norm(
 def _(op, x, weight, bias, *, normalized_shape, eps):
     if 0 in op.shape(x):
         return op.Identity(x), *_statistics_of_nothing(op)
-    result, mean, rstd = _composed(op, *widened(op, x, weight, bias), normalized_shape=normalized_shape, eps=eps)
+    axes = _last_axes(op, x, normalized_shape)
+    result, mean, rstd = _composed(op, *widened(op, x, weight, bias), axes=axes, eps=eps)
+    if is_symbolic(tuple(normalized_shape)):  # 0 / 0 where there turns out to be nothing
+        some = op.cast(op.cast(op.scalar(math.prod(normalized_shape), torch.int64), torch.bool), op.dtype(rstd))
+        rstd = op.Mul(rstd, op.Div(some, some))
     parts = result, op.Where(op.IsNaN(rstd), rstd, mean), rstd
     return tuple(op.cast(part, result.dtype) for part, result in zip(parts, op.results, strict=True))
 
 
 def _statistics_of_nothing(op):
     _, mean, rstd = op.results
-    return (op.Expand(op.scalar(n, t.dtype), op.ints(t.shape)) for n, t in ((0.0, mean), (math.nan, rstd)))
+    return (op.Expand(op.scalar(math.nan, t.dtype), op.ints(t.shape)) for t in (mean, rstd))
 
 
 native_layer_norm.samples(_samples(with_bias=True))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
 from clika_ref_aten.activation import FLOATS
 from clika_ref_aten.exponential import log_of_one_plus
 from clika_ref_aten.gating import stable_softplus
@@ -27,13 +28,20 @@ def reduced(op, losses, reduction):
 
 
 def averaging(lowering):
-    """Return the lowering of a loss with the mean of no elements: NaN, of which runtimes say 0."""
+    """Return the lowering of a loss with the mean of no elements: NaN, of which runtimes say 0.
+
+    Where it turns out at run time only that there are none, the mean is divided by 0, and else by 1.
+    """
 
     @functools.wraps(lowering)
     def lower(op, *operands, reduction, **attrs):
         if reduction == MEAN and any(0 in op.shape(o) for o in operands if o is not None):
             return op.scalar(math.nan, op.result.dtype)
-        return lowering(op, *operands, reduction=reduction, **attrs)
+        loss = lowering(op, *operands, reduction=reduction, **attrs)
+        unsure = {op.shape(o): o for o in operands if o is not None and is_symbolic(op.shape(o))}
+        for operand in unsure.values() if reduction == MEAN else ():
+            loss = op.Div(loss, op.cast(op.cast(op.Size(operand), torch.bool), op.result.dtype))
+        return loss
 
     return lower
 

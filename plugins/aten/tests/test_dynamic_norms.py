@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from clika_ref_aten import activation, classification_loss, distance, dropout, gating, loss, randomness, softmax
+from clika_ref_aten import (
+    activation,
+    attention,
+    classification_loss,
+    distance,
+    dropout,
+    gating,
+    loss,
+    randomness,
+    softmax,
+)
 from clika_ref_aten import layer_normalization as layers
 from clika_ref_aten import normalization as norms
 from one_operator import run_onnx
@@ -98,3 +110,27 @@ def test_group_norm_takes_an_empty_batch():
     graph = graph_of(norms.group_norm, [(N, 4, M, K), (4,), (4,)], {"num_groups": 2})
     inputs = [tensor_of(value.type, {"n": 0, "m": 2, "k": 3}) for value in graph.inputs]
     assert run_onnx(graph, inputs)[0].shape == (0, 4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "attrs"),
+    [
+        (loss.mse_loss, [(N, M), (N, M)], {}),
+        (layers.layer_norm, [(N, M, K), None, None], {"normalized_shape": (M, K)}),
+        (layers.native_layer_norm, [(N, M), None, None], {"normalized_shape": (M,), "eps": 1e-5}),
+        (distance.cosine_similarity, [(N, M), (N, M)], {"dim": -1}),
+        (distance.pairwise_distance, [(N, M), (N, M)], {"p": 1.0}),
+        (distance.pairwise_distance, [(N, M), (N, M)], {"p": 2.0, "keepdim": True}),
+        (distance.cdist, [(N, M), (K, M)], {"p": math.inf}),
+        (distance.cdist, [(N, M), (K, M)], {"compute_mode": 1}),
+        (attention.scaled_dot_product_attention, [(2, N, 3), (2, M, 3), (2, M, K), (N, M)], {}),
+    ],
+    ids=lambda v: getattr(v, "name", None),
+)
+@pytest.mark.parametrize("sizes", [{"n": 2, "m": 0, "k": 3}, {"n": 0, "m": 2, "k": 3}])
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
+def test_one_artifact_serves_sizes_without_elements(op, operands, attrs, sizes):
+    graph = graph_of(op, operands, attrs)
+    inputs = [tensor_of(value.type, sizes) for value in graph.inputs]
+    expected, _ = interpret(graph, inputs)
+    torch.testing.assert_close(run_onnx(graph, inputs), expected, rtol=0, atol=0, equal_nan=True)

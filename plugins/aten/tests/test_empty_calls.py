@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from clika_ref_aten import cumulative, distance, dropout, embedding, folding, gating, layer_normalization, loss
+from clika_ref_aten import (
+    attention,
+    cumulative,
+    distance,
+    dropout,
+    embedding,
+    folding,
+    gating,
+    layer_normalization,
+    loss,
+)
 from one_operator import Case, graph_of, run_onnx
 
 NUMBERS = torch.empty(2, 0), torch.empty(2, 0)
@@ -42,6 +54,8 @@ def test_vectors_without_elements_lie_at_one_point(p):
     assert_same(distance.pairwise_distance, *NUMBERS, p=p)
     assert_same(distance.pairwise_distance, *NUMBERS, p=p, keepdim=True)
     assert_same(distance.pairwise_distance, torch.empty(0, 3), torch.empty(0, 3), p=p)
+    assert_same(distance.cdist, torch.empty(4, 0), torch.empty(3, 0), p=math.inf)
+    assert_same(distance.pdist, torch.empty(3, 0), p=math.inf)
     assert_same(distance.cdist, torch.empty(4, 0), torch.empty(3, 0), p=p)
     assert_same(distance.pdist, torch.empty(3, 0), p=p)
     assert_same(distance.pdist, torch.empty(0, 3), p=p)
@@ -85,3 +99,12 @@ def test_norms_of_nothing(shape):
 def test_there_are_no_differences_of_neighbours_where_there_are_none():
     assert_same(cumulative.diff, torch.empty(3, 0), None, None, n=1, dim=-1)
     assert_same(cumulative.diff, torch.ones(3, 1), None, None, n=2, dim=-1)
+
+
+@pytest.mark.parametrize("mask", [None, torch.empty(3, 0)])
+def test_attention_to_nothing_is_zero(mask):
+    query, key, value = torch.ones(2, 3, 4), torch.empty(2, 0, 4), torch.empty(2, 0, 5)
+    for _ in range(3):
+        torch.full((2, 3, 5), 7.0)  # memory that is free again, and not zero
+        assert not attention.scaled_dot_product_attention(query, key, value, mask).any()
+    assert_same(attention.scaled_dot_product_attention, query, key, value, mask)
