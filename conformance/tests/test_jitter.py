@@ -33,5 +33,5 @@ def test_attention_in_parts_is_as_right_as_fused_attention(causal):
         result = torch.softmax(scores, -1) @ values
         reference = attention(queries, keys, values, is_causal=causal)
         assert reference.judge([result]).verdict is Verdict.PASS
-        assert reference.judge([result + 1e-5]).verdict is Verdict.VALUE
-        assert float(reference.expected[0].bound.max()) < 1e-5
+        assert reference.judge([result + 2e-5]).verdict is Verdict.VALUE
+        assert float(reference.expected[0].bound.max()) < 2e-5
