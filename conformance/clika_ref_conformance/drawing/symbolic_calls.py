@@ -96,7 +96,8 @@ class SymbolicCall:
         """Return the sizes of weights: a layer without channels is no layer, and ONNX Runtime hangs on it."""
         (node,) = self.graph.nodes
         weights = [v.type for v in node.inputs[1:] if isinstance(v, Value)] if node.op.error is DOT else []
-        return set().union(*(sympy.sympify(side).free_symbols for weight in weights for side in weight.shape))
+        sides = [side for weight in weights for side in weight.shape if isinstance(side, sympy.Basic)]
+        return set().union(*(side.free_symbols for side in sides))
 
 
 def _dtypes(drawing: Drawing, operands: Sequence[Any]) -> list[torch.dtype]:
