@@ -167,7 +167,7 @@ def _signs_differ(op, rest, y, divisor):
 
 
 def _divisor(draw, s, x):
-    low, high = draw(s.choice((0.6, 4), (-4, -0.6)))
+    low, high = draw(s.choice((0.6, 4), (-4, -1.6)))  # not -1: dividing the least integer by it ends the process
     if x.dtype == torch.uint8:
         low, high = 0.6, 4
     dtypes = [d for d in NUMBERS if high > 0 or d != torch.uint8]

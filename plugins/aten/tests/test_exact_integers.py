@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from clika_ref_aten import arithmetic, contraction
-from one_operator import Case, graph_of, mismatch, run_onnx
+from one_operator import Case, draw_case, graph_of, mismatch, run_onnx
 
 LEAST, GREATEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
@@ -56,3 +56,10 @@ def test_narrow_integers_of_einsum_become_int64_where_eager_calls_sum(dtype, equ
 def test_traces_of_integers_are_exact(shape):
     x = torch.arange(shape[0] * shape[1]).reshape(shape) + 2**60 + 1
     assert_agrees(contraction.trace, x)
+
+
+@pytest.mark.parametrize("op", [arithmetic.div, arithmetic.fmod, arithmetic.remainder], ids=lambda op: op.name)
+def test_no_divisor_is_drawn_by_which_the_least_integer_ends_the_process(op):
+    for seed in range(300):
+        divisor = torch.as_tensor(draw_case(op, seed).operands[1])
+        assert divisor.is_floating_point() or not (divisor == -1).any(), seed
