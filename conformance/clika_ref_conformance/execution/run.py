@@ -36,8 +36,8 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
-RECYCLE_CHECKS = 4000
-"""Checks after which a worker is replaced: a runtime that leaks is stopped, at 3 s of start for a minute of work."""
+RECYCLE_CHECKS = 20_000
+"""Checks after which a worker is replaced, if its memory has not asked for it before: starting one takes 3 s."""
 
 FRUITLESS = 3
 """Workers that may die in a row of one task without having run a check of it."""
