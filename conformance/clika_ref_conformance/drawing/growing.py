@@ -18,6 +18,12 @@ from clika_ref.core.samples import Call, Descriptions, TensorDescription, Tensor
 from clika_ref.core.symbols import is_symbolic, resolve
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.drawing.echoes import echo, telling
+
+ATTENTION = "scaled_dot_product_attention"  # it divides by the number of shared heads, which may be 0
+TRUSTING = (ATTENTION, "as_strided", "as_strided_scatter", "binary_cross_entropy", "ctc_loss", "embedding_bag")
+UNCHECKED = frozenset({*TRUSTING, "lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Operators of which PyTorch trusts the attributes: with others than they were drawn with, they corrupt memory."""
 
 LONGEST_SIDE = 8
 """A value may stand for a drawn tensor if none of its sides is longer: graphs stay small."""
@@ -146,13 +152,22 @@ class Drawing:
         """Seed the elements from the same source as everything else."""
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(62))
 
-    def call(self, op: Operator, pool: Sequence[Value] = ()) -> Node | None:
-        """Add one drawn call, on values of the pool where they fit; None where the draw was not legal."""
+    def call(self, op: Operator, pool: Sequence[Value] = (), *, echoing: bool = False) -> Node | None:
+        """Add one drawn call, on values of the pool where they fit; None where the draw was not legal.
+
+        With ``echoing`` it may answer calls that are there already; see `clika_ref_conformance.drawing.echoes`.
+        """
         if op.sampler is None:
             return None
         drawn: Call = op.sampler(self._driver(pool), Descriptions())
         full = op.call(*drawn.operands, **drawn.attrs)
-        return self.growth.place(op, [self._operand(o) for o in full.operands], full.attrs)
+        operands = [self._operand(o) for o in full.operands]
+        if echoing and op.name not in UNCHECKED:
+            attrs = echo(self.random, self.growth.graph, op.name, full.attrs)
+            node = self.growth.place(op, telling(self.random, operands), attrs)
+            if node is not None:
+                return node
+        return self.growth.place(op, operands, full.attrs)
 
     def _driver(self, pool: Sequence[Value]) -> Callable[[Any], Any]:
         anything = random_draw(self.random)

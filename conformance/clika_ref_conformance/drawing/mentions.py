@@ -19,8 +19,8 @@ def rules_of(p: Pass) -> list[Rule]:
     return [found[name] for name in sorted(found)]
 
 
-def mentions(p: Pass, operators: Mapping[str, Operator]) -> list[tuple[str, ...]]:
-    """Return the groups of operators that a pass mentions, each sorted: a name in its code is a group of its own.
+def mentions(p: Pass | Rule, operators: Mapping[str, Operator]) -> list[tuple[str, ...]]:
+    """Return the groups of operators that a pass or a rule mentions, each sorted: a name in its code is its own group.
 
     A table of a hundred elementwise operators is one group, as one name is: drawing a group first finds what a pattern
     hinges on.
@@ -40,14 +40,13 @@ def _names(item: Any) -> Collection[Any]:
     return item if isinstance(item, tuple | list | set | frozenset | dict) else ()
 
 
-def _reachable(p: Pass) -> Iterator[Any]:
+def _reachable(p: Pass | Rule) -> Iterator[Any]:
     """Yield what a pass can name: its options, and functions, classes, tables and constants of its own package."""
-    package = type(p).__module__.partition(".")[0]
+    rule = p if isinstance(p, Rule) else None
+    package = (rule.rewrite if rule else type(p)).__module__.partition(".")[0]
     seen: set[int] = set()
-    stack: list[Any] = [
-        type(p),
-        *(option for option in getattr(p, "__dict__", {}).values() if not isinstance(option, str)),
-    ]
+    options = () if rule else getattr(p, "__dict__", {}).values()
+    stack: list[Any] = [rule or type(p), *(option for option in options if not isinstance(option, str))]
     while stack:
         item = stack.pop()
         if id(item) in seen:

@@ -22,6 +22,9 @@ from clika_ref_conformance.drawing.mentions import mentions, rules_of
 LENGTHS = (1, 2, 2, 3, 3, 4)
 """Nodes of a drawn chain, before anything in it is repeated."""
 
+UNDOING = 1 / 2
+"""The share of chains that end in what they began with: what undoes an operator is most often another of its kind."""
+
 Fires = Callable[[Graph], bool]
 
 
@@ -33,6 +36,8 @@ class Goal:
     fires: Fires
     last: tuple[str, ...]
     """The operators that the last node of a chain may have; any where empty."""
+    groups: Sequence[tuple[str, ...]] = ()
+    """The operators that it mentions, in groups."""
 
 
 @dataclass
@@ -53,8 +58,11 @@ def goals_of(p: Pass, operators: Mapping[str, Operator]) -> list[Goal]:
         p(graph, operators)
         return graph.revision != revision
 
-    rules = [Goal(f"rule {r.name}", _applies(r, operators), _known(r, operators)) for r in rules_of(p)]
-    return [Goal("pass", whole, ()), *rules]
+    rules = [
+        Goal(f"rule {r.name}", _applies(r, operators), _known(r, operators), mentions(r, operators))
+        for r in rules_of(p)
+    ]
+    return [Goal("pass", whole, (), mentions(p, operators)), *rules]
 
 
 def _applies(rule: Rule, operators: Mapping[str, Operator]) -> Fires:
@@ -74,7 +82,6 @@ def find_motifs(
     a builder that return the outputs of a graph.
     """
     found = Motifs([*offered(p, operators)])
-    groups = mentions(p, operators)
     for goal in goals_of(p, operators):
         random = Random(f"{p.name}-{goal.name}-{seed}")  # noqa: S311 - no secret
         own = [case for case in found.cases if _fires(goal, case)]
@@ -83,7 +90,7 @@ def find_motifs(
             if len(own) >= wanted or (own and attempt >= patience):
                 break
             found.tried += 1
-            case = chain(random, operators, groups, goal.last, attempt)
+            case = chain(random, operators, goal.groups, goal.last, attempt)
             if case is None or not _fires(goal, case):
                 continue
             small = smallest(case, lambda c, goal=goal: _fires(goal, c))
@@ -137,12 +144,16 @@ def chain(
     everything = sorted(operators)
     pool: list[Value] = []
     length = random.choice(LENGTHS)
+    kinds: list[str] = []
     for position in range(length):
         if position == length - 1 and last:
             kind = last[attempt % len(last)]
+        elif position == length - 1 and kinds and random.random() < UNDOING:
+            kind = kinds[0]
         else:
             kind = random.choice(random.choice(groups) if groups and random.random() < 3 / 4 else everything)
-        node = drawing.call(operators[kind], pool)
+        kinds.append(kind)
+        node = drawing.call(operators[kind], pool, echoing=True)
         if node is not None:
             pool = [*node.outputs, *(pool if random.random() < 1 / 4 else ())]
     if not len(growth.graph):
@@ -175,7 +186,15 @@ def _signature(case: Case) -> tuple[Any, ...]:
             return type(item).__name__
         return "constant" if item.is_constant else item.producer.kind if item.producer else "input"
 
-    return tuple((n.kind, tuple(map(role, n.inputs))) for n in case.graph.nodes)
+    def attribute(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return len(value), value == tuple(sorted(value, key=repr)), len(set(value)) < len(value)
+        return min(max(value, -1), 2) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+    def attributes(node: Node) -> tuple[Any, ...]:
+        return tuple(attribute(v) for _, v in sorted(node.attrs.items()) if not isinstance(v, float))
+
+    return tuple((n.kind, tuple(map(role, n.inputs)), attributes(n)) for n in case.graph.nodes)
 
 
 def smallest(case: Case, wanted: Callable[[Case], bool]) -> Case:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT
+from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.samples import Descriptions, random_draw
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.growing import Growth, Leaf
+from clika_ref_conformance.drawing.growing import UNCHECKED, Growth, Leaf
 
 Operators = Mapping[str, Operator]
 Makes = Callable[[Case, Operators], Iterator[Case | None]]
@@ -37,9 +38,8 @@ def conformance_step(x: Tensor) -> Tensor:
     return ~x if x.dtype == torch.bool else x + 1
 
 
-TRUSTING = ("as_strided", "as_strided_scatter", "binary_cross_entropy", "ctc_loss", "embedding_bag")
-UNCHECKED = frozenset({*TRUSTING, "lstm", "gru", "rnn_tanh", "rnn_relu"})
-"""Operators of which PyTorch trusts the attributes: with others than they were drawn with, they corrupt memory."""
+OWN_OPERATORS = {op.name: op for op in (conformance_tap, conformance_step)}
+"""Operators of the suite, which no plugin provides and a reproducer may hold."""
 
 
 def is_checked(case: Case) -> bool:
@@ -115,13 +115,14 @@ def attribute_changed(case: Case, operators: Operators) -> Iterator[Case | None]
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         for name, value in node.attrs.items():
-            for other in _others(node.op, name, value):
+            for other in other_values(node.op, name, value):
                 yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
 
     return _changed_calls(case, operators, changes)
 
 
-def _others(op: Operator, name: str, value: Any) -> list[Any]:
+def other_values(op: Operator, name: str, value: Any) -> list[Any]:
+    """Return other values of an attribute: near ones, and those that the operator's samples have."""
     found: dict[str, Any] = {}
     for other in (*_near(value), *_sampled(op, name)):
         if type(other) is not type(value) or other != value or isinstance(value, float):
@@ -130,7 +131,7 @@ def _others(op: Operator, name: str, value: Any) -> list[Any]:
     return list(found.values())[:MOST_VALUES]
 
 
-MOST_VALUES = 6
+MOST_VALUES = 7
 """Other values per attribute."""
 
 
@@ -147,6 +148,8 @@ def _near(value: Any) -> Iterator[Any]:
             yield value[1:] + value[:1]
             yield (value[0] + 1, *value[1:])
             yield (*value[:-1], value[-1] - 1)
+            if len(value) > 1:
+                yield (value[0] + 1, *value[1:-1], value[-1] - 1)
         case _:
             return
 
@@ -312,11 +315,13 @@ def _in_dtype(chosen: Sequence[Value], dtype: torch.dtype, value: Value, leaf: L
 
 SPECIALS = (math.nan, math.inf, -math.inf, -0.0)
 
+LARGE = (2**24 + 1, 2**53 + 1)
+"""Integers that float32 and float64 round."""
+
 
 def special_elements(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Put NaN, Inf and -0.0 first and last into every float input."""
-    if not any(t.is_floating_point() and t.numel() for t in case.runs[0].inputs):
-        return
+    """Put NaN, Inf and -0.0 first and last into every float input, and the ends of the dtype into every integer one."""
+    inputs = [t for t in case.runs[0].inputs if t.numel()]
     runs = [
         Run(
             f"{special} {'first' if place == 0 else 'last'}",
@@ -324,8 +329,29 @@ def special_elements(case: Case, _: Operators) -> Iterator[Case | None]:
         )
         for special in SPECIALS
         for place in (0, -1)
+        if any(t.is_floating_point() for t in inputs)
     ]
-    yield Case("special elements", case.graph, runs)
+    runs += [
+        Run(f"large integers {turn}", tuple(_put_large(t, turn) for t in case.runs[0].inputs))
+        for turn in range(4)
+        if any(t.dtype in INTEGERS for t in inputs) and is_checked(case)
+    ]
+    accepted = [run for run in runs if _accepts(case, run)]
+    if accepted:
+        yield Case("special elements", case.graph, accepted)
+
+
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def _accepts(case: Case, run: Run) -> bool:
+    """Whether eager takes the elements: an index may not be large."""
+    try:
+        with torch.no_grad():
+            interpret(case.graph, run.inputs)
+    except Exception:  # noqa: BLE001 - whatever eager refuses is no legal input
+        return False
+    return True
 
 
 def _put(tensor: Tensor, special: float, place: int) -> Tensor:
@@ -333,4 +359,14 @@ def _put(tensor: Tensor, special: float, place: int) -> Tensor:
         return tensor
     flat = tensor.flatten().clone()
     flat[place] = special
+    return flat.reshape(tensor.shape)
+
+
+def _put_large(tensor: Tensor, turn: int) -> Tensor:
+    if tensor.dtype not in INTEGERS or not tensor.numel():
+        return tensor
+    ends = torch.iinfo(tensor.dtype)
+    large = [n for n in (*LARGE, ends.max, ends.min) if ends.min <= n <= ends.max]
+    flat = tensor.flatten().clone()
+    flat[-1] = large[turn % len(large)]
     return flat.reshape(tensor.shape)

@@ -11,7 +11,7 @@ from random import Random
 
 from clika_ref.core.passes import Pass, Pipeline, ordered
 from clika_ref_conformance.cases import Case, Check, Outcome, Task
-from clika_ref_conformance.drawing import near_misses
+from clika_ref_conformance.drawing import alike, near_misses
 from clika_ref_conformance.drawing.freed_sides import sides_freed
 from clika_ref_conformance.drawing.hosts import host
 from clika_ref_conformance.drawing.mentions import mentions
@@ -34,6 +34,11 @@ NEAR_MISSES: dict[str, near_misses.Makes] = {
     "leaves changed": near_misses.leaves_changed,
     "dtype changed": near_misses.dtype_changed,
     "special elements": near_misses.special_elements,
+    "constants alike": alike.constants_alike,
+    "literals alike": alike.literals_alike,
+    "numbers alike": alike.numbers_alike,
+    "calls alike": alike.calls_alike,
+    "sides alike": alike.sides_alike,
     "side freed": sides_freed,
 }
 """What is changed in a motif, and what makes the graphs."""

@@ -31,7 +31,12 @@ def _in_place(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[A
 
     def patched(registry: Any) -> Iterator[None]:
         original = getattr(module, name)
-        with patch.object(module, name, lambda *operands, **named: faulty(original, *operands, **named)):
+
+        def wrong(*operands: Any, **named: Any) -> Any:
+            return faulty(original, *operands, **named)
+
+        wrong.__module__ = original.__module__  # the suite reads the code of a pass: this stands for it
+        with patch.object(module, name, wrong):
             yield
 
     return patched
@@ -42,7 +47,12 @@ def _rule(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any],
 
     def patched(registry: Any) -> Iterator[None]:
         right: Rule = getattr(module, name)
-        wrong = Rule(right.name, right.kinds, lambda node, build: faulty(right.rewrite, node, build))
+
+        def rewrite(node: Any, build: Any) -> Any:
+            return faulty(right.rewrite, node, build)
+
+        rewrite.__module__ = right.rewrite.__module__
+        wrong = Rule(right.name, right.kinds, rewrite)
         with contextlib.ExitStack() as stack:
             stack.enter_context(patch.object(module, name, wrong))
             if hasattr(module, "RULES"):
@@ -248,12 +258,6 @@ def _(original, value):
 
 
 # merge-equal-constants
-
-
-@_helper("merge-equal-constants", "elements are compared as numbers, so 0.0 is -0.0", equals, "_bits")
-def _(original, value):
-    flat = (value.data.detach() + 0).contiguous().reshape(-1)
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 @_helper("merge-equal-constants", "only a sample of the bytes is compared", equals, "_digest")

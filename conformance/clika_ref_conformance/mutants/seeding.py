@@ -121,6 +121,7 @@ def _pass(registry: Registry, subject: str, faulty: Callable[..., Any]) -> Itera
     def replaced(self: Any, graph: Graph, operators: Mapping[str, Operator], /) -> None:
         faulty(lambda g, o: original(self, g, o), graph, operators)
 
+    replaced.__module__ = kind.__module__  # the suite reads the code of a pass: this stands for it
     kind.__call__ = replaced  # type: ignore[method-assign]
     try:
         yield

@@ -21,6 +21,7 @@ from clika_ref.core.registry import Registry
 from clika_ref.saving.graph_format import decode, graph_from_json
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.deviations import declared_deviations
+from clika_ref_conformance.drawing.near_misses import OWN_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.levels import LEVELS, level_at
 from clika_ref_conformance.judging.pass_rules import check_passes
@@ -138,7 +139,8 @@ def _task(entry: Mapping[str, Any]) -> Task:
 
 def _case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Registry) -> Case:
     weights = safetensors.torch.load(files["weights.safetensors"])
-    graph = graph_from_json(json.loads(files["graph.json"]), registry.operators.get, weights)
+    operators = {**OWN_OPERATORS, **registry.operators}
+    graph = graph_from_json(json.loads(files["graph.json"]), operators.get, weights)
     verify(graph)
     arrays = from_npz(files["inputs.npz"], "inputs.npz", LIMIT_BYTES)
     runs = [_run(entry, index, arrays) for index, entry in enumerate(meta["runs"])]

@@ -1,0 +1,57 @@
+"""Calls that answer earlier ones: the same attributes again or their inverse, a cast back, numbers that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+import torch
+
+from clika_ref.core.ir import Graph, Node
+
+TELLING = (0, 1, -1, 2, 0.0, -0.0, 1.0)
+"""Numbers that passes look for."""
+
+ECHOES = 1 / 2
+"""The share of calls that answer an earlier one, where there is one to answer."""
+
+NUMBERS = 1 / 2
+"""The share of numbers that become telling ones."""
+
+
+def telling(random: Random, operands: Sequence[Any]) -> list[Any]:
+    """Put numbers that passes look for in the place of some that were drawn."""
+    return [
+        random.choice([n for n in TELLING if isinstance(n, int) or isinstance(item, float)])
+        if isinstance(item, int | float) and not isinstance(item, bool) and random.random() < NUMBERS
+        else item
+        for item in operands
+    ]
+
+
+def echo(random: Random, graph: Graph, kind: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes of which some were seen in the graph: on a call of that kind, or as the dtype of a value.
+
+    A permutation may come back as its inverse.
+    """
+    if random.random() > ECHOES:
+        return dict(attrs)
+    earlier = [node for node in graph.nodes if node.kind == kind]
+    found = dict(attrs)
+    for name, value in attrs.items():
+        if isinstance(value, torch.dtype):
+            seen = [v.type.dtype for v in (*graph.inputs, *(o for node in graph.nodes for o in node.outputs))]
+            found[name] = random.choice(seen) if seen else value
+        elif earlier:
+            found[name] = _again(random, random.choice(earlier), name)
+    return found
+
+
+def _again(random: Random, node: Node, name: str) -> Any:
+    value = node.attrs[name]
+    if isinstance(value, tuple) and len(value) > 1 and random.random() < 1 / 2:
+        order = [d % len(value) for d in value if isinstance(d, int)]
+        if sorted(order) == list(range(len(value))):
+            return tuple(sorted(order, key=order.__getitem__))
+    return value
