@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from clika_ref_conformance.drawing.realizing import graph_of
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.verdicts import Verdict
 
@@ -35,3 +36,11 @@ def test_attention_in_parts_is_as_right_as_fused_attention(causal):
         assert reference.judge([result]).verdict is Verdict.PASS
         assert reference.judge([result + 2e-5]).verdict is Verdict.VALUE
         assert float(reference.expected[0].bound.max()) < 2e-5
+
+
+def test_weights_that_are_integers_are_bounded_as_the_floats_that_they_are_summed_to():
+    x, weights = torch.tensor([1, 1, 2]), torch.tensor([1, 2, 3])
+    graph = graph_of(OPERATORS["bincount"], [x, weights], {"minlength": 0})
+    reference = Reference(graph, [x, weights])
+    assert reference.judge([torch.tensor([0.0, 3.0, 3.0], dtype=torch.float64)]).verdict is Verdict.PASS
+    assert reference.judge([torch.tensor([0.0, 3.0, 3.1], dtype=torch.float64)]).verdict is Verdict.VALUE

@@ -53,8 +53,7 @@ def products(call: Call, results: list[torch.Tensor]) -> list[Products]:
     that are summed to floats weigh as the floats that they become.
     """
     if not call.floats:
-        operands = tuple(o.double() if isinstance(o, torch.Tensor) else o for o in call.operands)
-        call = Call(call.name, call.function, operands, call.attrs)
+        call = _of_floats(call)
     weights = _scaled(call, abs, torch.abs).run()
     ones = _scaled(call, lambda _: 1, torch.ones_like).run()
     found: list[Products] = []
@@ -63,6 +62,20 @@ def products(call: Call, results: list[torch.Tensor]) -> list[Products]:
         terms = one.double().abs().nan_to_num(1.0, 1.0).clamp(min=fewest) + 1
         found.append(Products(terms, weight.double().abs()))
     return found
+
+
+def _of_floats(call: Call) -> Call:
+    """Return a call on integers with those in float64 that may be: all, or else the last that is no index."""
+    places = [i for i, o in enumerate(call.operands) if isinstance(o, torch.Tensor)]
+    for chosen in (places, *([i] for i in reversed(places))):
+        operands = tuple(o.double() if i in chosen else o for i, o in enumerate(call.operands))
+        changed = Call(call.name, call.function, operands, call.attrs)
+        try:
+            changed.run()
+        except (RuntimeError, TypeError, ValueError):  # an index must be an integer
+            continue
+        return changed
+    return call
 
 
 def _scaled(call: Call, number: Any, tensor: Any) -> Call:
