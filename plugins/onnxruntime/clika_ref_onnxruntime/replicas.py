@@ -122,17 +122,18 @@ def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mo
     eager = torch.grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
     if interpolation_mode or not padding_mode or not x.numel():
         return eager
-    weights, places = zip(
-        *(
-            _neighbours(points, side, reflects=padding_mode > 1, align_corners=align_corners)
-            for points, side in zip(grid.flip(-1).unbind(-1), x.shape[2:], strict=True)
-        ),
-        strict=True,
-    )
+    lines = grid.flip(-1).unbind(-1)
+    sides = [
+        _neighbours(points, side, reflects=padding_mode > 1, align_corners=align_corners)
+        for points, side in zip(lines, x.shape[2:], strict=True)
+    ]
     total = torch.zeros_like(eager)
-    for corner in itertools.product((0, 1), repeat=len(places)):
-        weight = math.prod(w[i] for w, i in zip(weights, corner, strict=True))
-        at = [p[i] for p, i in zip(places, corner, strict=True)]
+    for corner in itertools.product((0, 1), repeat=len(sides)):
+        weight = torch.ones_like(lines[0])
+        at: list[Tensor] = []
+        for (weights, places), end in zip(sides, corner, strict=True):
+            weight = weight * weights[end]
+            at.append(places[end])
         picked = torch.stack([image[(slice(None), *(a[n] for a in at))] for n, image in enumerate(x)])
         total = total + picked * weight[:, None]
     return torch.where(total.isfinite() & eager.isfinite(), eager, total)
