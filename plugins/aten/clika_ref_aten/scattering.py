@@ -329,9 +329,11 @@ def _count(op, x, index, dim, *, start):
 
 def _divided(op, total, count):
     """Divide, rounding integers down as eager does."""
-    if not op.dtype(total).is_floating_point:
-        total = op.Sub(total, op.Mod(total, count))
-    return op.Div(total, count)
+    quotient = op.Div(total, count)
+    if op.dtype(total).is_floating_point:
+        return quotient
+    rest = op.Sub(total, op.Mul(quotient, count))  # of a quotient that ONNX truncates
+    return op.Sub(quotient, op.cast(op.Less(rest, op.like(rest, 0)), op.dtype(total)))
 
 
 @scatter_reduce.samples

@@ -10,7 +10,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten.distance import length
-from clika_ref_aten.reduction import as_sides, draw_sides, reduced_shape
+from clika_ref_aten.reduction import as_sides, draw_sides, reduced_count, reduced_shape
 
 aten = torch.ops.aten
 
@@ -39,6 +39,8 @@ def _(x, *, dim, keepdim, dtype, **_):
 @linalg_vector_norm.onnx
 def _(op, x, *, ord, dim, keepdim, dtype):
     rank = op.rank(x)
+    if ord and reduced_count(op.shape(x), dim) == 1:  # raising to 1 / ord, a rounded number, would lose digits
+        return op.reshape(op.Abs(op.cast(x, op.result.dtype)), op.result.shape)
     sides = [d % rank for d in as_sides(dim) or range(rank)] if rank else None
     return length(op, op.cast(x, op.result.dtype), ord, sides, keepdims=keepdim)
 

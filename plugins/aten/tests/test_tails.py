@@ -8,6 +8,8 @@ from clika_ref_aten.activation import celu
 from clika_ref_aten.cumulative import diff
 from clika_ref_aten.layer_normalization import rms_norm
 from clika_ref_aten.loss import NONE, binary_cross_entropy, soft_margin_loss
+from clika_ref_aten.scattering import scatter_reduce
+from clika_ref_aten.vector_norms import linalg_vector_norm
 from one_operator import Case, graph_of, run_onnx
 
 ULPS = 2**-20  # 8 ulp of float32, what the suite allows an elementwise function
@@ -51,3 +53,16 @@ def test_celu_with_a_negative_alpha_grows_as_its_exponential_does(x: float) -> N
     expected = -1.5 * torch.expm1(torch.tensor(x, dtype=torch.float64) / -1.5)
     actual = lowered(celu, torch.tensor([x]), alpha=-1.5)
     assert actual.item() == pytest.approx(expected.item(), rel=ULPS * -x)  # rounding x / alpha weighs as much as x
+
+
+def test_the_norm_of_one_element_is_its_size_to_the_last_digit() -> None:
+    x = torch.tensor([[3.9e-4], [-7.1e8]])
+    assert torch.equal(lowered(linalg_vector_norm, x, ord=3, dim=(1,)), x.abs().flatten())
+    assert lowered(linalg_vector_norm, torch.tensor(-3.9e-4), ord=0.5).item() == torch.tensor(3.9e-4).item()
+
+
+def test_a_scattered_mean_of_integers_is_rounded_down_without_overflow() -> None:
+    x, index = torch.tensor([torch.iinfo(torch.int64).min, 5]), torch.tensor([0, 1, 0, 1])
+    src = torch.tensor([0, -20, 0, 1])
+    actual = lowered(scatter_reduce, x, index, src, dim=0, reduce="mean")
+    assert torch.equal(actual, torch.scatter_reduce(x, 0, index, src, "mean"))
