@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the accounts do not add up."""
     with plain_errors(debug=debug):
-        running, showing = _late("execution.run"), _late("execution.showing")
+        running, showing = _late("execution.run"), _late("reporting.showing")
         request = running.RunRequest(
             target,
             running.chosen_profile(profile, seed),

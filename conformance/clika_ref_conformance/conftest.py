@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.pytest_plan import plan_of
 from clika_ref_conformance.execution.run import Execution, execution
+from clika_ref_conformance.pytest_plan import plan_of
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

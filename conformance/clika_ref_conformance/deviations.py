@@ -32,7 +32,7 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref_conformance.execution.record import Result
+from clika_ref_conformance.record import Result
 
 FILE = "deviations.toml"
 

@@ -21,4 +21,4 @@ def pytest_configure(config: pytest.Config) -> None:
     """Plan before anything is collected, where wrong options still end pytest as wrong usage."""
     if config.getoption("--target"):
         # Only now: the suite imports torch, for which other runs of pytest should not wait.
-        importlib.import_module("clika_ref_conformance.execution.pytest_plan").plan_of(config)
+        importlib.import_module("clika_ref_conformance.pytest_plan").plan_of(config)

@@ -10,8 +10,8 @@ import pytest
 import typer
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.cli import app
-from clika_ref_conformance.execution import showing
-from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.reporting import showing
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console
 from typer.testing import CliRunner

@@ -11,8 +11,8 @@ from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, declarations_of, is_expired
 from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
 from clika_ref_conformance.execution.case_checks import run_case
-from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from odd_targets import Odd
 from small_cases import REGISTRY, case_of, suite_for

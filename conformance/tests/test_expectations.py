@@ -6,9 +6,9 @@ import pytest
 import torch
 from clika_ref_conformance.drawing.realizing import graph_of
 from clika_ref_conformance.judging.judge import Reference
-from clika_ref_conformance.reporting.expectations import expectation
-from clika_ref_conformance.reporting.repro_script import difference
-from clika_ref_conformance.reporting.tensors import elements_of, layout_of
+from clika_ref_conformance.reproducing.expectations import expectation
+from clika_ref_conformance.reproducing.repro_script import difference
+from clika_ref_conformance.reproducing.tensors import elements_of, layout_of
 from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.registry import load_registry

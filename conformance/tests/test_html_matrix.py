@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting.gathering import report_of
 from clika_ref_conformance.reporting.html_matrix import html_of, write_html
 from clika_ref_conformance.reporting.matrix import LETTERS, style_of, tabs_of

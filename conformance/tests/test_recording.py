@@ -11,12 +11,12 @@ from clika_ref_conformance.cases import Case, Check, Run, Task
 from clika_ref_conformance.drawing.realizing import graph_of
 from clika_ref_conformance.execution.case_checks import case_check
 from clika_ref_conformance.execution.messages import Setup
-from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.execution.run import RunRequest
-from clika_ref_conformance.execution.showing import run_and_show
 from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting.recording import LIMIT, record_end, with_reproducers_of_ends
 from clika_ref_conformance.reporting.replaying import read_reproducer
+from clika_ref_conformance.reporting.showing import run_and_show
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 from clika_ref.core.registry import load_registry

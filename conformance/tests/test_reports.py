@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting import json_report
 from clika_ref_conformance.reporting.difference import difference
-from clika_ref_conformance.reporting.errors import ReportError
 from clika_ref_conformance.reporting.gathering import report_of
 from clika_ref_conformance.reporting.json_report import document_of, read_json, write_json
 from clika_ref_conformance.reporting.junit import junit_of, write_junit
 from clika_ref_conformance.reporting.report import SEVERITY, worst
+from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 RELU = Task("operators", "relu", "float32")

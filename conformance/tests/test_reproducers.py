@@ -15,11 +15,11 @@ from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.drawing.realizing import graph_of
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.reporting import archives, tensors
-from clika_ref_conformance.reporting.archives import pack, unpack
-from clika_ref_conformance.reporting.errors import ReportError
 from clika_ref_conformance.reporting.replaying import read_reproducer, replay
-from clika_ref_conformance.reporting.reproducers import reproducer, write_reproducer
+from clika_ref_conformance.reproducing import archives, tensors
+from clika_ref_conformance.reproducing.archives import pack, unpack
+from clika_ref_conformance.reproducing.errors import ReportError
+from clika_ref_conformance.reproducing.reproducers import reproducer, write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution import run
-from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, execution, plan_run
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 from clika_ref.core.errors import ClikaError

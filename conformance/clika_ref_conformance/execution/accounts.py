@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired
-from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.profiles import Profile
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Verdict
 
 ALONE = "operators"

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.record import Result
 from clika_ref_conformance.profiles import Profile
+from clika_ref_conformance.record import Result
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 

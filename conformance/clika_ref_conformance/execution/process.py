@@ -19,7 +19,7 @@ from typing import Any
 
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.messages import Setup
-from clika_ref_conformance.execution.record import Result
+from clika_ref_conformance.record import Result
 
 START_SECONDS = 120.0
 """Until a worker has started: importing torch and a runtime takes 3 s, or tens of them on a busy machine."""

@@ -30,8 +30,8 @@ from clika_ref_conformance.execution.process import (
     folder_for,
     next_deadline,
 )
-from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.profiles import PROFILES, Profile
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Verdict

@@ -30,8 +30,8 @@ from clika_ref_conformance.execution.case_checks import is_out_of_memory
 from clika_ref_conformance.execution.environment import environment_of
 from clika_ref_conformance.execution.levels import level_at
 from clika_ref_conformance.execution.messages import Setup, result_to_json, task_of_json
-from clika_ref_conformance.execution.record import Result
-from clika_ref_conformance.reporting.reproducers import write_reproducer
+from clika_ref_conformance.record import Result
+from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.targets.loading import load_target

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clika_ref_conformance.execution.record import RunRecord
 from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, plan_run
+from clika_ref_conformance.record import RunRecord
 
 
 @dataclass(frozen=True)

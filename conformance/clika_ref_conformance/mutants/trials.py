@@ -17,7 +17,7 @@ from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.levels import LEVELS, level_at
 from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.seeding import Mutant
-from clika_ref_conformance.reporting.reproducers import write_reproducer
+from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.record import Result, RunRecord
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting.report import SEVERITY, Detail, Report, TaskReport
 from clika_ref_conformance.verdicts import Verdict
 

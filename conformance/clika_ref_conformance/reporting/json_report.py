@@ -11,9 +11,9 @@ from typing import Any
 
 from clika_ref.storage import write_atomically
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.reporting.errors import ReportError
-from clika_ref_conformance.reporting.json_values import number, to_json
 from clika_ref_conformance.reporting.report import Detail, Report, TaskReport
+from clika_ref_conformance.reproducing.errors import ReportError
+from clika_ref_conformance.reproducing.json_values import number, to_json
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 SCHEMA = 1

@@ -25,9 +25,9 @@ from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.execution.levels import level_at
 from clika_ref_conformance.execution.messages import Setup, task_of_json
 from clika_ref_conformance.execution.process import START_SECONDS
-from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.execution.worker import limit_memory, make_suite
-from clika_ref_conformance.reporting.reproducers import CASES, case_name, reproducer
+from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.reproducing.reproducers import CASES, case_name, reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 

@@ -26,10 +26,10 @@ from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.levels import LEVELS, level_at
 from clika_ref_conformance.judging.pass_rules import check_passes
 from clika_ref_conformance.profiles import Profile
-from clika_ref_conformance.reporting.archives import LIMIT_BYTES, unpack
-from clika_ref_conformance.reporting.errors import ReportError
-from clika_ref_conformance.reporting.reproducers import FORMAT
-from clika_ref_conformance.reporting.tensors import from_npz, rebuild
+from clika_ref_conformance.reproducing.archives import LIMIT_BYTES, unpack
+from clika_ref_conformance.reproducing.errors import ReportError
+from clika_ref_conformance.reproducing.reproducers import FORMAT
+from clika_ref_conformance.reproducing.tensors import from_npz, rebuild
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
 

@@ -23,10 +23,10 @@ from clika_ref.saving.graph_format import encode, graph_to_json
 from clika_ref.storage import write_atomically
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.judging.judge import Reference
-from clika_ref_conformance.reporting.archives import ARTIFACT, pack
-from clika_ref_conformance.reporting.expectations import expectation
-from clika_ref_conformance.reporting.json_values import to_json
-from clika_ref_conformance.reporting.tensors import elements_of, layout_of, to_npz
+from clika_ref_conformance.reproducing.archives import ARTIFACT, pack
+from clika_ref_conformance.reproducing.expectations import expectation
+from clika_ref_conformance.reproducing.json_values import to_json
+from clika_ref_conformance.reproducing.tensors import elements_of, layout_of, to_npz
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from clika_ref_conformance.reporting.errors import ReportError
+from clika_ref_conformance.reproducing.errors import ReportError
 
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from clika_ref.core.errors import ClikaError
 from clika_ref.reporting.console import duration, is_quiet, progress_console, result_console
 from clika_ref.reporting.progress import SimpleProgressBar
-from clika_ref_conformance.execution.record import Result, RunRecord
 from clika_ref_conformance.execution.run import Execution, RunRequest, execute, plan_run, setup_of
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting.gathering import report_of
 from clika_ref_conformance.reporting.html_matrix import FILE as PAGE
 from clika_ref_conformance.reporting.html_matrix import write_html

@@ -10,7 +10,7 @@ import pytest
 
 from clika_ref.core.errors import ClikaError
 from clika_ref_conformance.execution.run import Plan, RunRequest, chosen_profile, plan_run
-from clika_ref_conformance.execution.showing import report_folder
+from clika_ref_conformance.reporting.showing import report_folder
 
 PLAN = pytest.StashKey[Plan]()
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from clika_ref.saving.graph_format import DTYPES
-from clika_ref_conformance.reporting.errors import ReportError
+from clika_ref_conformance.reproducing.errors import ReportError
 
 LIMIT_ELEMENTS = 2**26
 """Elements that a described layout may span: 256 MiB of float32, a thousand times what the suite draws."""

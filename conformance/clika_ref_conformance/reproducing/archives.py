@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from clika_ref_conformance.reporting.errors import ReportError
+from clika_ref_conformance.reproducing.errors import ReportError
 
 LIMIT_BYTES = 256 * 2**20
 """Unpacked size of a reproducer; cases of the suite have some kilobytes."""
