@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import resolve
+from clika_ref.structures import register_dataclasses
 
 
 @dataclass(frozen=True)
@@ -233,22 +233,6 @@ def flatten_call(
         names += [".".join([argument, *map(_key_text, path)]) for path, _ in paths]
         leaves += [leaf for _, leaf in paths]
     return tuple(given), tuple(specs), names, leaves
-
-
-def register_dataclasses(value: Any) -> None:
-    """Teach PyTorch to look inside the dataclasses that occur in a nested value."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        if type(value) not in pytree.SUPPORTED_NODES:
-            name = f"{type(value).__module__}.{type(value).__qualname__}"
-            torch.export.register_dataclass(type(value), serialized_type_name=name)
-        for f in dataclasses.fields(value):
-            register_dataclasses(getattr(value, f.name))
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            register_dataclasses(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            register_dataclasses(item)
 
 
 def leaf_names(value: Any) -> list[str]:

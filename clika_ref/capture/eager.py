@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from clika_ref.capture.callables import Callee
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory import trimmed
-from clika_ref.signature import register_dataclasses
+from clika_ref.structures import register_dataclasses
 
 
 def run_eager(callee: Callee, call: ModelCall) -> tuple[list[Any], pytree.TreeSpec]:

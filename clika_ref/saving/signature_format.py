@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from clika_ref.core.errors import ModelError
 from clika_ref.saving.graph_format import decode, encode
 from clika_ref.signature import ConstantLeaf, Leaf, LostDefault, NumberLeaf, OutputLeaf, Signature, TensorLeaf
+from clika_ref.structures import register_dataclass
 
 LEAVES: dict[str, type] = {"tensor": TensorLeaf, "number": NumberLeaf, "constant": ConstantLeaf}
 
@@ -145,5 +146,5 @@ def _imported_class(name: str) -> Any:
         )
         raise ModelError(msg)
     if found not in pytree.SUPPORTED_NODES and not _is_named_tuple(found):
-        torch.export.register_dataclass(found, serialized_type_name=name.replace(":", "."))
+        register_dataclass(found)
     return found

@@ -165,6 +165,42 @@ def test_dataclasses_and_model_outputs_come_back_as_what_they_are():
     assert torch.equal(output[1][1], X + 1)
 
 
+@dataclasses.dataclass
+class Doubled:
+    x: torch.Tensor
+    count: int = dataclasses.field(init=False, default=0)
+    nothing: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.x = self.x * 2
+        self.count += 1
+        self.next = self.x + 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenDoubled:
+    x: torch.Tensor
+
+    def __post_init__(self):
+        object.__setattr__(self, "x", self.x * 2)
+
+
+def test_dataclasses_are_not_initialized_a_second_time():
+    def doubles(batch):
+        return Doubled(batch.x), FrozenDoubled(batch.next)
+
+    batch = Doubled(X)
+    module = clika_compile(doubles, tracing_inputs=[(batch,)])
+    rebuilt = ClikaModule()
+    rebuilt.load_state_dict(module.state_dict())
+    for made in (module, copy.deepcopy(module), rebuilt):
+        doubled, frozen = made(batch)
+        assert torch.equal(doubled.x, X * 4)
+        assert torch.equal(doubled.next, X * 4 + 1)
+        assert (doubled.count, doubled.nothing) == (1, None)
+        assert torch.equal(frozen.x, (X * 2 + 1) * 2)
+
+
 def test_none_constants_repeated_and_passed_through_outputs_come_back_in_place():
     def outputs(x, flag):
         y = x * 2
