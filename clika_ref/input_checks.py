@@ -54,10 +54,10 @@ def _check_kind(value: Value, tensor: torch.Tensor) -> None:
 
 
 def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
-    """Whether sizes satisfy a guard; where it divides by a size of 0, they do not."""
+    """Whether sizes satisfy a guard; where it has no value, as it divides by 0 or takes a root below it, they do not."""
     try:
         return bool(evaluate(guard.relation, sizes))
-    except ZeroDivisionError:
+    except (ArithmeticError, ValueError):
         return False
 
 

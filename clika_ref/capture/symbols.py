@@ -14,7 +14,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.capture.origins import is_operator_inside, is_packaged, short_line
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.symbols import Guard, Side, Symbol, evaluate, named
+from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.input_checks import is_met
 
 _USER_LINE = re.compile(r"# (\S+):(\d+) in ")
 """Dynamo's way of naming a line of the model."""
@@ -121,10 +122,10 @@ class SymbolTable:
             bounds = env.var_to_range.get(raw) if env is not None else None
             if bounds is None or not bounds.lower.is_Integer:
                 continue
-            own = [t.guard.relation for t in found if t.guard.relation.free_symbols == {symbol} and not t.testable]
+            own = [t.guard for t in found if t.guard.relation.free_symbols == {symbol} and not t.testable]
             # Torch's symbols of sides are positive to sympy, which answers ``side == 0`` before a guard is raised.
             for lower in sorted({1 if raw.is_positive else 0, int(bounds.lower)} - {0}, reverse=True):
-                if all(evaluate(relation, {symbol.name: lower - 1}) for relation in own):
+                if all(is_met(guard, {symbol.name: lower - 1}) for guard in own):
                     yield TracedGuard(Guard(sympy.Ge(symbol, lower), ""), testable=True)
 
     def need_other_than_1(self, fake: torch.Tensor, dims: Iterable[int], line: str) -> None:

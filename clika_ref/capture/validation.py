@@ -228,9 +228,9 @@ def _is_implied(g: Guard, guards: Sequence[Guard]) -> bool:
     bound, symbols = g.relation, g.relation.free_symbols
     if g.line or not isinstance(bound, sympy.Ge) or len(symbols) != 1 or not isinstance(bound.rhs, sympy.Integer):
         return False
-    others = [o.relation for o in guards if o is not g and o.relation.free_symbols == symbols]
+    others = [o for o in guards if o is not g and o.relation.free_symbols == symbols]
     below = [{str(bound.lhs): length} for length in range(int(bound.rhs))]
-    return all(any(not evaluate(o, sizes) for o in others) for sizes in below)
+    return all(any(not is_met(o, sizes) for o in others) for sizes in below)
 
 
 def _lowest(symbol: Symbol, guards: Sequence[Guard]) -> int:

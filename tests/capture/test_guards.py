@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import pytest
 import sympy
@@ -205,6 +206,29 @@ def test_a_size_of_0_that_is_divided_by_violates_a_guard_and_fits_no_side():
     check_inputs(graph, [torch.ones(4, 2), torch.ones(2)])
     with pytest.raises(ModelError, match=r"side 0 must be .*a//b.* = a division by 0"):
         check_inputs(graph, [torch.ones(4, 0), torch.ones(2)])
+
+
+def parted(x, y):
+    return y.reshape(x.shape[0], -1).sum(1)
+
+
+def by_remainder(x, y):
+    return x * 2 if 64 % x.shape[0] == 0 else y
+
+
+def by_root(x, y):
+    return x * 2 if math.sqrt(x.shape[0] - 2) < 3 else y
+
+
+@pytest.mark.parametrize(("model", "served"), [(parted, 12), (by_remainder, 16), (by_root, 5)], ids=str)
+def test_a_guard_without_a_value_for_short_sides_excludes_them(model, served):
+    """A guard that divides by a size has none for 0, one that takes a root none for a length below it."""
+    y = torch.arange(24.0)
+    module = clika_compile(model, tracing_inputs=[(torch.ones(8, 24), y), (torch.ones(4, 24), y)])
+    x = torch.ones(served, 24)
+    assert torch.equal(module(x, y), model(x, y))
+    with pytest.raises(ModelError, match=r"batch = 0 \(side 0 of 'x'\) violates"):
+        module(torch.ones(0, 24), y)
 
 
 def test_the_length_0_is_served_where_eager_agrees():
