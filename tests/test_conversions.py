@@ -1,10 +1,13 @@
 """A compiled module and dtypes: another one than it was traced with is refused, as its casts are not in the graph."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
 
-from clika_ref import clika_compile
+from clika_ref import ClikaModule, clika_compile
 from clika_ref.core.errors import ModelError
 
 
@@ -34,6 +37,24 @@ def test_a_module_that_was_converted_says_to_convert_the_model(module, dtype):
         module(x)
     module.float()
     torch.testing.assert_close(module(x), torch.ones(2, 4), rtol=1e-3, atol=0)  # 1e-12 beside a square of 1e-8
+
+
+def loaded(module):
+    rebuilt = ClikaModule()
+    rebuilt.load_state_dict(module.state_dict())
+    return rebuilt
+
+
+COPIES = [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), loaded]  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize("copied", COPIES, ids=["deepcopy", "pickle", "state_dict"])
+def test_a_copy_of_a_module_that_was_converted_is_refused_in_the_same_words(module, copied):
+    x = torch.full((2, 4), 1e-4)
+    copy_of = copied(module.half())
+    with pytest.raises(ModelError, match=r"\('weight' is torch.float16 now\).*Convert .*model, model.to"):
+        copy_of(x)
+    assert torch.equal(copy_of.float()(x), module.float()(x))
 
 
 def test_a_part_that_was_converted_is_found_too():

@@ -193,8 +193,9 @@ def graph_from_json(
     for name, kind in document["inputs"]:
         values[name] = graph.add_input(_read_type(kind), name)
     for name, kind in zip(document["constants"], document["constant_types"], strict=True):
-        values[name] = graph.add_constant(tensors[name], name)
-        _require_shape(values[name], _read_type(kind))
+        # Typed as it was traced: a weight that was cast since is refused in a copy as in the module itself.
+        values[name] = graph.add_constant(tensors[name], name, _read_type(kind))
+        _require_shape(values[name], tensors[name])
     for name, low, high, source, dim, example in document["symbols"]:
         graph.symbols[name] = Symbol(name, low, high, Side(source, dim), example)
     graph.guards = [Guard(_decode_expression(relation), line) for relation, line in document["guards"]]  # type: ignore[arg-type]
@@ -207,9 +208,10 @@ def graph_from_json(
     return graph
 
 
-def _require_shape(weight: Value, saved: TensorType) -> None:
-    if weight.type.shape != saved.shape:
-        msg = f"the weight {weight!r} does not fit the saved graph, which was made for {saved}"
+def _require_shape(weight: Value, found: torch.Tensor) -> None:
+    if weight.type.shape != tuple(found.shape):
+        given = TensorType(found.dtype, tuple(found.shape))
+        msg = f"the weight %{weight.name}: {given} does not fit the saved graph, which was made for {weight.type}"
         raise ModelError(msg)
 
 
