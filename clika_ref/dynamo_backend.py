@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -172,17 +173,37 @@ def weight_names(sources: Sequence[str]) -> dict[str, str]:
     """
     words = {s: [w for w in re.findall(r"\w+", s) if w not in _TABLES][1:] for s in sources}
     shared = len({(s[0], path[0]) for s, path in words.items()}) == 1
-    names: dict[str, str] = {}
-    taken: set[str] = set()
-    for source, path in words.items():
-        # A part of a module cannot bear the name of one of its methods; a variable can.
-        legal = [f"{w}_" if hasattr(nn.Module, w) else w for w in path[shared:]]
-        name, count = ".".join(legal), 1
-        while name in taken:  # the keys 1 and '1' of a dict
-            name, count = f"{'.'.join(legal)}_{count}", count + 1
-        taken.add(name)
-        names[source] = name
-    return names
+    tree: _Tree = {}
+    return {source: ".".join(_placed(path[shared:], tree)) for source, path in words.items()}
+
+
+_Tree = dict[str, Any]
+"""Names given so far: a part of a module is another tree, a weight is None."""
+
+
+def _placed(path: Sequence[str], tree: _Tree) -> list[str]:
+    """Put a weight into a tree of names; return the spelling of its path, which differs where a name is taken.
+
+    The keys 1 and '1' of a dict, or 'a-b' and one 'b' of 'a', are one path, and no weight can hold another.
+    """
+    *scopes, leaf = [f"{w}_" if hasattr(_EMPTY, w) else w for w in path]
+    placed: list[str] = []
+    for scope in scopes:
+        spelling = next(s for s in _spellings(scope) if tree.get(s, {}) is not None)
+        placed.append(spelling)
+        tree = tree.setdefault(spelling, {})
+    spelling = next(s for s in _spellings(leaf) if s not in tree)
+    tree[spelling] = None
+    return [*placed, spelling]
+
+
+def _spellings(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{count}" for count in itertools.count(1))
+
+
+_EMPTY = nn.Module()
+"""Its attributes are names that no part of a module can bear; a variable can."""
 
 
 class _Rebuilt(nn.Module):

@@ -123,7 +123,23 @@ def in_containers_of_a_module():
     return Holder()
 
 
-@pytest.mark.parametrize("make", [in_closure, as_arguments, in_plain_object, in_containers_of_a_module])
+def under_names_that_begin_alike():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleDict({"a": nn.Linear(3, 3), "a-weight": nn.Linear(3, 3)})
+            self.scales = nn.ParameterDict({"x": torch.rand(3), "x-y": torch.rand(3)})
+
+        def forward(self, x):
+            return self.layers["a-weight"](self.layers["a"](x)) * self.scales["x"] + self.scales["x-y"]
+
+    return Holder()
+
+
+HOLDERS = [in_closure, as_arguments, in_plain_object, in_containers_of_a_module, under_names_that_begin_alike]
+
+
+@pytest.mark.parametrize("make", HOLDERS)
 def test_modules_that_hold_weights_of_one_name_are_not_confused(make):
     torch.manual_seed(0)
     model, x = make(), torch.randn(4, 3)
@@ -135,6 +151,13 @@ def test_every_source_of_a_weight_gets_a_name_of_its_own():
     assert list(weight_names(sources).values()) == ["d.1.w", "d.1.w_1", "mean"]
     sources = ["G['half']._parameters['weight']", "L['p'].b._modules['0']._parameters['weight']"]
     assert list(weight_names(sources).values()) == ["half_.weight", "p.b.0.weight"]
+    sources = ["G['training']._parameters['weight']", "L['b']._parameters['weight']"]
+    assert list(weight_names(sources).values()) == ["training_.weight", "b.weight"]
+
+
+def test_no_weight_gets_a_name_under_that_of_another():
+    held = [f"L['self']._parameters['{key}']" for key in ("x", "x-y", "x-y-z", "w-v", "w")]
+    assert list(weight_names(held).values()) == ["x", "x_1.y", "x_1.y_1.z", "w.v", "w_1"]
 
 
 def test_a_float_of_a_module_that_changes_is_not_frozen_in_the_graph():
