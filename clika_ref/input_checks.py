@@ -54,10 +54,10 @@ def _check_kind(value: Value, tensor: torch.Tensor) -> None:
 
 
 def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
-    """Whether sizes satisfy a guard; where it has no value, as it divides by 0 or takes a root below it, they do not."""
+    """Whether sizes satisfy a guard; where it has no value, as it divides by 0, they do not."""
     try:
         return bool(evaluate(guard.relation, sizes))
-    except (ArithmeticError, ValueError):
+    except (ArithmeticError, ValueError):  # the latter of a root of a negative number
         return False
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import sympy
@@ -25,10 +25,34 @@ from clika_ref.core.symbols import Guard, Symbol, evaluate
 from clika_ref.input_checks import check_inputs, is_met
 
 PROBES = 8
-"""Sizes at most on which eager runs again, to find out whether guards matter."""
+"""Sizes at most on which eager runs again, to find out whether guards matter; each tests all that it violates."""
 
 LENGTHS = 2
-"""Sizes that violate one guard, of those."""
+"""Agreements after which a guard needs no more runs."""
+
+
+@dataclass
+class Evidence:
+    """What runs have shown: the guards that the sizes of each violated, and whether eager agreed all the same."""
+
+    runs: list[tuple[list[TracedGuard], bool]] = field(default_factory=list)
+
+    def is_wanted(self, violated: list[TracedGuard]) -> bool:
+        """Whether a run that violates these guards would tell more of them."""
+        if len(self.runs) >= PROBES or (violated, False) in self.runs:
+            return False
+        return any(self._agreements(g) < LENGTHS and ([g], False) not in self.runs for g in violated)
+
+    def idle(self, guards: Iterable[TracedGuard]) -> list[TracedGuard]:
+        """Return the guards that do not matter: a run violated each and agreed, and others exclude all that did not."""
+        idle = [g for g in guards if self._agreements(g)]
+        for violated, agreed in self.runs:
+            if not agreed and all(g in idle for g in violated):
+                idle = [g for g in idle if g not in violated]
+        return idle
+
+    def _agreements(self, g: TracedGuard) -> int:
+        return sum(agreed for violated, agreed in self.runs if g in violated)
 
 
 class Validation:
@@ -159,27 +183,33 @@ class Validation:
                 self._require_guard(g, sizes)
 
     def _probe(self) -> None:
-        """Violate each remaining testable guard; where eager agrees all the same, drop it."""
-        budget = PROBES
-        for g in [g for g in self.result.guards if g.testable]:
-            probes = list(islice(self._violating(g), min(LENGTHS, budget)))
-            budget -= len(probes)
-            if probes and all(map(self._agrees, probes)):
+        """Violate the remaining testable guards, many at once; where eager agrees all the same, drop them."""
+        leaves = self._smallest()
+        base = self._sizes(leaves)
+        evidence = Evidence()
+        # Whether 0 is served is a question of its own: without elements there is little to compare.
+        for lengths in ((1, 2, 3, None), (0,)):
+            for length, symbol in product(lengths, self.result.graph.symbols.values()):
+                size = base.get(symbol.name, 3) + 1 if length is None else length
+                self._run_at(leaves, symbol, size, evidence)
+            for g in evidence.idle(g for g in self.result.guards if g.testable):
                 self._drop(g)
 
-    def _violating(self, g: TracedGuard) -> Iterator[list[Any]]:
-        """Yield calls whose sizes violate a guard, and no other that is sure to matter."""
-        base = self._sizes(self.leaves)
-        for symbol in self.result.graph.symbols.values():
-            side = self._side_of(symbol)
-            if symbol.expr not in g.guard.relation.free_symbols or side is None:
-                continue
-            for length in (1, 2, 3, base.get(symbol.name, 3) + 1, 0):
-                sizes = {**base, symbol.name: length}
-                # Whether 0 is served is a question of its own: without elements there is little to compare.
-                others = [o for o in self.result.guards if o is not g and not (length and o.testable)]
-                if not _holds(g, sizes) and all(_holds(o, sizes) for o in others):
-                    yield resized(self.leaves, self._with_equals(side, length))
+    def _run_at(self, leaves: list[Any], symbol: Symbol, length: int, evidence: Evidence) -> None:
+        """Hold the graph against eager with one side of another length, where that tells more of the guards."""
+        sizes, side = {**self._sizes(leaves), symbol.name: length}, self._side_of(symbol)
+        violated = [g for g in self.result.guards if not _holds(g, sizes)]
+        if side is None or not all(g.testable for g in violated) or (length == 0 and len(violated) != 1):
+            return
+        if evidence.is_wanted(violated):
+            probe = resized(leaves, self._with_equals(side, length))
+            evidence.runs.append((violated, self._agrees(probe)))
+
+    def _smallest(self) -> list[Any]:
+        """Return the least of the calls that a side can be changed of, as a run at its sizes costs least."""
+        sides, calls = self.traced.comparison.lengths, self.traced.comparison.calls
+        usable = [c for i, c in enumerate(calls) if all(lengths[i] >= 2 for lengths in sides.values())]
+        return min([self.leaves, *usable], key=_elements)
 
     def _side_of(self, symbol: Any) -> InputSide | None:
         names = self.traced.comparison.names
@@ -216,6 +246,10 @@ class Validation:
             except Exception:  # noqa: BLE001 - the graph cannot run where eager can: then the guard is right
                 return False
         return None
+
+
+def _elements(leaves: list[Any]) -> int:
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _holds(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
