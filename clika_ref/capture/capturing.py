@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
 from clika_ref.capture.dimensions import tracing_choices
@@ -103,9 +104,15 @@ def capture(
 
 def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> tuple[TracedCalls, list[str]]:
     """Take the calls apart, and watch the model compute them for what no graph keeps."""
-    with custom_gradients() as lost, strangers(callee.module, callee.name) as strange:
+    with strangers(callee.module, callee.name) as strange:
         traced = take_apart(callee, calls, dynamic=dynamic)
+    lost = custom_gradients(callee, min(calls, key=_elements))
     return traced, [*callee.warnings, *strange, *lost]
+
+
+def _elements(call: ModelCall) -> int:
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:

@@ -29,6 +29,20 @@ class Quantized(nn.Module):
         return Round.apply(self.weight) * x + Round.apply(x)
 
 
+round_ = Round.apply
+
+
+class Bound(Quantized):
+    """The same under names that were bound before anything was compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.round = Round.apply
+
+    def forward(self, x):
+        return round_(self.weight) * self.round(x)
+
+
 class Written(Quantized):
     """The same estimator as operations."""
 
@@ -39,19 +53,51 @@ class Written(Quantized):
 X = torch.ones(2, 3)
 
 
-def test_a_warning_names_each_autograd_function_once_with_its_line(tmp_path, capsys):
-    applies = torch.autograd.Function.__dict__["apply"]
+def test_a_warning_names_each_autograd_function_once_with_the_line_that_defines_it(tmp_path, capsys):
     module = clika_compile(Quantized(), tracing_inputs=[X, torch.ones(4, 3)], logs_dir=tmp_path)
     assert torch.equal(module(X), 2 * X)
     (log,) = tmp_path.iterdir()
     text = log.read_text()
     warning = (
-        "Warning: Round, a torch.autograd.Function called at test_gradients.py:29, keeps its forward and loses its"
+        "Warning: Round, a torch.autograd.Function defined at test_gradients.py:14, keeps its forward and loses its"
     )
     assert text.count(warning) == 1
     assert "write it as operations, such as x + (round(x) - x).detach()" in text
     assert "loses its" in capsys.readouterr().err
-    assert torch.autograd.Function.__dict__["apply"] is applies
+
+
+def test_a_function_that_was_bound_before_is_found_too(tmp_path):
+    clika_compile(Bound(), tracing_inputs=[X], logs_dir=tmp_path)
+    assert next(tmp_path.iterdir()).read_text().count("Warning: Round, a torch.autograd.Function defined at") == 1
+
+
+def test_looking_for_functions_leaves_no_trace(tmp_path):
+    class Counting(Quantized):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            x *= 2
+            return super().forward(x)
+
+    model, x = Counting(), torch.ones(2, 3)
+    clika_compile(model, tracing_inputs=[x], logs_dir=tmp_path, discard_input_model=False)
+    assert "loses its backward" in next(tmp_path.iterdir()).read_text()
+    assert (model.calls, model.weight.grad, x.requires_grad) == (0, None, False)
+    assert torch.equal(x, torch.ones(2, 3))
+
+
+def test_a_model_that_cannot_be_differentiated_gives_no_warning(tmp_path):
+    def inferred(x):
+        if x.requires_grad:
+            msg = "no backward"
+            raise NotImplementedError(msg)
+        return Round.apply(x)
+
+    clika_compile(inferred, tracing_inputs=[X], logs_dir=tmp_path)
+    assert "Warning" not in next(tmp_path.iterdir()).read_text()
 
 
 def test_what_the_warning_advises_keeps_the_gradient(tmp_path):
