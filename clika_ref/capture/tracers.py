@@ -52,7 +52,31 @@ def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicSha
             tracer.traced_func_name = replaced.__name__
         else:
             root = replaced
-    return _export(torch.fx.GraphModule(module, tracer.trace(root)), call, shapes)
+    with _without_hash():
+        traced = tracer.trace(root)
+    return _export(torch.fx.GraphModule(module, traced), call, shapes)
+
+
+@contextlib.contextmanager
+def _without_hash() -> Iterator[None]:
+    """Refuse to hash what ``torch.fx`` traces, as sizes of torch.export do, and with their kind of error.
+
+    By its own hash a size is in no set and no key of any dict, so that a branch or table which asks these would be
+    dropped without a guard. Attributes such as ``x.ndim`` inherit from the class, so it is that which changes.
+    """
+    torch.fx.Proxy.__hash__ = _unhashable  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del torch.fx.Proxy.__hash__
+
+
+def _unhashable(traced: torch.fx.Proxy) -> int:
+    msg = (
+        f"{traced} is looked up in a set, a dict or a cache while it is traced: its value is not known then. "
+        "Compare it with each value instead (x.shape[0] == 1 or x.shape[0] == 7), or make this side static"
+    )
+    raise TypeError(msg)
 
 
 TRACERS: tuple[Tracer, ...] = (

@@ -14,9 +14,7 @@ from torch.utils._sympy.functions import FloorDiv
 from torchvision.models import swin_transformer
 
 from clika_ref import clika_compile
-from clika_ref.capture.symbols import TracedGuard
 from clika_ref.capture.tracers import TRACERS
-from clika_ref.capture.validation import Evidence
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import Guard, Side, Symbol, named
@@ -301,35 +299,6 @@ def test_an_assertion_on_a_size_holds_in_the_module():
 def test_a_guard_that_does_not_matter_restricts_nobody(agree):
     """Layout guards of kernels: eager agrees where they do not hold, so they are dropped."""
     agree(nn.Conv2d(3, 4, 3, padding=1), [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 9, 9)], [torch.randn(1, 3, 1, 1)])
-
-
-class LastNorm(nn.LayerNorm):
-    """Normalizes the channels of images, as ConvNeXt does; each one leaves layout guards on all three sides."""
-
-    def forward(self, x):
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def test_a_batch_of_1_is_served_however_many_guards_there_are(agree):
-    blocks = [nn.Sequential(LastNorm(3), nn.Conv2d(3, 3, 2, stride=2)) for _ in range(4)]
-    inputs = [torch.randn(2, 3, 64, 64), torch.randn(3, 3, 96, 128)]
-    module = agree(nn.Sequential(*blocks), inputs, [torch.randn(1, 3, 64, 64)])
-    with pytest.raises(ModelError, match=r"input_2 = 8 .* violates .*input_2"):  # too short for eager too
-        module(torch.randn(1, 3, 8, 64))
-
-
-def test_one_run_tests_all_guards_that_it_violates_and_a_failed_one_is_not_repeated():
-    a = named("a")
-    low, two, other = (TracedGuard(Guard(g, ""), testable=True) for g in (a > 1, a > 2, sympy.Ne(a, 3)))
-    evidence = Evidence([([low, two], True)])
-    assert evidence.idle([low, two, other]) == [low, two]
-    assert evidence.is_wanted([low, two])
-    evidence.runs += [([two], False), ([two, other], True)]
-    assert not evidence.is_wanted([two]), "it was tested alone"
-    assert evidence.idle([low, two, other]) == [low, other], "no other guard excludes what disagreed"
-    evidence.runs.append(([low, two], False))
-    assert evidence.idle([low, two, other]) == [low, other], "the second one excludes it"
-    assert not evidence.is_wanted([low, two])
 
 
 def test_guards_survive_a_state_dict_and_a_copy():

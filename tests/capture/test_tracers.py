@@ -59,3 +59,23 @@ def test_what_a_tracer_logs_is_left_to_the_error_message_and_what_others_log_is_
     assert seen == ["the model's own"]
     loggers[0].error("after the trace")
     assert seen[1:] == ["after the trace"]
+
+
+LIMITS = {1: 2.0, 7: 3.0}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [lambda x: x * 2 if x.shape[0] in {1, 7} else x, lambda x: x * LIMITS.get(x.shape[0], 1.0)],
+    ids=["set", "dict"],
+)
+def test_a_size_that_is_looked_up_in_a_set_or_dict_is_refused(model):
+    """The hash of a size under ``torch.fx`` is in no set: the branch was dropped, and no guard told of it."""
+    with pytest.raises(ModelError, match=r"fixes it: Eq\(batch, 5\) \(from test_tracers.py:\d+\)") as caught:
+        clika_compile(model, tracing_inputs=[torch.ones(5, 3), torch.ones(4, 3)])
+    assert "is looked up in a set, a dict or a cache while it is traced" in str(caught.value)
+    assert "Compare it with each value instead (x.shape[0] == 1 or x.shape[0] == 7)" in str(caught.value)
+    assert "__hash__" not in vars(torch.fx.Proxy), "only while it traces"
+    assert torch.equal(
+        clika_compile(model, tracing_inputs=[torch.ones(7, 3)])(torch.ones(7, 3)), model(torch.ones(7, 3))
+    )
