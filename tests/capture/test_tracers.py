@@ -10,6 +10,7 @@ from clika_ref import clika_compile
 from clika_ref.capture import capturing
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.tracers import TRACERS, Tracer, applicable, trace
+from clika_ref.core.errors import ModelError
 
 
 class Model(nn.Module):
