@@ -21,6 +21,12 @@ HOUSE = str(Path(__file__).parents[1]) + os.sep
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of installed packages."""
 
+GENERATED = "<eval_with_key>"
+"""How the files of code are called that torch.fx writes; other such names are those of code that the user typed."""
+
+MODULE_CALL = str(Path(TORCH, "nn", "modules", "module.py"))
+"""Where ``nn.Module`` calls its ``forward``: torch skips frames of the file ``<string>``, and then names this one."""
+
 OPERATOR_INSIDES = frozenset(
     {"_ops.py", "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations.py", "_decomp", "_export"}
 )
@@ -38,12 +44,12 @@ def is_operator_inside(filename: str) -> bool:
 
 def is_users(filename: str) -> bool:
     """Whether a file is the user's own, or of a library that the user builds on, rather than PyTorch's or ours."""
-    return not filename.startswith((TORCH, HOUSE, "<"))
+    return not filename.startswith((TORCH, HOUSE, GENERATED))
 
 
 def is_packaged(filename: str) -> bool:
-    """Whether a file belongs to an installed package, such as PyTorch, or was generated; all others are the user's."""
-    return filename.startswith((TORCH, "<")) or not INSTALLED.isdisjoint(Path(filename).parts)
+    """Whether a file belongs to an installed package, such as PyTorch, or torch.fx wrote it; others are the user's."""
+    return filename.startswith((TORCH, GENERATED)) or not INSTALLED.isdisjoint(Path(filename).parts)
 
 
 def short_line(filename: str, line: int) -> str:

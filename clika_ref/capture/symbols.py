@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from clika_ref.capture.origins import is_operator_inside, is_packaged, short_line
+from clika_ref.capture.origins import MODULE_CALL, is_operator_inside, is_packaged, short_line
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.input_checks import is_met
@@ -182,4 +182,6 @@ def _is_internal(sloc: Any) -> bool:
 def _is_packaged(sloc: Any) -> bool:
     """Whether a guard is raised by code of an installed package; Dynamo shortens the paths of lines that it names."""
     frame = sloc.framework_loc
-    return sloc.maybe_user_loc is None and isinstance(frame, traceback.FrameSummary) and is_packaged(frame.filename)
+    if sloc.maybe_user_loc is not None or not isinstance(frame, traceback.FrameSummary):
+        return False
+    return is_packaged(frame.filename) and frame.filename != MODULE_CALL

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
+from clika_ref.capture.origins import is_packaged
 
 
 class Model(nn.Module):
@@ -56,3 +57,18 @@ def test_an_unsupported_call_of_a_function_is_shown_with_its_line():
         ModelError, match=r"bessel_j0\S* in <root> at test_origins\.py:\d+: no operator is declared for it"
     ):
         clika_compile(unsupported, tracing_inputs=[torch.zeros(3)])
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "<string>", "<ipython-input-1>", "typed.py"])
+def test_a_branch_on_the_length_1_in_code_that_was_typed_is_guarded(file):
+    """Runs do not show this branch: its guard is kept because it is the user's."""
+    names = {}
+    exec(compile("def idle(x):\n    return x + 1 if x.shape[0] == 1 else 1 + x", file, "exec"), names)  # noqa: S102 - as a prompt does
+    module = clika_compile(names["idle"], tracing_inputs=[torch.ones(2, 3), torch.ones(4, 3)])
+    with pytest.raises(ModelError, match=r"violates Ne\(batch, 1\)"):
+        module(torch.ones(1, 3))
+
+
+def test_what_torch_fx_writes_is_not_the_users(tmp_path):
+    assert not is_packaged(str(tmp_path / "model.py"))
+    assert [is_packaged(f) for f in ("<eval_with_key>.3", torch.__file__, pytest.__file__)] == [True, True, True]
