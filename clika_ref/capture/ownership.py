@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from torch import nn
@@ -21,28 +22,36 @@ from clika_ref.capture.watching import line_of
 DEPTH = 4
 """Containers, objects and functions between a function and a module that it uses, at most."""
 
+ENTRIES = 500
+"""Entries of one container that are looked at: functions also name data, of which there may be millions."""
+
+VALUES = 10_000
+"""Values at one distance from a function after which no more containers are opened (some ten milliseconds)."""
+
 
 def reachable(function: Callable[..., Any]) -> dict[str, nn.Module | nn.Parameter]:
     """Return the modules and loose parameters that a function can reach, each once, by names that a module may bear.
 
     Looked at are its closure, the globals that it names, and its object; inside them dicts, lists, tuples, attributes
-    of objects, and other functions of the user's.
+    of objects, and other functions of the user's. The nearest come first; of a large container the first `ENTRIES` are.
     """
     found: dict[str, nn.Module | nn.Parameter] = {}
-    _walk(function, "", DEPTH, found, set())
+    seen: set[int] = set()
+    level: list[tuple[str, Any]] = [("", function)]
+    for _ in range(DEPTH + 1):
+        beyond: list[tuple[str, Any]] = []
+        for path, value in level:
+            if id(value) in seen:
+                continue
+            if isinstance(value, nn.Module | nn.Parameter):
+                seen.update(map(id, value.modules() if isinstance(value, nn.Module) else (value,)))
+                found[_name(path, found)] = value
+            elif len(beyond) < VALUES:
+                seen.add(id(value))
+                inner = islice(_inside(value).items(), ENTRIES)
+                beyond += [(f"{path}_{step}" if path else str(step), v) for step, v in inner]
+        level = beyond
     return found
-
-
-def _walk(value: Any, path: str, depth: int, found: dict[str, nn.Module | nn.Parameter], seen: set[int]) -> None:
-    if id(value) in seen:
-        return
-    if isinstance(value, nn.Module | nn.Parameter):
-        seen.update(map(id, value.modules() if isinstance(value, nn.Module) else (value,)))
-        found[_name(path, found)] = value
-    elif depth:
-        seen.add(id(value))
-        for step, inner in _inside(value).items():
-            _walk(inner, f"{path}_{step}" if path else str(step), depth - 1, found, seen)
 
 
 def _inside(value: Any) -> Mapping[Any, Any]:
@@ -50,7 +59,7 @@ def _inside(value: Any) -> Mapping[Any, Any]:
     if isinstance(value, dict):  # no other mapping: it may compute or load what it is asked for
         return value
     if isinstance(value, list | tuple):
-        return dict(enumerate(value))
+        return dict(enumerate(value[:ENTRIES]))
     if isinstance(value, functools.partial):
         return {"function": value.func, **dict(enumerate(value.args)), **value.keywords}
     if inspect.isfunction(value):

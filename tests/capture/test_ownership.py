@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.capture.ownership import reachable
+from clika_ref.capture.ownership import ENTRIES, VALUES, reachable
 
 X = torch.ones(2, 3)
 
@@ -85,7 +85,25 @@ def test_a_module_is_found_once_and_not_its_parts_beside_it():
 
 def test_names_are_legal_and_each_is_used_once():
     found = reachable(functools.partial(print, {"a b": network(), "a.b": network()}, half=network()))
-    assert list(found) == ["0_a_b", "0_a_b_1", "half_"]
+    assert list(found) == ["half_", "0_a_b", "0_a_b_1"], "the nearest first"
+
+
+class Counted(dict):
+    """A dict that counts how many of its entries are looked at."""
+
+    looks = 0
+
+    def items(self):
+        for item in super().items():
+            Counted.looks += 1
+            yield item
+
+
+def test_of_large_containers_the_first_entries_are_looked_at_and_modules_near_them_are_found():
+    entries, net = 2 * ENTRIES, network()
+    table = Counted((i, Counted.fromkeys(range(entries))) for i in range(entries))
+    assert list(reachable(in_closure([table, [0.0] * entries, net], None))) == ["value_2"]
+    assert Counted.looks <= ENTRIES + VALUES + ENTRIES
 
 
 class Hoarder(nn.Module):
