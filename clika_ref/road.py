@@ -171,14 +171,17 @@ def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
 
 @contextlib.contextmanager
 def _evaluation_mode(callee: Callee, choices: Choices) -> Iterator[None]:
-    """Set the model to eval mode, unless told not to; restore it where the original stays, as after a failure."""
+    """Set the model to eval mode, unless told not to; restore it where the original stays, as after a failure.
+
+    It stays too where it was found around a function, and may be called by others.
+    """
     modes = [(m, m.training) for m in callee.module.modules()]
     stays = True  # also after a failure
     if not choices.skip_eval_set_mode:
         callee.module.eval()
     try:
         yield
-        stays = callee.stays
+        stays = callee.stays or callee.borrows
     finally:
         if stays:
             for module, training in modes:

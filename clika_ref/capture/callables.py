@@ -25,6 +25,8 @@ class Callee:
     """What the graph cannot keep of it."""
     stays: bool = False
     """Whether its user keeps it, so that what it writes to its own parameters is undone; takes a copy of them."""
+    borrows: bool = False
+    """Whether its modules are those that a function can reach, of which it need not call each."""
 
     @property
     def parameters(self) -> inspect.Signature:
@@ -96,6 +98,7 @@ def callee_of(module_or_func: Any) -> Callee:
             _with_signature(module_or_func),
             "function" if name == "<lambda>" else name,
             tuple(_loose(n) for n, p in found.items() if isinstance(p, torch.nn.Parameter)),
+            borrows=True,
         )
     msg = (
         f"cannot compile {module_or_func!r}, a {type(module_or_func).__name__}: "

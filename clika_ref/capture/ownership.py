@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import re
@@ -27,6 +28,9 @@ ENTRIES = 500
 
 VALUES = 10_000
 """Values at one distance from a function after which no more containers are opened (some ten milliseconds)."""
+
+GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+"""Instructions that read a global; the names of attributes stand in the same table of a code object."""
 
 
 def reachable(function: Callable[..., Any]) -> dict[str, nn.Module | nn.Parameter]:
@@ -76,7 +80,7 @@ def _named_by(function: types.FunctionType) -> dict[str, Any]:
     codes, names = [function.__code__], set[str]()
     while codes:
         code = codes.pop()
-        names.update(code.co_names)
+        names.update(i.argval for i in dis.get_instructions(code) if i.opname in GLOBAL)
         codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     outside = {n: function.__globals__[n] for n in sorted(names & function.__globals__.keys())}

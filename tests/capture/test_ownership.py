@@ -78,6 +78,21 @@ def test_a_method_of_a_plain_object_owns_the_modules_of_the_object():
     assert [n for n, _ in module.named_parameters()] == ["half_of_it.0.weight", "half_of_it.0.bias"]
 
 
+def test_a_module_whose_name_is_that_of_an_attribute_is_left_alone():
+    """``net.run`` names a method, not the global ``run``, which does not belong to it."""
+    names = {"pipe": Pipe(), "run": network()}
+    function = types.FunctionType((lambda x: pipe.run(x) + 0).__code__, names)  # noqa: F821 - a global of the function
+    assert list(reachable(function)) == ["pipe_half_of_it"]
+
+
+def test_modules_that_a_function_uses_keep_their_modes_whatever_becomes_of_the_function():
+    net = network()
+    net[1].eval()
+    module = clika_compile(lambda x: net(x) + 0, tracing_inputs=[X])
+    assert [part.training for part in net.modules()] == [True, True, False]
+    assert torch.equal(module(X), net.eval()(X) + 0)
+
+
 def test_a_module_is_found_once_and_not_its_parts_beside_it():
     net = network()
     assert list(reachable(in_closure([net, net[0], {"again": net}], None))) == ["value_0"]
@@ -120,7 +135,8 @@ class Hoarder(nn.Module):
 def test_a_module_that_is_no_part_of_the_model_is_warned_of_with_its_line(tmp_path):
     clika_compile(Hoarder(), tracing_inputs=[X], logs_dir=tmp_path)
     text = next(tmp_path.iterdir()).read_text()
-    message = "Warning: Sequential, called at test_ownership.py:99, is no part of Hoarder: its weights become constants"
+    line = Hoarder.forward.__code__.co_firstlineno + 1
+    message = f"Warning: Sequential, called at test_ownership.py:{line}, is no part of Hoarder: its weights become"
     assert text.count(message) == 1
     assert text.count("Warning") == 1, "its parts go without saying, and nn.Identity has no weights"
 
