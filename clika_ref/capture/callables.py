@@ -66,17 +66,21 @@ class Callee:
                 del module.__dict__["forward"]
 
 
+_CALLED = "the function"
+"""Under which a `_Function` keeps its own: no variable of the user's, whose name a child bears, can be called so."""
+
+
 class _Function(torch.nn.Module):
     """A plain function; the modules that it can reach are its children, so that their weights are found."""
 
     def __init__(self, function: Callable[..., Any], children: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()
-        self.__dict__["_called"] = function
+        self.__dict__[_CALLED] = function
         for name, module in children.items():
             self.add_module(name, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__["_called"](*args, **kwargs)
+        return self.__dict__[_CALLED](*args, **kwargs)
 
 
 def callee_of(module_or_func: Any) -> Callee:

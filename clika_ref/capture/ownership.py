@@ -90,7 +90,7 @@ def _named_by(function: types.FunctionType) -> dict[str, Any]:
 
 def _name(path: str, taken: Mapping[str, Any]) -> str:
     word = re.sub(r"\W", "_", path) or "module"
-    if hasattr(nn.Module, word):  # a part of a module cannot bear the name of one of its methods
+    if hasattr(nn.Module(), word):  # a part of a module cannot bear the name of one of its methods or attributes
         word += "_"
     name, count = word, 1
     while name in taken:

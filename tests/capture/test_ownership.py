@@ -103,6 +103,17 @@ def test_names_are_legal_and_each_is_used_once():
     assert list(found) == ["half_", "0_a_b", "0_a_b_1"], "the nearest first"
 
 
+@pytest.mark.parametrize(
+    "name", ["training", "forward", "_called", "_parameters", "graph", "clika_export", "T_destination"]
+)
+def test_a_module_may_be_held_by_a_variable_of_any_name(name):
+    net = network()
+    function = types.FunctionType((lambda x: held(x) + 0).__code__.replace(co_names=(name,)), {name: net})  # noqa: F821
+    module = clika_compile(function, tracing_inputs=[X], discard_input_model=False)
+    assert len(list(module.parameters())) == 2
+    assert torch.equal(module(X), net.eval()(X))
+
+
 class Counted(dict):
     """A dict that counts how many of its entries are looked at."""
 
