@@ -100,6 +100,12 @@ class Signature:
             flat += leaves
         for name, value in given.items():
             default = self.parameters.parameters.get(name)
+            if default is not None and isinstance(default.default, LostDefault):
+                msg = (
+                    f"argument {name!r} was left out when the model was compiled, and its default {default.default} is "
+                    "not part of a copied or saved model; leave it out, or trace with it to use it"
+                )
+                raise ModelError(msg)
             if default is None or not _same(value, default.default):
                 msg = f"argument {name!r} was left out when the model was compiled; trace with it to use it"
                 raise ModelError(msg)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import enum
 import json
 import math
 import pickle
@@ -203,6 +204,68 @@ def test_structures_of_results_survive_saving(function):
         found, expected = made(x), function(x)
         assert type(found) is type(expected)
         assert str(found) == str(expected)
+
+
+class Mode(enum.Enum):
+    DOUBLE = 1
+    TRIPLE = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Kind(str, enum.Enum):  # noqa: UP042 - the older spelling, of which there is more
+    PLAIN = "plain"
+
+
+def moded(x, mode=Mode.DOUBLE, level=Level.LOW, kind=Kind.PLAIN):
+    return x * 2 if mode is Mode.DOUBLE and level is Level.LOW and kind is Kind.PLAIN else x * 3
+
+
+def copies_of(module):
+    rebuilt = ClikaModule()
+    rebuilt.load_state_dict(module.state_dict())
+    return rebuilt, copy.deepcopy(module), pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize("traced", [(), (Mode.DOUBLE, Level.LOW, Kind.PLAIN)], ids=["defaults", "given"])
+def test_members_of_enumerations_survive_as_defaults_and_as_constants(traced):
+    x = torch.ones(2)
+    for made in copies_of(clika_compile(moded, tracing_inputs=[(x, *traced)])):
+        assert torch.equal(made(x), x * 2)
+        assert torch.equal(made(x, Mode.DOUBLE, Level.LOW, Kind.PLAIN), x * 2)
+        with pytest.raises(ModelError, match="argument 'mode'"):
+            made(x, Mode.TRIPLE)
+
+
+def test_members_that_nothing_would_find_say_so():
+    class Local(enum.Enum):
+        A = 1
+
+    def local(x, mode=Local.A, act=torch.relu):
+        return act(x) if mode is Local.A else x
+
+    x = torch.ones(2)
+    with pytest.raises(ModelError, match=r"<Local.A: 1>, a Local, cannot be saved: only a named member of an enum"):
+        encode(Local.A)
+    for made in copies_of(clika_compile(local, tracing_inputs=[x])):
+        assert torch.equal(made(x), x)
+        with pytest.raises(ModelError, match=r"'mode' was left out .* default <Local.A: 1> is not part of a copied"):
+            made(x, Local.A)
+    with pytest.raises(ModelError, match=r"was compiled for B of a absent.Mode, which this process does not know"):
+        decode({"enum": ["absent:Mode", "B"]})
+    with pytest.raises(ModelError, match=r"was compiled for B of a os.path, which"):
+        decode({"enum": ["os:path", "B"]})
+
+
+def test_a_default_that_this_process_does_not_know_is_missed_only_by_calls_that_give_it():
+    module = clika_compile(moded, tracing_inputs=[torch.ones(2)])
+    document = json.dumps(signature_to_json(module._clika_signature)).replace("test_graph_format:Mode", "absent:Mode")
+    signature = signature_from_json(json.loads(document))
+    assert signature.flatten((1,), {}) == [1]
+    with pytest.raises(ModelError, match=r"its default .*absent:Mode.* is not part"):
+        signature.flatten((1, Mode.DOUBLE), {})
 
 
 LOADING = """

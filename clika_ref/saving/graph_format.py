@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import FUNCTIONS, Guard, Side, Symbol, named
 from clika_ref.core.types import Origin, TensorType
+from clika_ref.saving.imported import decode_member, encode_member
 
 VERSION = 1
 """Raised whenever files written before cannot be read by the code as it is."""
@@ -38,6 +40,8 @@ def encode(item: Any) -> Any:
     Raises:
         ModelError: its type has no form.
     """
+    if isinstance(item, enum.Enum):  # first: one may be an int or a string, too
+        return {"enum": encode_member(item)}
     if item is None or isinstance(item, bool | str):
         return item
     if isinstance(item, int):
@@ -125,6 +129,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "dtype": _decode_dtype,
     "device": torch.device,
     "expr": _decode_expression,
+    "enum": decode_member,
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.core.errors import ModelError
 from clika_ref.saving.graph_format import decode, encode
+from clika_ref.saving.imported import class_name, find_imported, unknown_class
 from clika_ref.signature import ConstantLeaf, Leaf, LostDefault, NumberLeaf, OutputLeaf, Signature, TensorLeaf
 from clika_ref.structures import register_dataclass
 
@@ -24,7 +24,7 @@ CONTAINERS: dict[str, Any] = {
 }
 
 LOST = "lost default"
-"""Key of a default that has no form: a function, an enumeration, a tensor."""
+"""Key of a default that has no form: a function, a tensor."""
 
 FACTORIES: dict[str, Any] = {"None": None, **{kind.__name__: kind for kind in (list, dict, set, int, float, tuple)}}
 """What a saved defaultdict may make of a missing key."""
@@ -76,7 +76,12 @@ def _decode_default(saved: list[Any]) -> Any:
     if not saved:
         return inspect.Parameter.empty
     (default,) = saved
-    return LostDefault(default[LOST]) if isinstance(default, dict) and LOST in default else decode(default)
+    if isinstance(default, dict) and LOST in default:
+        return LostDefault(default[LOST])
+    try:
+        return decode(default)
+    except ModelError:  # such as an enumeration that is not imported: only a call that gives one needs it
+        return LostDefault(str(default))
 
 
 def _leaf(leaf: Leaf) -> list[Any]:
@@ -104,7 +109,7 @@ def structure_to_json(spec: pytree.TreeSpec) -> Any:
         return [kind.__name__, encode(context), children]
     named = kind is namedtuple or _is_named_tuple(kind)  # noqa: PYI024 - what PyTorch calls all of them
     cls = context if named and isinstance(context, type) else kind
-    return [f"{cls.__module__}:{cls.__qualname__}", None if named else encode(context), children]
+    return [class_name(cls), None if named else encode(context), children]
 
 
 def structure_from_json(item: Any) -> pytree.TreeSpec:
@@ -132,19 +137,12 @@ def _is_named_tuple(kind: Any) -> bool:
 
 
 def _imported_class(name: str) -> Any:
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for step in path.split("."):
-        found = vars(found).get(step) if hasattr(found, "__dict__") else None
+    found = find_imported(name)
     known = isinstance(found, type) and (
         found in pytree.SUPPORTED_NODES or _is_named_tuple(found) or dataclasses.is_dataclass(found)
     )
     if not known:
-        msg = (
-            f"the saved model takes or returns a {name.replace(':', '.')}, which this process does not know: "
-            f"import the module that defines it first (here {module})"
-        )
-        raise ModelError(msg)
+        raise unknown_class("takes or returns", name)
     if found not in pytree.SUPPORTED_NODES and not _is_named_tuple(found):
         register_dataclass(found)
     return found
