@@ -35,7 +35,7 @@ def unchanged(callee: Callee) -> Iterator[None]:
     module = callee.module
     holders: list[dict[str, Any]] = [h for part in module.modules() for h in (part._parameters, part._buffers)]
     bound = [(held, dict(held)) for held in holders]
-    kept = [*module.buffers(), *(module.parameters() if callee.stays else ())]
+    kept = [_stored(t) for t in (*module.buffers(), *(module.parameters() if callee.stays else ()))]
     before = [(t, t.detach().clone()) for t in kept]
     with torch.random.fork_rng(devices=[]):
         try:
@@ -47,3 +47,11 @@ def unchanged(callee: Callee) -> Iterator[None]:
                 for tensor, saved in before:
                     if not torch.equal(tensor, saved):  # ``.data`` and batch norm write without raising the version
                         tensor.data.copy_(saved)
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, or the part of an expanded one that memory holds: the whole cannot be written to."""
+    for dim, (stride, length) in enumerate(zip(tensor.stride(), tensor.shape, strict=True)):
+        if stride == 0 and length > 1:
+            tensor = tensor.detach().narrow(dim, 0, 1)
+    return tensor
