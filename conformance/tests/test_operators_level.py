@@ -33,6 +33,15 @@ def test_a_right_lowering_passes_every_check(tmp_path, dtype):
     assert set(found.values()) == {Verdict.PASS}
 
 
+def test_drawn_calls_are_compiled_together_and_by_themselves_where_the_pack_was_not_run(tmp_path, monkeypatch):
+    together, alone = checks(shift, tmp_path), checks(shift, tmp_path)
+    assert named(together, operators.PACK).run().verdict is Verdict.PASS
+    monkeypatch.setattr(operators, "run_case", lambda *_: pytest.fail("compiled by itself"))
+    assert {c.run().verdict for c in together if c.name.startswith("drawn-0")} == {Verdict.PASS}
+    with pytest.raises(pytest.fail.Exception, match="compiled by itself"):
+        named(alone, "drawn-00").run()
+
+
 def test_the_plan_is_the_same_every_time(tmp_path):
     assert [c.name for c in checks(shift, tmp_path)] == [c.name for c in checks(shift, tmp_path)]
 
@@ -168,7 +177,12 @@ def test_vectors_and_rows_follow_the_profile(tmp_path):
     suite = suite_of(shift, folder=tmp_path)
     few = replace(suite, profile=replace(suite.profile, rows=2, drawn=1))
     names = [check.name for check in operators.checks(Task("operators", "shift", "float32"), few)]
-    assert [n for n in names if n.startswith(("cover", "drawn"))] == ["cover-00", "cover-01", "drawn-00"]
+    assert [n for n in names if n.startswith(("cover", "drawn"))] == [
+        "cover-00",
+        "cover-01",
+        operators.PACK,
+        "drawn-00",
+    ]
 
 
 def test_a_reference_that_writes_into_its_operand_breaks_the_contract(tmp_path, monkeypatch):

@@ -22,10 +22,14 @@ from clika_ref_conformance.drawing.layouts import laid_out, literal_variants
 from clika_ref_conformance.drawing.realizing import graph_of
 from clika_ref_conformance.drawing.vectors import runs_of, slots
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
+from clika_ref_conformance.execution.packing import Pack
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 LEVEL = "operators"
+
+PACK = "drawn-pack"
+"""The check that compiles the drawn calls as one graph; what is not judged right in it is run by itself."""
 
 LITERAL_ROWS = 4
 """Rows whose literals are written in other forms: a form is tried once, on the first row that has it."""
@@ -59,6 +63,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     for name, row in column.variants(rows):
         found.append(Check(name, functools.partial(column.typical, name, row)))
     drawn = [f"drawn-{i:02}" for i in range(suite.profile.drawn)]
+    found += [Check(PACK, column.packed)] if drawn else []
     return [*found, *(Check(name, functools.partial(column.drawn, name, i)) for i, name in enumerate(drawn))]
 
 
@@ -112,7 +117,20 @@ class Column:
         if index >= len(self._collected):
             text = f"there are only {len(self._collected)} different calls"
             return Outcome(name, Comparison(Verdict.NOT_RUN, text))
-        return self._judged(name, self._collected[index])
+        return self._pack.found.get(self._name(name)) or self._judged(name, self._collected[index])
+
+    def packed(self) -> Outcome:
+        """Run all drawn calls as one graph: compiling takes longer than anything else that a call needs."""
+        return self._pack.run()
+
+    @functools.cached_property
+    def _pack(self) -> Pack:
+        made = [self._case(f"drawn-{i:02}", row) for i, row in enumerate(self._collected)]
+        cases = [case for case in made if isinstance(case, Case)]
+        return Pack(PACK, [c for c in cases if all(v.type.is_static for v in c.graph.outputs)], self.suite)
+
+    def _name(self, check: str) -> str:
+        return f"{self.op.name}-{check}"
 
     @functools.cached_property
     def _collected(self) -> list[DrawnCall]:
@@ -151,7 +169,12 @@ class Column:
         return outcome if smaller is None else self._outcome(name, smaller)
 
     def _outcome(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
-        """Return what becomes of a call: refused by eager, without a type, or judged."""
+        """Return what becomes of a call."""
+        made = self._case(name, row, runs)
+        return made if isinstance(made, Outcome) else replace(run_case(made, self.suite), name=name)
+
+    def _case(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Case | Outcome:
+        """Return a call as a case, or why it is none: eager refuses it, or it has no type."""
         if row.error:
             return Outcome(name, Comparison(Verdict.SAMPLE, f"the samples of {self.op.name} raise {row.error}"))
         text = shown(self.op, row.call)
@@ -175,7 +198,7 @@ class Column:
         except ClikaError as error:
             return Outcome(name, Comparison(Verdict.CONTRACT, f"{text}: {error}"))
         facts = {"attrs": dict(row.call.attrs), "shapes": [list(o.shape) for o in _samples(row.call)], "call": text}
-        return replace(run_case(Case(f"{self.op.name}-{name}", graph, accepted, facts), self.suite), name=name)
+        return Case(self._name(name), graph, accepted, facts)
 
 
 def _is_random(op: Operator, call: Call) -> bool:
