@@ -84,12 +84,12 @@ class Importer:
         self._env[node] = entry
 
     def run(self, program: fx.GraphModule) -> Any:
-        """Import every call; return the program's outputs as nested entries."""
-        total = len(program.graph.nodes)
+        """Import every call; return the program's outputs as nested entries, none where a call is unsupported."""
+        total, known = len(program.graph.nodes), len(self.unsupported)
         for number, node in enumerate(program.graph.nodes, 1):
             self.detail(f"{number}/{total}. Parsing node: '{node.name}'")
             if node.op == "output":
-                return () if self.unsupported else self._entries(node.args[0])
+                return () if len(self.unsupported) > known else self._entries(node.args[0])
             if node.op == "call_function":
                 self._import(node)
             elif node.op == "get_attr":
@@ -224,7 +224,7 @@ class Importer:
 
     def _region(self, node: fx.Node, target: Any) -> Any:
         args = self._entries(node.args)
-        before, detached = self._autocast, False
+        before, detached, known = self._autocast, False, len(self.unsupported)
         if target.name() == "wrap_with_set_grad_enabled":
             enabled, inner, *operands = args
             detached = not enabled
@@ -241,6 +241,9 @@ class Importer:
             results = self._inline(inner, operands)
         finally:
             self._autocast = before
+        if len(self.unsupported) > known:
+            msg = "calls inside it could not be imported"
+            raise ModelError(msg)
         return tuple(map(self._detached, results)) if detached else results
 
     def _detached(self, entry: Any) -> Any:

@@ -306,3 +306,13 @@ def test_where_a_dict_is_no_stray_keyword_the_message_is_of_the_call_alone():
         clika_compile(nn.Linear(2, 2), tracing_inputs=[(torch.ones(2, 2), torch.ones(2))])
     with pytest.raises(ModelError, match=r"KeyError: 'other'$"):
         clika_compile(lambda x, batch: x + batch["other"], tracing_inputs=[(torch.ones(2), {"x": torch.ones(2)})])
+
+
+def test_calls_that_nothing_serves_are_named_inside_a_no_grad_region_and_behind_it():
+    def calls(x):
+        with torch.no_grad():
+            y = torch.linalg.eigvals(x).real
+        return torch.special.bessel_j0(x) + y.sum()
+
+    with pytest.raises(ModelError, match=r"makes 2 calls.*\n.*linalg_eigvals.*\n.*bessel_j0"):
+        clika_compile(calls, tracing_inputs=[torch.rand(3, 3)])
