@@ -250,7 +250,7 @@ class ClikaModule(nn.Module):
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Leave the graph as it is: it is rebuilt before the weights are loaded."""
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """Load weights, as a module of its own or as a part of another; what PyTorch calls for every module.
 
         An empty module first rebuilds itself from the ``_extra_state``. A state dict of the original model is accepted
@@ -266,7 +266,7 @@ class ClikaModule(nn.Module):
         for name, value in self.state_dict().items():
             if name == "_extra_state" or name.startswith("clika."):
                 state_dict.setdefault(f"{prefix}{name}", value)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _require_same_graph(self, state: torch.Tensor) -> None:
         document, _ = _read_extra_state(state)

@@ -63,7 +63,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=str)
+@pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=list(FUNCTIONS))
 def test_a_function_owns_the_modules_that_it_can_reach(name, function):
     module = clika_compile(function, tracing_inputs=[X], discard_input_model=False)
     assert [n for n, _ in module.named_parameters()] == [f"{name}.0.weight", f"{name}.0.bias"]

@@ -116,7 +116,7 @@ def only_mask(op, indices):
     return None
 
 
-def positions(s, length, *, dtype=torch.int64, negative=False, **description):
+def positions(s, length, *, dtype: Any = torch.int64, negative=False, **description):
     """Describe positions along a side, with ``negative`` also those counted from its end; no others are legal."""
     legal = (-length if negative else 0, length - 1)
     return s.tensor(dtype=dtype, low=legal[0], high=legal[1], domain=legal, **description)
