@@ -189,21 +189,29 @@ class Validation:
         evidence = Evidence()
         # Whether 0 is served is a question of its own: without elements there is little to compare.
         for lengths in ((1, 2, 3, None), (0,)):
-            for length, symbol in product(lengths, self.result.graph.symbols.values()):
-                size = base.get(symbol.name, 3) + 1 if length is None else length
-                self._run_at(leaves, symbol, size, evidence)
+            for length, symbols in product(lengths, self._together()):
+                size = base.get(symbols[0].name, 3) + 1 if length is None else length
+                self._run_at(leaves, symbols, size, evidence)
             for g in evidence.idle(g for g in self.result.guards if g.testable):
                 self._drop(g)
 
-    def _run_at(self, leaves: list[Any], symbol: Symbol, length: int, evidence: Evidence) -> None:
-        """Hold the graph against eager with one side of another length, where that tells more of the guards."""
-        sizes, side = {**self._sizes(leaves), symbol.name: length}, self._side_of(symbol)
+    def _together(self) -> list[list[Symbol]]:
+        """Return the symbols one by one, then those together whose sides agree in all inputs: a model may need that."""
+        sides = {s.name: self._side_of(s) for s in self.result.graph.symbols.values()}
+        symbols = [s for s in self.result.graph.symbols.values() if sides[s.name] is not None]
+        groups = [[s for s in symbols if sides[s.name] in group] for group in self.traced.comparison.groups]
+        return [*([s] for s in symbols), *(group for group in groups if len(group) > 1)]
+
+    def _run_at(self, leaves: list[Any], symbols: list[Symbol], length: int, evidence: Evidence) -> None:
+        """Hold the graph against eager with some sides of another length, where that tells more of the guards."""
+        sizes = {**self._sizes(leaves), **{s.name: length for s in symbols}}
         violated = [g for g in self.result.guards if not _holds(g, sizes)]
-        if side is None or not all(g.testable for g in violated) or (length == 0 and len(violated) != 1):
+        if not all(g.testable for g in violated) or (length == 0 and len(violated) != 1):
             return
         if evidence.is_wanted(violated):
-            probe = resized(leaves, self._with_equals(side, length))
-            evidence.runs.append((violated, self._agrees(probe)))
+            sides = [side for s in symbols if (side := self._side_of(s)) is not None]
+            changes = {s: size for side in sides for s, size in self._with_equals(side, length).items()}
+            evidence.runs.append((violated, self._agrees(resized(leaves, changes))))
 
     def _smallest(self) -> list[Any]:
         """Return the least of the calls that a side can be changed of, as a run at its sizes costs least."""

@@ -26,6 +26,15 @@ def test_a_batch_of_1_is_served_however_many_guards_there_are(agree):
         module(torch.randn(1, 3, 8, 64))
 
 
+def test_a_batch_of_1_is_served_where_several_inputs_must_have_it(agree):
+    """Guards on each input alone are violated by runs that eager refuses; one of all inputs together decides."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    three, five, one = (tuple(torch.randn(3, b, n, 8)) for b, n in ((2, 3), (3, 5), (1, 4)))
+    module = agree(attention, [three, five], [one])
+    with pytest.raises(ModelError, match="violates"):
+        module(one[0], three[0], three[0])
+
+
 def test_one_run_tests_all_guards_that_it_violates_and_a_failed_one_is_not_repeated():
     a = named("a")
     low, two, other = (TracedGuard(Guard(g, ""), testable=True) for g in (a > 1, a > 2, sympy.Ne(a, 3)))
