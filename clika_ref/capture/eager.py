@@ -1,4 +1,4 @@
-"""Run the original model without leaving a trace on it: buffers, random state and inputs stay as they were."""
+"""Run the original model without leaving a trace on it: weights, random state and inputs stay as they were."""
 
 from __future__ import annotations
 
@@ -8,29 +8,105 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clika_ref.capture.callables import Callee
+from clika_ref.capture.calls import RESHAPES_ITSELF, written_arguments
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory import trimmed
+from clika_ref.core.errors import ModelError
 from clika_ref.structures import register_dataclasses
 
 
 def run_eager(callee: Callee, call: ModelCall) -> tuple[list[Any], pytree.TreeSpec]:
     """Return the leaves and the structure of what the model returns for a call; tensors are copies."""
+    return run_watched(callee, call)[0]
+
+
+def run_watched(callee: Callee, call: ModelCall) -> tuple[tuple[list[Any], pytree.TreeSpec], list[str]]:
+    """Return what `run_eager` does, and the names of the parameters that the model writes to.
+
+    Raises:
+        ModelError: the model gives a parameter or buffer other data, through ``.data``.
+    """
     copy = call.copy()
-    with trimmed(), unchanged(callee), callee.as_module() as module, torch.no_grad():
-        result = module(*copy.args, **copy.kwargs)
+    kept = _Kept(callee.module)
+    with trimmed(), unchanged(callee), callee.as_module() as module, torch.no_grad(), kept.restored():
+        with kept:
+            result = module(*copy.args, **copy.kwargs)
+        kept.require_own_data()
         register_dataclasses(result)
         leaves, spec = pytree.tree_flatten(result)
         # A buffer may be among the results, and is about to be restored.
-        return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
+        return (
+            [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves],
+            spec,
+        ), kept.names
+
+
+class _Kept(TorchDispatchMode):
+    """Copies each parameter that a call is about to write to: of a model that writes to none, nothing is copied."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._tensors = {n: (t, t.detach()) for n, t in [*module.named_parameters(), *module.named_buffers()]}
+        self._watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
+        for name, parameter in module.named_parameters():
+            self._watched.setdefault(_memory(parameter), []).append((name, parameter.detach()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and func not in RESHAPES_ITSELF:
+            for written in pytree.tree_leaves(written_arguments(func, args, kwargs or {})):
+                for name, data in self._watched.pop(_memory(written), ()):
+                    self.names.append(name)
+                    self._copies.append((data, data.clone()))
+        return func(*args, **(kwargs or {}))
+
+    def require_own_data(self) -> None:
+        """Refuse other data than before, unless it is a copy."""
+        for name, (tensor, data) in self._tensors.items():
+            if _memory(tensor) != _memory(data) and not _same(tensor, data):
+                msg = (
+                    f"forward assigns to the .data of {name!r}, which no graph can hold; write to it in place: "
+                    f"with torch.no_grad(): self.{name}.copy_(...)"
+                )
+                raise ModelError(msg)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Give parameters and buffers their data back on leaving, as it was."""
+        try:
+            yield
+        finally:
+            for tensor, data in self._tensors.values():
+                if _memory(tensor) != _memory(data) and not _same(tensor, data):  # a copy may be made for good
+                    tensor.data = data
+            for data, copy in self._copies:
+                data.copy_(copy)
+
+
+def _memory(tensor: Any) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, AttributeError):  # a sparse tensor has none, nor has what is no tensor
+        return 0
+
+
+def _same(tensor: torch.Tensor, data: torch.Tensor) -> bool:
+    alike = (tensor.dtype, tensor.shape, tensor.device) == (data.dtype, data.shape, data.device)
+    return alike and torch.equal(tensor.detach(), data)
 
 
 @contextlib.contextmanager
 def unchanged(callee: Callee) -> Iterator[None]:
     """Restore what was written to or bound anew, and the state of the random generator, on leaving.
 
-    Buffers always; parameters where the model stays with its user, as it takes a second copy of them.
+    Buffers always; parameters where the model stays with its user, as it takes a second copy of them: `_Kept` takes one
+    only of what is written to.
     """
     module = callee.module
     holders: list[dict[str, Any]] = [h for part in module.modules() for h in (part._parameters, part._buffers)]

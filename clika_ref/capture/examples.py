@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
 from clika_ref.capture.dimensions import Comparison, compare
-from clika_ref.capture.eager import run_eager
+from clika_ref.capture.eager import run_watched
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
 from clika_ref.signature import as_call, flatten_call, nest
@@ -30,6 +30,8 @@ class TracedCalls:
     arguments: tuple[str, ...]
     specs: tuple[pytree.TreeSpec, ...]
     expected: list[tuple[list[Any], pytree.TreeSpec]]
+    written: frozenset[str] = frozenset()
+    """The names of the parameters that eager writes to."""
 
     @property
     def parameters(self) -> inspect.Signature:
@@ -91,8 +93,9 @@ def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
             )
             raise ModelError(msg)
     comparison = compare(names, [leaves for *_, leaves in flat], dynamic=dynamic)
-    expected = [_eager(callee, call, number) for number, call in enumerate(calls, 1)]
-    return TracedCalls(callee, comparison, arguments, specs, expected)
+    runs = [_eager(callee, call, number) for number, call in enumerate(calls, 1)]
+    written = frozenset(name for _, names in runs for name in names)
+    return TracedCalls(callee, comparison, arguments, specs, [results for results, _ in runs], written)
 
 
 def _flat(callee: Callee, call: ModelCall) -> tuple[tuple[str, ...], tuple[pytree.TreeSpec, ...], list[str], list[Any]]:
@@ -117,9 +120,11 @@ def _stray_keys(callee: Callee, call: ModelCall) -> str:
     return f"; no argument {keys}: forward takes {', '.join(known)}, so the dict is passed as one argument"
 
 
-def _eager(callee: Callee, call: ModelCall, number: int) -> tuple[list[Any], pytree.TreeSpec]:
+def _eager(callee: Callee, call: ModelCall, number: int) -> tuple[tuple[list[Any], pytree.TreeSpec], list[str]]:
     try:
-        leaves, structure = run_eager(callee, call)
+        (leaves, structure), written = run_watched(callee, call)
+    except ModelError:
+        raise
     except Exception as error:
         msg = f"{callee.name} itself fails on tracing input {number}: {type(error).__name__}: {error}"
         msg += _stray_keys(callee, call)
@@ -135,4 +140,4 @@ def _eager(callee: Callee, call: ModelCall, number: int) -> tuple[list[Any], pyt
             if type(leaf).__name__.endswith("Cache"):
                 msg += "; models of transformers return no cache after model.config.use_cache = False"
             raise ModelError(msg)
-    return leaves, structure
+    return (leaves, structure), written

@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 from clika_ref.capture.aliasing import Traced
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.importer import Fallback, Importer
-from clika_ref.capture.messages import unsupported_calls
+from clika_ref.capture.messages import MismatchError, unsupported_calls
 from clika_ref.capture.symbols import SymbolTable, TracedGuard
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Value
@@ -73,6 +73,7 @@ class ProgramImporter:
 
         Raises:
             ModelError: calls are unsupported; all of them are named at once.
+            MismatchError: the program does not show that the model writes to a parameter.
         """
         self.importer.aliases.track(self.program.graph_module)
         self._declare_state()
@@ -84,8 +85,18 @@ class ProgramImporter:
         for name, root in self.roots:
             if root.memory is not None and root.memory.version:
                 self.graph.set_state(name, self.importer.value_of(root))
+        self._require_written()
         verify(self.graph)
         return TracedGraph(self.graph, signature, self.table.guards(self._environment()))
+
+    def _require_written(self) -> None:
+        unseen = sorted(self.traced.written - self.graph.state.keys())
+        if unseen:
+            msg = (
+                f"forward writes to the parameters {', '.join(unseen)} where no trace sees it, as through .data; write "
+                f"to them in place: with torch.no_grad(): self.{unseen[0]}.copy_(...)"
+            )
+            raise MismatchError(msg)
 
     def _declare_state(self) -> None:
         """Register every parameter and buffer, used or not, under its qualified name; tied ones once."""
