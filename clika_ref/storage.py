@@ -22,8 +22,16 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def behind_links(path: Path | str) -> Path:
-    """Return where a file really lies: behind a symbolic link, the file that it points to is replaced, not the link."""
-    return Path(os.path.realpath(path))
+    """Return where a file really lies: behind a symbolic link, the file that it points to is replaced, not the link.
+
+    Raises:
+        ModelError: the path holds a null byte, at which the system would end it.
+    """
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError as error:
+        msg = f"cannot write {str(path)!r}: {error}; choose a path without it"
+        raise ModelError(msg) from error
 
 
 @contextlib.contextmanager

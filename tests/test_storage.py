@@ -330,3 +330,11 @@ def test_a_staged_file_that_cannot_take_its_place_is_explained(old, monkeypatch)
         place.write_bytes(NEW)
     assert old.read_bytes() == OLD
     assert names(old.parent) == ["model.onnx"]
+
+
+def test_a_path_with_a_null_byte_is_refused():
+    message = r"cannot write 'a\\x00b': embedded null byte; choose a path without it"
+    with pytest.raises(ModelError, match=message), write_atomically("a\0b"):
+        pytest.fail("there is no such place")
+    with pytest.raises(ModelError, match=message), staged(Path("a\0b")):
+        pytest.fail("there is no such place")
