@@ -61,13 +61,18 @@ def chosen_names(what: str, names: Any, defaults: Sequence[str], taken: Sequence
     """Return the names that the user gave for inputs or outputs, or the defaults where none are given.
 
     Raises:
-        ModelError: they are no list of names, their number is wrong, or a name occurs twice, or is taken.
+        ModelError: they are no list of names, their number is wrong, or a name occurs twice, is taken, or
+            starts with a slash.
     """
     if names is None or (isinstance(names, list | tuple) and not names):
         return tuple(defaults)
     fit = isinstance(names, list | tuple) and all(isinstance(n, str) and n for n in names)
     if not fit or len(names) != len(defaults) or len(set(names)) != len(defaults):
         msg = f"{what}={names!r} must be {len(defaults)} different names; by default they are {list(defaults)}"
+        raise ModelError(msg)
+    inner = [n for n in names if n.startswith("/")]
+    if inner:
+        msg = f"{what} {inner} start with '/', as do the names of what is computed inside; choose others"
         raise ModelError(msg)
     both = set(names) & set(taken)
     if both:

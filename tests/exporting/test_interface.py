@@ -11,6 +11,7 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.errors import ModelError
+from clika_ref.exporting.interface import chosen_names
 
 
 class Rows(nn.Module):
@@ -96,3 +97,9 @@ def test_what_is_no_list_of_names_is_refused(tmp_path, names):
     with pytest.raises(ModelError, match=r"input_names=.* must be 2 different names; by default they are \['a', 'b'\]"):
         rows().clika_export(tmp_path / "m.onnx", input_names=names)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["input_names", "output_names"])
+def test_names_like_those_inside_the_artifact_are_refused(what):
+    with pytest.raises(ModelError, match=rf"{what} \['/constant_0'\] start with '/', as do the names of what is"):
+        chosen_names(what, ["/constant_0"], ["x"])
