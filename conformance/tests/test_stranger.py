@@ -40,7 +40,7 @@ def test_a_strangers_target_goes_from_its_module_to_the_page(report):
         "relu": "pass",
         "log_softmax": "deviation:declared",
     }
-    assert sum(document["verdicts"].values()) == document["planned"] > 80
+    assert sum(document["verdicts"].values()) == document["planned"] > 50
     page = (report / "index.html").read_text(encoding="utf-8")
     assert f"Conformance of {TARGET}" in page
     assert '<th scope="row">log_softmax</th>' in page
