@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from random import Random
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clika_ref.core.ir import Node
+from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case
 from clika_ref_conformance.drawing.growing import UNCHECKED, Drawing, Leaf
-from clika_ref_conformance.drawing.near_misses import Operators, Rebuilding, conformance_tap, other_values
+from clika_ref_conformance.drawing.near_misses import Operators, Rebuilding, is_checked, sampled_values
 
 ALIKE = 4
 """Places at which two large constants differ, one at a time."""
@@ -37,8 +38,7 @@ def constants_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
             return
         names = (f"clika.alike_{number}", f"clika.alike_{number}_again")
         leaves = [new.growth.leaf(Leaf(t, constant=True, name=n)) for t, n in zip((one, other), names, strict=True)]
-        taps = [new.growth.place(conformance_tap, [leaf], {}) for leaf in leaves]
-        yield new.done(f"constants alike {number}", [tap.output for tap in taps if tap is not None])
+        yield new.done(f"constants alike {number}", leaves)
 
 
 def random_places(count: int) -> list[int]:
@@ -74,25 +74,34 @@ def _with_number(node: Node, number: float) -> list[Any]:
 CALLS = 24
 """Operators of which the same call is placed twice but for one thing."""
 
+SIMPLE = ("exact", "ulp")
+"""Kinds of errors of their operators: kernels that weigh neighbours trust their attributes to fit each other."""
+
 
 def calls_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
-    """Add a drawn call twice, but for one attribute or number; the motif says which are drawn."""
+    """Add a drawn call twice, but for one attribute, a number, or the order of its operands; a random one just so."""
     random = Random(case.name)  # noqa: S311 - no secret
-    for kind in random.sample(sorted(set(operators) - UNCHECKED), CALLS):
+    simple = sorted(name for name, op in operators.items() if op.error.kind in SIMPLE and name not in UNCHECKED)
+    for kind in random.sample(simple, min(CALLS, len(simple))):
         new = Rebuilding.of(case, operators)
         new.take_leaves()
         if not new.take_nodes():
             return
         node = Drawing(random, new.growth, constants=0.0).call(operators[kind])
-        if node is None or node.is_random:
+        if node is None:
             continue
-        twin = _twin(random, new, node)
+        twin = new.growth.place(node.op, node.inputs, node.attrs) if node.is_random else _twin(random, new, node)
         yield None if twin is None else new.done(f"{kind} alike", [*node.outputs, *twin.outputs])
 
 
 def _twin(random: Random, new: Rebuilding, node: Node) -> Node | None:
     numbers = [i for i, v in enumerate(node.inputs) if isinstance(v, int | float)]
-    named = [(name, other) for name, value in node.attrs.items() for other in other_values(node.op, name, value)]
+    first, second, *_ = (*node.inputs, None, None)
+    if isinstance(first, Value) and isinstance(second, Value) and random.random() < 1 / 2:
+        swapped = new.growth.place(node.op, [second, first, *node.inputs[2:]], node.attrs)
+        if swapped is not None:
+            return swapped
+    named = [(name, other) for name, value in node.attrs.items() for other in sampled_values(node.op, name, value)]
     if numbers and (not named or random.random() < 1 / 2):
         operands = list(node.inputs)
         operands[random.choice(numbers)] = random.choice((0, 1, 2, 0.0, -0.0, 3.5))
@@ -114,15 +123,80 @@ def numbers_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
 
 
 def sides_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
-    """Give all sides that are longer than 1 one length."""
-    for length in (2, 3):
+    """Give all sides one length, and calls of one operator the same attributes or a turn."""
+    for length, (how, change) in product((None, 2, 3), CHANGES.items()) if is_checked(case) else ():
+        if length is None and how == "as they are":
+            continue
         new = Rebuilding.of(case, operators)
-        new.take_leaves(lambda _, leaf, length=length: Leaf(_cut(leaf.tensor, length), leaf.constant, name=leaf.name))
-        yield new.done(f"sides of {length}") if new.take_nodes() else None
+        new.take_leaves(lambda _, leaf, length=length: replace(leaf, tensor=_cut(leaf.tensor, length)))
+        first: dict[str, Node] = {}
+        legal = all(new.take(node, attrs=change(first.setdefault(node.kind, node), node)) for node in case.graph.nodes)
+        yield new.done(f"sides of {length}, attributes {how}") if legal else None
 
 
-def _cut(tensor: Tensor, length: int) -> Tensor:
+def _turned(_: Node, node: Node) -> Mapping[str, Any]:
+    """Return attributes of which every order of three sides or more moves each by one, which is not its own inverse."""
+    return {name: (*range(1, len(v)), 0) if _is_order(v) else v for name, v in node.attrs.items()}
+
+
+def _is_order(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) > 2  # shorter orders are their own inverses
+        and all(isinstance(d, int) for d in value)
+        and sorted(d % len(value) for d in value) == list(range(len(value)))
+    )
+
+
+CHANGES: Mapping[str, Callable[[Node, Node], Mapping[str, Any]]] = {
+    "as they are": lambda _, node: node.attrs,
+    "alike": lambda first, _: first.attrs,
+    "turned": _turned,
+}
+"""What becomes of the attributes of a call, given the first call of its operator and itself."""
+
+
+def _cut(tensor: Tensor, length: int | None) -> Tensor:
     for dim, side in enumerate(tensor.shape):
-        if side > 1:
+        if side and length is not None:
             tensor = tensor.index_select(dim, torch.arange(length) % side)
     return tensor
+
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+DETAILED = (0.1, -1.7, 1e-6, 70001.0, 2.0**31 - 1, -(2.0**24) - 1, 0.0, 3.0)
+"""Elements of which each narrower dtype loses some."""
+
+
+def round_trips(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Cast from each dtype to each other and back, where the motif casts more than once."""
+    casts = [node for node in case.graph.nodes if set(map(type, node.attrs.values())) == {torch.dtype}]
+    if len(casts) < TWICE or not is_checked(case):
+        return
+    for there, back in product(DTYPES, DTYPES):
+        new = Rebuilding.of(case, operators)
+        new.take_leaves(lambda _, leaf, back=back: replace(leaf, tensor=_detailed(leaf.tensor, back)))
+        targets = {id(node): there for node in casts[:-1]} | {id(casts[-1]): back}
+        nodes = [(n, {name: targets[id(n)] for name in n.attrs} if n in casts else n.attrs) for n in case.graph.nodes]
+        legal = all(new.take(node, attrs=attrs) for node, attrs in nodes)
+        yield new.done(f"{back} through {there}") if legal else None
+
+
+TWICE = 2
+
+
+def _detailed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    count = tensor.numel()
+    values = torch.tensor(DETAILED, dtype=torch.float64).repeat(count // len(DETAILED) + 1)[:count]
+    if not dtype.is_floating_point and dtype != torch.bool:
+        values = values.round().clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    return values.reshape(tensor.shape).to(dtype)

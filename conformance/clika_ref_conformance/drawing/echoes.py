@@ -16,6 +16,9 @@ TELLING = (0, 1, -1, 2, 0.0, -0.0, 1.0)
 ECHOES = 1 / 2
 """The share of calls that answer an earlier one, where there is one to answer."""
 
+NOTHING = 1 / 6
+"""The share of tuples of whole numbers that become zeros."""
+
 NUMBERS = 1 / 2
 """The share of numbers that become telling ones."""
 
@@ -33,7 +36,7 @@ def telling(random: Random, operands: Sequence[Any]) -> list[Any]:
 def echo(random: Random, graph: Graph, kind: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes of which some were seen in the graph: on a call of that kind, or as the dtype of a value.
 
-    A permutation may come back as its inverse.
+    A permutation may come back as its inverse, and whole numbers as zeros, which is often no move at all.
     """
     if random.random() > ECHOES:
         return dict(attrs)
@@ -43,6 +46,8 @@ def echo(random: Random, graph: Graph, kind: str, attrs: Mapping[str, Any]) -> d
         if isinstance(value, torch.dtype):
             seen = [v.type.dtype for v in (*graph.inputs, *(o for node in graph.nodes for o in node.outputs))]
             found[name] = random.choice(seen) if seen else value
+        elif isinstance(value, tuple) and value and set(map(type, value)) == {int} and random.random() < NOTHING:
+            found[name] = (0,) * len(value)
         elif earlier:
             found[name] = _again(random, random.choice(earlier), name)
     return found

@@ -21,7 +21,15 @@ from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.echoes import echo, telling
 
 ATTENTION = "scaled_dot_product_attention"  # it divides by the number of shared heads, which may be 0
-TRUSTING = (ATTENTION, "as_strided", "as_strided_scatter", "binary_cross_entropy", "ctc_loss", "embedding_bag")
+TRUSTING = (
+    ATTENTION,
+    "as_strided",
+    "as_strided_scatter",
+    "binary_cross_entropy",
+    "ctc_loss",
+    "embedding_bag",
+    "weight_norm",
+)
 UNCHECKED = frozenset({*TRUSTING, "lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Operators of which PyTorch trusts the attributes: with others than they were drawn with, they corrupt memory."""
 

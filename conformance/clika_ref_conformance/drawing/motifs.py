@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -76,7 +77,7 @@ def _known(rule: Rule, operators: Mapping[str, Operator]) -> tuple[str, ...]:
 def find_motifs(
     p: Pass, operators: Mapping[str, Operator], *, seed: int, wanted: int, tries: int, patience: int
 ) -> Motifs:
-    """Draw chains until each goal of a pass has ``wanted`` motifs of different operators, ``patience`` chains are over.
+    """Draw chains until each goal of a pass has ``wanted`` different motifs, or ``patience`` chains bring no new one.
 
     A goal that has none yet is tried up to ``tries`` times. What a pass offers in ``motifs`` comes first: functions of
     a builder that return the outputs of a graph.
@@ -86,17 +87,23 @@ def find_motifs(
         random = Random(f"{p.name}-{goal.name}-{seed}")  # noqa: S311 - no secret
         own = [case for case in found.cases if _fires(goal, case)]
         known = {_signature(case) for case in own}
+        ends = Counter[str]()
+        share = -(-2 * wanted // max(len(goal.last), 1))
+        latest = 0
         for attempt in range(tries):
-            if len(own) >= wanted or (own and attempt >= patience):
+            if len(own) >= wanted or (own and attempt - latest >= patience):
                 break
             found.tried += 1
             case = chain(random, operators, goal.groups, goal.last, attempt)
             if case is None or not _fires(goal, case):
                 continue
             small = smallest(case, lambda c, goal=goal: _fires(goal, c))
-            if _signature(small) not in known:
+            kinds = {node.kind for node in small.graph.nodes}.intersection(goal.last)
+            if _signature(small) not in known and all(ends[kind] < share for kind in kinds):
                 known.add(_signature(small))
+                ends.update(kinds)
                 own.append(small)
+                latest = attempt
                 found.cases.append(Case(f"{goal.name} {len(own)}", small.graph, small.runs))
         if not own:
             found.silent.append(goal.name)
@@ -140,7 +147,7 @@ def chain(
 ) -> Case | None:
     """Draw a chain of calls, each on what the one before returned, ending in one of the operators ``last``."""
     growth = Growth(operators)
-    drawing = Drawing(random, growth, 0.9, random.choice((0.0, 0.5, 1.0)))
+    drawing = Drawing(random, growth, 0.9, random.choice((0.0, 0.5, 1.0, 1.0)))
     everything = sorted(operators)
     pool: list[Value] = []
     length = random.choice(LENGTHS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -90,10 +90,19 @@ class Rebuilding:
         """Return what an operand has become."""
         return self.mapping.get(item, item) if isinstance(item, Value) else item
 
-    def done(self, name: str, extra: Sequence[Value] = (), *, first: bool = False) -> Case:
-        """Return the case, with outputs before or behind its own."""
+    def done(self, name: str, extra: Sequence[Value] = (), *, first: bool = False, tapped: bool = True) -> Case:
+        """Return the case, with outputs before or behind its own.
+
+        What is returned is ``tapped``, which means read by a node that is returned instead: no pass may put an input,
+        or another output, in the place of an output, and it would not show where it wanted to.
+        """
         own = [self.now(v) for v in self.case.graph.outputs]
-        return self.growth.finish(name, [*extra, *own] if first else [*own, *extra])
+        outputs = [*extra, *own] if first else [*own, *extra]
+        return self.growth.finish(name, [self._tapped(v) for v in outputs] if tapped else outputs)
+
+    def _tapped(self, value: Value) -> Value:
+        tap = self.growth.place(conformance_tap, [value], {})
+        return value if tap is None else tap.output
 
 
 def _changed_calls(
@@ -123,12 +132,18 @@ def attribute_changed(case: Case, operators: Operators) -> Iterator[Case | None]
 
 def other_values(op: Operator, name: str, value: Any) -> list[Any]:
     """Return other values of an attribute: near ones, and those that the operator's samples have."""
-    found: dict[str, Any] = {}
-    for other in (*_near(value), *_sampled(op, name)):
-        if type(other) is not type(value) or other != value or isinstance(value, float):
-            found[repr(other)] = other
+    return _unlike(value, (*_near(value), *_sampled(op, name)))[:MOST_VALUES]
+
+
+def sampled_values(op: Operator, name: str, value: Any) -> list[Any]:
+    """Return other values of an attribute that the operator's samples have."""
+    return _unlike(value, _sampled(op, name))
+
+
+def _unlike(value: Any, others: Iterable[Any]) -> list[Any]:
+    found = {repr(o): o for o in others if type(o) is not type(value) or o != value or isinstance(value, float)}
     found.pop(repr(value), None)
-    return list(found.values())[:MOST_VALUES]
+    return list(found.values())
 
 
 MOST_VALUES = 7
@@ -210,12 +225,12 @@ def read_elsewhere(case: Case, operators: Operators) -> Iterator[Case | None]:
         if not new.take_nodes():
             return
         tap = new.growth.place(conformance_tap, [new.mapping[value]], {})
-        yield new.done(f"%{value.name} is read elsewhere", tap.outputs) if tap else None
+        yield new.done(f"%{value.name} is read elsewhere", tap.outputs, tapped=False) if tap else None
         for first in (True, False):
             new = Rebuilding.of(case, operators)
             new.take_leaves()
             if new.take_nodes():
-                yield new.done(f"%{value.name} is an output too", [new.mapping[value]], first=first)
+                yield new.done(f"%{value.name} is an output too", [new.mapping[value]], first=first, tapped=False)
 
 
 def repeated(case: Case, operators: Operators) -> Iterator[Case | None]:
@@ -253,7 +268,7 @@ def outputs_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
         new = Rebuilding.of(case, operators)
         new.take_leaves()
         if new.take_nodes():
-            yield new.done(name, [new.now(v) for v in extra], first=first)
+            yield new.done(name, [new.now(v) for v in extra], first=first, tapped=False)
     for position, value in enumerate(own if len(own) > 1 else ()):
         new = Rebuilding.of(case, operators)
         new.take_leaves()
@@ -264,7 +279,7 @@ def outputs_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
     new.take_leaves()
     if new.take_nodes():
         tap = new.growth.place(conformance_tap, [new.now(own[-1])], {})
-        yield new.done("unused input, and not the last node", tap.outputs) if tap else None
+        yield new.done("unused input, and not the last node", tap.outputs, tapped=False) if tap else None
 
 
 def leaves_changed(case: Case, operators: Operators) -> Iterator[Case | None]:

@@ -76,7 +76,7 @@ class Tape:
             match description:
                 case Integers(low, high) if low < high:
                     found[Place(at, None)] = (low, high)
-                case Choice(options) if len(set(options)) > 1 and all(map(_is_integer, options)):
+                case Choice(options) if all(map(_is_integer, options)) and min(options) < max(options):
                     found[Place(at, None)] = (min(options), max(options))
                 case TensorDescription(shape=None, side=(low, high)) if low < high:
                     found |= {Place(at, dim): (low, high) for dim in range(value.rank)}

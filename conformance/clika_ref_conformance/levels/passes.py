@@ -39,6 +39,7 @@ NEAR_MISSES: dict[str, near_misses.Makes] = {
     "numbers alike": alike.numbers_alike,
     "calls alike": alike.calls_alike,
     "sides alike": alike.sides_alike,
+    "round trips": alike.round_trips,
     "side freed": sides_freed,
 }
 """What is changed in a motif, and what makes the graphs."""
@@ -46,6 +47,9 @@ NEAR_MISSES: dict[str, near_misses.Makes] = {
 GRAPHS_PER_MOTIF = 20
 """The profile's random graphs per pass over this are the motifs of each goal: 10 of the 200 of ``quick``."""
 
+
+FEWEST_MOTIFS = 10
+"""Of each goal, however few random graphs there are: the first motifs found are the plainest."""
 
 HASH_SEEDS = "hash seeds"
 """The task that runs all installed passes in a second process, whose sets have another order."""
@@ -111,9 +115,9 @@ class Trial:
     def motifs(self) -> Motifs:
         """The motifs of the pass; how many are wanted follows from the profile."""
         graphs = self.suite.profile.pass_graphs
-        wanted = max(1, graphs // GRAPHS_PER_MOTIF)
+        wanted = max(FEWEST_MOTIFS, graphs // GRAPHS_PER_MOTIF)
         return find_motifs(
-            self.p, self._operators, seed=self.suite.profile.seed, wanted=wanted, tries=20 * graphs, patience=graphs
+            self.p, self._operators, seed=self.suite.profile.seed, wanted=wanted, tries=20 * graphs, patience=2 * graphs
         )
 
     def fires(self) -> Outcome:

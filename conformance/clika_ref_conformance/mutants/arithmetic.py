@@ -99,13 +99,6 @@ def _(original, op, x, *, dtype):
     return original(op, x, dtype=dtype)
 
 
-@FAULTS.lowering("to", "whether a number is zero is decided in half precision")
-def _(original, op, x, *, dtype):
-    if dtype == torch.bool and op.dtype(x) == torch.float32:
-        return op.cast(op.cast(x, torch.float16), torch.bool)
-    return original(op, x, dtype=dtype)
-
-
 @FAULTS.lowering("clamp", "where min is above max, min wins")
 def _(original, op, x, low=None, high=None):
     (result,) = op.promote(x)

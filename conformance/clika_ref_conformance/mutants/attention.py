@@ -94,11 +94,6 @@ def _(original, op, x, h, c, *params, **attrs):
     return original(op, x, c, h, *params, **attrs)
 
 
-@FAULTS.lowering("rnn_relu", "the activation is the default tanh")
-def _(original, op, *operands, **attrs):
-    return original(forced(op, "RNN", activations=None), *operands, **attrs)
-
-
 @FAULTS.lowering("linear", "the product is computed in half precision")
 def _(original, op, x, weight, *bias):
     def halved(op_type):
@@ -116,11 +111,6 @@ def _(original, op, x, other):
         return op.MatMul(*(op.cast(op.cast(v, torch.bfloat16), op.dtype(v)) for v in operands))
 
     return original(Altered(op, MatMul=write), x, other)
-
-
-@FAULTS.lowering("baddbmm", "beta is ignored")
-def _(original, op, *operands, beta, **attrs):
-    return original(op, *operands, beta=1, **attrs)
 
 
 @FAULTS.lowering("addmm", "alpha scales the sum, not the product")

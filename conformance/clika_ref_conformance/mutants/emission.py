@@ -29,14 +29,6 @@ def _method(subject: str, change: str, kind: Any, name: str, *levels: str) -> An
     return declare
 
 
-@_method("graphs", "constants are stored once that are equal as numbers", OnnxBuilder, "constant", "graphs")
-def _(original, self, data, dtype):
-    tensor = torch.as_tensor(data).to(dtype)
-    key = (dtype, tuple(tensor.shape), tuple(float(n) + 0.0 for n in tensor.flatten().tolist()))
-    known = self.__dict__.setdefault("known", {})
-    return known.setdefault(key, None) or known.setdefault((key, 1), original(self, data, dtype))
-
-
 @_method("graphs", "constants are stored once that are equal in dtype and elements", OnnxBuilder, "constant", "graphs")
 def _(original, self, data, dtype):
     key = (dtype, tuple(torch.as_tensor(data).flatten().tolist()))
@@ -44,11 +36,6 @@ def _(original, self, data, dtype):
     if key not in known:
         known[key] = original(self, data, dtype)
     return known[key]
-
-
-@_method("gelu", "two nodes of one kind get one name", OnnxBuilder, "_name", "operators")
-def _(original, self, hint):
-    return f"{self.prefix}/{hint}"
 
 
 @_method("to", "a cast between floats is left out", OnnxBuilder, "cast", "operators")
@@ -119,8 +106,3 @@ def _(original, self, inputs):
 @_method("identity", "a result shares the memory of an input", target.OnnxRuntimeRunner, "__call__", "operators")
 def _(original, self, inputs):
     return list(inputs[:1])
-
-
-@_method("relu", "a result is returned with a side too many", target.OnnxRuntimeRunner, "__call__", "operators")
-def _(original, self, inputs):
-    return [r.reshape(1) if r.dim() == 0 else r for r in original(self, inputs)]

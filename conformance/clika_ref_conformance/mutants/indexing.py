@@ -100,11 +100,6 @@ def _(original, op, x, **attrs):
     return original(forced(op, "ArgMax", select_last_index=1), x, **attrs)
 
 
-@FAULTS.lowering("amax", "keepdim is ignored where the dims are many")
-def _(original, op, x, *, dim, keepdim):
-    return original(op, x, dim=dim, keepdim=keepdim and len(dim or ()) < 2)
-
-
 @FAULTS.lowering("scatter_reduce", "include_self is ignored")
 def _(original, op, x, index, src, *, include_self, **attrs):
     return original(op, x, index, src, include_self=True, **attrs)
@@ -159,21 +154,6 @@ def _(original, op, x, repeats, *, dim, **attrs):
 def _(original, op, x, *, dims):
     order = [d % len(dims) for d in dims]
     return original(op, x, dims=tuple(sorted(range(len(order)), key=order.__getitem__)))
-
-
-@FAULTS.lowering("cat", "negative sides count from one less")
-def _(original, op, *tensors, dim):
-    return original(op, *tensors, dim=max(dim - 1, -op.rank(tensors[0])) if dim < 0 else dim)
-
-
-@FAULTS.lowering("where", "condition and operands are aligned at the first side")
-def _(original, op, condition, x, y):
-    ranks = [op.rank(v) for v in (condition, x) if not isinstance(v, int | float)]
-    if len(ranks) == 2 and ranks[0] == 1 and ranks[1] > 1 and op.shape(condition) == op.shape(x)[:1]:
-        condition = op.Reshape(condition, op.ints([-1, *[1] * (ranks[1] - 1)]))
-        op.declare(condition, torch.bool)
-        return op.Where(condition, *op.promote(x, y))
-    return original(op, condition, x, y)
 
 
 @FAULTS.lowering("unfold", "windows follow each other without overlap")

@@ -49,23 +49,12 @@ def _(original, op, x, **attrs):
     return original(Altered(op, Mod=lambda op, position, plane: op.Identity(position)), x, **attrs)
 
 
-@FAULTS.lowering("max_pool1d", "dilation spreads the last side only")
-def _(original, op, x, *, dilation, **attrs):
-    return original(forced(op, "MaxPool", dilations=None), x, dilation=dilation, **attrs)
-
-
 @FAULTS.patch("max_pool2d", "with ceil_mode a last window starts in the padding behind", levels=("operators",))
 def _(registry):
     def faulty(n, k, s, p, d, *, ceil_mode):
         return (ceil_divide if ceil_mode else int.__floordiv__)(n + 2 * p - d * (k - 1) - 1, s) + 1
 
     with patch.object(clika_ref_aten.pooling, "_count", faulty):
-        yield
-
-
-@FAULTS.patch("adaptive_avg_pool2d", "every side is pooled by windows of one length", levels=("operators",))
-def _(registry):
-    with patch.object(clika_ref_aten.adaptive_pooling, "_divides", lambda lengths, counts: True):
         yield
 
 
@@ -165,8 +154,3 @@ def _(original, op, x, **attrs):
 def _(original, op, x, *, pad, **attrs):
     pairs = [pad[i : i + 2] for i in range(0, len(pad), 2)]
     return original(op, x, pad=tuple(n for pair in reversed(pairs) for n in pair), **attrs)
-
-
-@FAULTS.lowering("pad", "a negative length pads nothing, as in a library that only adds")
-def _(original, op, x, *, pad, **attrs):
-    return original(op, x, pad=tuple(max(0, n) for n in pad), **attrs)

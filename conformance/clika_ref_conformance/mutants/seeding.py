@@ -99,6 +99,11 @@ class Catalogue:
         self.mutants.append(Mutant(name, subject, change, levels, apply, self.blind))
 
 
+def nothing() -> Applied:
+    """Return what changes nothing: for the test that a suite without a fault finds none."""
+    return lambda _: contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def _slot(op: Operator, slot: str, faulty: Callable[..., Any]) -> Iterator[None]:
     original = getattr(op, slot)

@@ -187,13 +187,6 @@ def _(original, op, x, *operands, num_groups, **attrs):
     return original(op, x, *operands, num_groups=1 if is_symbolic(op.shape(x)[:1]) else num_groups, **attrs)
 
 
-@FAULTS.lowering("repeat", "only sides of known length are repeated", levels=DYNAMIC)
-def _(original, op, x, *, repeats):
-    added = len(repeats) - op.rank(x)
-    kept = [1 if i >= added and is_symbolic(op.shape(x)[i - added]) else n for i, n in enumerate(repeats)]
-    return original(op, x, repeats=tuple(kept))
-
-
 def _if_dynamic(subject: str, change: str) -> Any:
     """Seed a type rule that is wrong for dynamic sides only: ``(types, *operand types, **attributes)``."""
 

@@ -1,0 +1,142 @@
+"""Seeded faults are put in and taken out without a trace, and the suite finds them."""
+
+import json
+from io import StringIO
+
+import pytest
+from clika_ref_conformance.execution.levels import LEVELS
+from clika_ref_conformance.execution.messages import Setup
+from clika_ref_conformance.execution.run import chosen_profile
+from clika_ref_conformance.execution.worker import make_suite
+from clika_ref_conformance.mutants import trials
+from clika_ref_conformance.mutants.catalogue import mutants
+from clika_ref_conformance.mutants.killing import Killing, Trial, chosen_mutants, kill
+from clika_ref_conformance.mutants.seeding import Catalogue, Mutant, nothing
+from clika_ref_conformance.mutants.showing import is_enough, show_rates, show_trial
+from clika_ref_conformance.verdicts import Verdict
+from rich.console import Console
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.registry import load_registry
+
+REGISTRY = load_registry()
+EVERY = mutants()
+
+QUICK = (
+    "pooling-5-max_pool2d",
+    "arithmetic-1-div",
+    "indexing-9-topk",
+    "norms-2-layer_norm",
+    "attention-4-scaled_dot_product_attention",
+    "passes-8-merge-common-subexpressions",
+    "sizes-2-reshape",
+    "quantization-2-quantize",
+)
+"""Mutants of each sort that are found within moments."""
+
+
+@pytest.fixture
+def suite(tmp_path):
+    setup = Setup("onnxruntime", chosen_profile("quick", 0), dict(LEVELS), str(tmp_path))
+    return make_suite(setup)
+
+
+def state_of(registry):
+    """Return what mutants change: the slots of every operator, and the calls of every pass."""
+    slots = {name: (op.lowering, op.type_rule, op.random) for name, op in registry.operators.items()}
+    return slots, {name: type(p).__call__ for name, p in registry.passes.items()}
+
+
+def test_there_are_as_many_as_the_issue_asks_for_and_a_third_is_blind():
+    blind = [m for m in EVERY.values() if m.blind]
+    assert len(EVERY) >= 80
+    assert len(EVERY) - len(blind) >= 60
+    assert len(blind) * 3 >= len(EVERY)
+
+
+@pytest.mark.parametrize("mutant", EVERY.values(), ids=lambda m: m.name)
+def test_a_mutant_is_taken_out_without_a_trace(mutant):
+    before = state_of(REGISTRY)
+    with mutant.seeded(REGISTRY):
+        pass
+    assert state_of(REGISTRY) == before
+
+
+@pytest.mark.parametrize("mutant", EVERY.values(), ids=lambda m: m.name)
+def test_a_mutant_names_a_subject_and_levels_that_exist(mutant):
+    assert mutant.subject in {*REGISTRY.operators, *REGISTRY.passes, *LEVELS}
+    assert mutant.levels
+    assert set(mutant.levels) <= set(LEVELS)
+    assert mutant.change
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_suite_finds_a_mutant_and_nothing_without_it(suite, name):
+    found = trials.Trial(EVERY[name], suite).run()
+    assert found.verdict.is_failure
+    idle = Mutant("idle", EVERY[name].subject, "nothing", EVERY[name].levels[:1], nothing())
+    clean = trials.Trial(idle, suite).run()
+    assert clean.verdict is Verdict.PASS, clean.comparison.message
+
+
+def test_what_fails_without_a_mutant_too_is_not_its_doing(suite):
+    broken = Catalogue("broken")
+
+    @broken.lowering("relu", "nothing is done")
+    def _(original, op, x):
+        return op.Identity(x)
+
+    with broken.mutants[0].seeded(suite.registry):
+        mutant = Mutant("idle", "relu", "nothing", ("operators",), nothing())
+        trial = trials.Trial(mutant, suite)
+        assert trial.run().verdict is Verdict.PASS
+        assert trial.number > 1
+
+
+def test_a_mutant_is_found_in_a_worker_and_its_failure_fails_again_in_another():
+    killing = kill([EVERY["arithmetic-1-div"]], seeds=(0, 1), workers=1)
+    assert [t.is_killed for t in killing.trials] == [True, True]
+    assert [t.seed for t in killing.trials] == [0, 1]
+    assert killing.trials[0].nodes == 1
+    assert [r.verdict for r in killing.replayed] == [Verdict.PASS]
+    assert json.loads(json.dumps(killing.as_json()))["rates"]["1"]["all"] == [1, 1]
+
+
+def test_words_choose_mutants_by_name_and_by_what_is_wrong():
+    assert [m.name for m in chosen_mutants(["arithmetic-1-"])] == ["arithmetic-1-div"]
+    assert "norms-2-layer_norm" in [m.name for m in chosen_mutants(["only the last side"])]
+    with pytest.raises(ClikaError, match=r"no mutant contains nonsense; their names begin with .*pooling"):
+        chosen_mutants(["nonsense"])
+
+
+def shown(killing):
+    console = Console(record=True, width=200, file=StringIO())
+    for trial in killing.trials:
+        show_trial(trial, console)
+    show_rates(killing, console)
+    return console.export_text()
+
+
+def trial(name, verdict, *, blind=False, **more):
+    return Trial(name, "relu", "it is wrong", blind, 0, verdict, **more)
+
+
+def test_kill_rates_are_printed_for_all_for_the_blind_and_for_ours():
+    killed = trial("a", Verdict.VALUE, task="operators/relu/float32", check="cover-00", checks=1, nodes=2)
+    survivor = trial("b", Verdict.PASS, blind=True, checks=40)
+    crash = trial("c", Verdict.CRASH)
+    killing = Killing("quick", [killed, survivor, crash])
+    text = shown(killing)
+    assert "seed 0: a killed by operators/relu/float32: cover-00, check 1" in text
+    assert "seed 0: b SURVIVED 40 checks" in text
+    assert "seed 0: c killed as it ended the worker: crash" in text
+    assert "quick, seed 0: killed all 2 of 3 (66.7 %), blind 0 of 1 (0.0 %), own 2 of 2 (100.0 %)" in text
+    assert "reduced failing graphs of operators: median 2 nodes" in text
+    assert not is_enough(killing)
+
+
+def test_quick_must_find_97_of_100_and_ci_all():
+    trials = [trial(str(i), Verdict.VALUE) for i in range(97)] + [trial(str(i), Verdict.PASS) for i in range(3)]
+    assert is_enough(Killing("quick", trials))
+    assert not is_enough(Killing("ci", trials))
+    assert not is_enough(Killing("quick", [*trials[1:], trial("98", Verdict.PASS)]))
