@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 DRAWS = 2
-"""Times that values are drawn anew: normal first, then positive, for models that take a root or a logarithm."""
+"""Ways to draw values: normal first, then positive, where a root or a logarithm left nothing finite of the first."""
 
 
 def redrawn(leaves: Sequence[Any], draw: int, *, positions: bool) -> list[Any]:

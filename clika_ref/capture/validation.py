@@ -237,12 +237,12 @@ class Validation:
         }
 
     def _agrees(self, leaves: list[Any]) -> bool:
-        """Whether graph and eager agree on the shapes of a call for all random values that the model takes."""
-        verdicts = [v for draw in range(DRAWS) if (v := self._verdict(leaves, draw)) is not None]
-        return bool(verdicts) and all(verdicts)
+        """Whether graph and eager agree on the shapes of a call, for the first random values that tell anything."""
+        verdicts = (self._verdict(leaves, draw) for draw in range(DRAWS))
+        return next((v for v in verdicts if v is not None), False)
 
     def _verdict(self, leaves: list[Any], draw: int) -> bool | None:
-        """Hold one random call against eager; None where the model takes none, in its own words."""
+        """Hold one random call against eager; None where the model takes none, or returns nothing that is finite."""
         for positions in (True, False):
             drawn = redrawn(leaves, draw, positions=positions)
             try:
@@ -250,7 +250,8 @@ class Validation:
             except Exception:  # noqa: BLE001, S112 - a model may raise anything, as for an index it has no row for
                 continue
             try:
-                return self._disagreement(drawn, expected) is None
+                agrees = self._disagreement(drawn, expected) is None
+                return None if agrees and _is_spoiled(expected) else agrees
             except Exception:  # noqa: BLE001 - the graph cannot run where eager can: then the guard is right
                 return False
         return None
@@ -258,6 +259,12 @@ class Validation:
 
 def _elements(leaves: list[Any]) -> int:
     return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _is_spoiled(results: list[Any]) -> bool:
+    """Whether there are floats among results, and none of them is finite: logarithms of negative numbers."""
+    floats = [r for r in results if isinstance(r, torch.Tensor) and r.is_floating_point() and r.numel()]
+    return bool(floats) and not any(bool(r.isfinite().any()) for r in floats)
 
 
 def _holds(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
