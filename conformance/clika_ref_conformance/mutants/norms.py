@@ -66,16 +66,6 @@ def _(original, op, x, *operands, **attrs):
     return original(forced(op, "BatchNormalization", epsilon=None), x, *operands, **attrs)
 
 
-@FAULTS.lowering("instance_norm", "use_input_stats is ignored")
-def _(original, op, x, *operands, use_input_stats, **attrs):
-    return original(op, x, *operands, use_input_stats=True, **attrs)
-
-
-@FAULTS.lowering("group_norm", "all channels are one group")
-def _(original, op, x, *operands, num_groups, **attrs):
-    return original(op, x, *operands, num_groups=1, **attrs)
-
-
 @FAULTS.lowering("running_mean_update", "momentum weighs the old value")
 def _(original, op, x, running, *, momentum, **attrs):
     return original(op, x, running, momentum=1 - momentum, **attrs)
