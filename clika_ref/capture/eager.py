@@ -44,6 +44,19 @@ def run_watched(callee: Callee, call: ModelCall) -> tuple[tuple[list[Any], pytre
         ), kept.names
 
 
+@contextlib.contextmanager
+def on_copies(module: torch.nn.Module) -> Iterator[None]:
+    """Let calls with gradients write to copies of buffers, and undo what they write to parameters.
+
+    To be entered within `unchanged`, which binds the buffers again: one that was written to is no leaf any more.
+    """
+    kept = _Kept(module)
+    for part in module.modules():
+        part._buffers.update({n: b.detach().clone() for n, b in part._buffers.items() if b is not None})
+    with kept.restored(), kept:
+        yield
+
+
 class _Kept(TorchDispatchMode):
     """Copies each parameter that a call is about to write to: of a model that writes to none, nothing is copied."""
 

@@ -12,7 +12,7 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
-from clika_ref.capture.eager import unchanged
+from clika_ref.capture.eager import on_copies, unchanged
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory import trimmed
 from clika_ref.capture.origins import short_line
@@ -51,7 +51,8 @@ def _recorded(callee: Callee, call: ModelCall) -> list[BackwardCFunction]:
     """Return what PyTorch recorded of calls of a ``Function``, in the order in which it is reached from the results."""
     inputs = pytree.tree_map_only(torch.Tensor, _differentiable, (call.args, call.kwargs))
     dropped = saved_tensors_hooks(_nothing, _nothing)  # the backward never runs: no activation is kept
-    with trimmed(), unchanged(callee), callee.as_module() as module, torch.enable_grad(), dropped:
+    own = on_copies(callee.module)
+    with trimmed(), unchanged(callee), own, callee.as_module() as module, torch.enable_grad(), dropped:
         results = pytree.tree_leaves(module(*inputs[0], **inputs[1]))
     waiting: list[Node | None] = [r.grad_fn for r in results if isinstance(r, torch.Tensor)]
     seen: dict[Node, None] = {}

@@ -124,3 +124,28 @@ def test_the_dynamo_backend_warns_too(tmp_path):
         "Warning: A class that Dynamo does not name, a torch.autograd.Function, keeps its"
         in next(tmp_path.iterdir()).read_text()
     )
+
+
+class Counting(nn.Module):
+    """Writes to a buffer what depends on the input, and to its own parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        self.total += Round.apply(x * self.weight).sum(0)
+        with torch.no_grad():
+            self.weight.add_(1)
+        return x + self.total
+
+
+def test_looking_for_functions_leaves_no_gradient_on_buffers_and_no_write_on_parameters():
+    net, original = Counting(), Counting()
+    module = clika_compile(net, tracing_inputs=[torch.ones(2, 3)])
+    assert net.total.is_leaf
+    assert not net.total.requires_grad
+    assert torch.equal(net.weight, torch.ones(3))
+    for _ in range(2):
+        torch.testing.assert_close(module(torch.ones(2, 3)), original(torch.ones(2, 3)))

@@ -220,7 +220,9 @@ def by_root(x, y):
     return x * 2 if math.sqrt(x.shape[0] - 2) < 3 else y
 
 
-@pytest.mark.parametrize(("model", "served"), [(parted, 12), (by_remainder, 16), (by_root, 5)], ids=["parted", "by_remainder", "by_root"])
+@pytest.mark.parametrize(
+    ("model", "served"), [(parted, 12), (by_remainder, 16), (by_root, 5)], ids=["parted", "by_remainder", "by_root"]
+)
 def test_a_guard_without_a_value_for_short_sides_excludes_them(model, served):
     """A guard that divides by a size has none for 0, one that takes a root none for a length below it."""
     y = torch.arange(24.0)
