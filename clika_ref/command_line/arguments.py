@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import importlib
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from clika_ref.core.errors import ModelError
+from clika_ref.importing import find_object
 from clika_ref.settings import BaseDeploymentSettings
 
 INPUT_FORM = (
@@ -40,36 +38,13 @@ def load_model(text: str) -> torch.nn.Module:
         hint = f"{Path(place).stem}:{path or 'Net'}" if place.endswith(".py") else "package.module:Net"
         msg = f"{text!r} names no model: write the module and what makes the model in it, for example {hint}"
         raise ModelError(msg)
-    module = _import(place)
-    try:
-        made = functools.reduce(getattr, path.split("."), module)
-    except AttributeError as error:
-        near = difflib.get_close_matches(path, [name for name in vars(module) if not name.startswith("_")])
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        msg = f"{place} ({getattr(module, '__file__', 'built in')}) has no {path!r}{hint}"
-        raise ModelError(msg) from error
+    made = find_object(place, path, ModelError, remedy="; --debug shows where")
     if not isinstance(made, torch.nn.Module) and callable(made):
         made = _call(text, made)
     if not isinstance(made, torch.nn.Module):
         msg = f"{text} is a {type(made).__name__}; name a torch.nn.Module, its class, or a function that returns one"
         raise ModelError(msg)
     return made
-
-
-def _import(place: str) -> Any:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{place}.".startswith(f"{error.name}."):
-            msg = f"no module named {error.name!r}; run this in the folder that holds it, or install it"
-            raise ModelError(msg) from error
-        msg = f"{place} imports {error.name!r}, which is not installed"
-        raise ModelError(msg) from error
-    except Exception as error:
-        msg = f"importing {place} raised {type(error).__name__}: {error}; --debug shows where"
-        raise ModelError(msg) from error
 
 
 def _call(text: str, factory: Any) -> Any:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import importlib
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
+from clika_ref.importing import find_object
 from clika_ref_conformance.targets.identity import Identity
 
 PARTS = ("name", "scheme", "missing", "refusal", "passes", "compile", "load", "explain")
@@ -58,14 +54,7 @@ def _named(text: str, registry: Registry) -> Target:
 
 def _imported(text: str) -> Any:
     place, _, path = text.partition(":")
-    module = _import(place)
-    try:
-        found = functools.reduce(getattr, path.split("."), module)
-    except AttributeError as error:
-        near = difflib.get_close_matches(path, [name for name in vars(module) if not name.startswith("_")])
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        msg = f"{place} ({getattr(module, '__file__', 'built in')}) has no {path!r}{hint}"
-        raise TargetError(msg) from error
+    found = find_object(place, path, TargetError)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "compile")):
         try:
             return found()
@@ -73,19 +62,3 @@ def _imported(text: str) -> Any:
             msg = f"{text}() raised {type(error).__name__}: {error}; it is called without arguments"
             raise TargetError(msg) from error
     return found
-
-
-def _import(place: str) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{place}.".startswith(f"{error.name}."):
-            msg = f"no module named {error.name!r}; run this in the folder that holds it, or install it"
-            raise TargetError(msg) from error
-        msg = f"{place} imports {error.name!r}, which is not installed"
-        raise TargetError(msg) from error
-    except Exception as error:
-        msg = f"importing {place} raised {type(error).__name__}: {error}"
-        raise TargetError(msg) from error
