@@ -11,6 +11,17 @@ DRAWS = 2
 """Ways to draw values: normal first, then positive, where a root or a logarithm left nothing finite of the first."""
 
 
+def is_telling(leaves: Sequence[Any]) -> bool:
+    """Whether the values of a call tell as much as random ones: none of them makes up more than half of its tensor."""
+    return all(_is_varied(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel())
+
+
+def _is_varied(x: torch.Tensor) -> bool:
+    values = (torch.view_as_real(x) if x.is_complex() else x).detach().flatten().float()
+    middle = values.nanmedian()  # what fills more than half of a tensor is its median
+    return bool(middle.isfinite()) and int((values == middle).sum()) * 2 <= values.numel()
+
+
 def redrawn(leaves: Sequence[Any], draw: int, *, positions: bool) -> list[Any]:
     """Return leaves with random values in place of their own, the same at each call.
 

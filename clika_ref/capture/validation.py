@@ -15,7 +15,7 @@ from clika_ref.capture.eager import run_eager
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.memory import trimmed
 from clika_ref.capture.messages import MismatchError, PathError
-from clika_ref.capture.probing import DRAWS, redrawn
+from clika_ref.capture.probing import DRAWS, is_telling, redrawn
 from clika_ref.capture.program import TracedGraph
 from clika_ref.capture.symbols import TracedGuard
 from clika_ref.comparison import differences
@@ -84,8 +84,8 @@ class Validation:
                     self._require_guard(g, sizes)
                 msg = f"the traced graph disagrees with eager on input {number}: {problem}"
                 raise MismatchError(msg)
+        self._require_tested(excused, sizes)
         for g in excused:
-            self._require_tested(g, sizes)
             self._drop(g)
         self._probe()
         self._require_fit()
@@ -176,11 +176,12 @@ class Validation:
         found = differences(expected, actual)
         return "; ".join(f"output {i + 1} is {text}" for i, text in found.items()) or None
 
-    def _require_tested(self, g: TracedGuard, sizes: list[Mapping[str, int]]) -> None:
-        """Require that eager agrees where inputs violate a guard, whatever their values: zeros would prove nothing."""
+    def _require_tested(self, excused: list[TracedGuard], sizes: list[Mapping[str, int]]) -> None:
+        """Require that eager agrees where inputs violate guards, whatever their values: zeros would prove nothing."""
         for call, size in zip(self.traced.comparison.calls, sizes, strict=True):
-            if not _holds(g, size) and not self._agrees(call):
-                self._require_guard(g, sizes)
+            violated = [g for g in excused if not _holds(g, size)]
+            if violated and not is_telling(call) and not self._agrees(call):
+                self._require_guard(violated[0], sizes)
 
     def _probe(self) -> None:
         """Violate the remaining testable guards, many at once; where eager agrees all the same, drop them."""

@@ -1,0 +1,54 @@
+"""Which inputs tell two functions apart by themselves, and what is drawn where they do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clika_ref import clika_compile
+from clika_ref.capture.probing import is_telling
+
+TELLING = {
+    "different floats": torch.arange(6.0).reshape(2, 3),
+    "positions": torch.arange(5),
+    "complex numbers": torch.complex(torch.arange(4.0), torch.arange(4.0) + 4),
+    "half of one value": torch.tensor([0.0, 0.0, 1.0, 2.0]),
+    "both truth values": torch.tensor([True, False]),
+    "eight bits": torch.arange(4.0).to(torch.float8_e4m3fn),
+    "no element": torch.zeros(0, 3),
+}
+
+SILENT = {
+    "zeros": torch.zeros(2, 3),
+    "a mask of ones": torch.ones(2, 3, dtype=torch.int64),
+    "one element": torch.tensor([0.3]),
+    "mostly zeros": torch.eye(3),
+    "NaN": torch.full((4,), torch.nan),
+    "minus infinity": torch.full((4,), -torch.inf),
+    "one truth value": torch.ones(3, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("values", TELLING.values(), ids=TELLING)
+def test_values_of_which_none_fills_more_than_half_tell(values: torch.Tensor) -> None:
+    assert is_telling([None, 3, values])
+
+
+@pytest.mark.parametrize("values", SILENT.values(), ids=SILENT)
+def test_one_input_that_is_much_the_same_everywhere_makes_a_call_silent(values: torch.Tensor) -> None:
+    assert not is_telling([torch.arange(6.0), values])
+
+
+@pytest.mark.parametrize(("make", "runs"), [(torch.randn, 1), (torch.zeros, 2)], ids=["random", "zeros"])
+def test_eager_runs_again_at_a_length_that_was_given_only_where_its_values_were_silent(make, runs) -> None:
+    lengths: list[int] = []
+
+    class Attention(torch.nn.MultiheadAttention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if type(x) is torch.Tensor and not torch.compiler.is_compiling():
+                lengths.append(x.shape[0])
+            return super().forward(x, x, x, need_weights=False)[0]
+
+    clika_compile(Attention(4, 2, batch_first=True), tracing_inputs=[make(1, 3, 4), make(5, 3, 4)])
+    assert lengths.count(1) == runs
+    assert lengths.count(5) == 1
