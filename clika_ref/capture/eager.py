@@ -32,7 +32,7 @@ def run_watched(callee: Callee, call: ModelCall) -> tuple[tuple[list[Any], pytre
     copy = call.copy()
     kept = _Kept(callee.module)
     with trimmed(), unchanged(callee), callee.as_module() as module, torch.no_grad(), kept.restored():
-        with kept:
+        with kept, without_fast_path():
             result = module(*copy.args, **copy.kwargs)
         kept.require_own_data()
         register_dataclasses(result)
@@ -42,6 +42,21 @@ def run_watched(callee: Callee, call: ModelCall) -> tuple[tuple[list[Any], pytre
             [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves],
             spec,
         ), kept.names
+
+
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Let ``torch.nn``'s own transformers compute call by call, as they do wherever gradients are recorded.
+
+    Without gradients eager takes one opaque call per encoder layer, which zeroes padded positions where the padding
+    happens to stand at the end: which of the two results a position gets depends on the values of the mask.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 @contextlib.contextmanager

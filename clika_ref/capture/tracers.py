@@ -18,6 +18,7 @@ from torch.fx.proxy import _STACK_TRACE_ANCHORS
 from torch.nn.modules import transformer
 
 from clika_ref.capture.composites import for_any_size
+from clika_ref.capture.eager import without_fast_path
 from clika_ref.capture.inputs import ModelCall
 
 NOISY = ("torch.fx.experimental.symbolic_shapes.", "torch.export.", "torch._dynamo.")
@@ -115,16 +116,14 @@ def _sizes_of_0_and_1(tracer: Tracer) -> contextlib.AbstractContextManager[None]
 @contextlib.contextmanager
 def _plain_transformers() -> Iterator[None]:
     """Let ``torch.nn``'s own transformers take the road that can be traced."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # one opaque call per encoder layer, which nobody can lower
     detect = transformer._detect_is_causal_mask
     # It asks whether the mask is causal, which depends on data, only to pass the answer on as a hint beside the mask.
     transformer._detect_is_causal_mask = lambda _mask, is_causal=None, _size=None: is_causal is True
     try:
-        yield
+        with without_fast_path():
+            yield
     finally:
         transformer._detect_is_causal_mask = detect
-        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 @contextlib.contextmanager
