@@ -16,6 +16,9 @@ aten = torch.ops.aten
 MODES = ("bilinear", "nearest", "bicubic")
 PADDINGS = ("zeros", "border", "reflection")
 
+FAR = 2
+"""A point this far out has all its neighbours beyond the border, whatever the size of the image."""
+
 
 @operator(
     aten.grid_sampler.default,
@@ -40,6 +43,8 @@ def _(x, grid, **_):
 @grid_sampler.onnx
 def _(op, x, grid, *, interpolation_mode, padding_mode, align_corners):
     mode, padding = MODES[interpolation_mode], PADDINGS[padding_mode]
+    if padding == "border":  # beyond 2^24 ONNX Runtime 1.31 weighs both neighbours 0; the infinities lie at one border
+        grid = op.Clip(grid, op.like(grid, -FAR), op.like(grid, FAR))
     return op.GridSample(x, grid, mode=mode, padding_mode=padding, align_corners=align_corners)
 
 

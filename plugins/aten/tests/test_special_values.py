@@ -13,6 +13,7 @@ from clika_ref_aten import (
     distance,
     distributions,
     gating,
+    grids,
     grouping,
     layer_normalization,
     linear,
@@ -226,3 +227,13 @@ def test_largest_and_smallest_norms_keep_nan(ord, place):
     x[0, place] = NAN
     assert_agrees(vector_norms.linalg_vector_norm, x, ord=ord, dim=(-1,))
     assert_agrees(vector_norms.linalg_vector_norm, x, ord=ord, keepdim=True)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("shape", [(3, 4), (1, 5), (2, 1, 3)])
+def test_points_far_beyond_the_border_take_the_border_as_infinite_ones_do(shape, mode, align_corners):
+    far = torch.tensor([math.inf, -math.inf, 1e9, -3e7, 2.5, -1.1, 0.3])
+    points = torch.cartesian_prod(*[far] * len(shape)).reshape(1, -1, *[1] * (len(shape) - 1), len(shape))
+    x = torch.arange(1.0, 1 + math.prod(shape)).reshape(1, 1, *shape)
+    assert_agrees(grids.grid_sampler, x, points, interpolation_mode=mode, padding_mode=1, align_corners=align_corners)

@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+BORDER = 1
+"""The number by which `grid_sampler` calls padding with the border; 0 is zeros, 2 reflection."""
+
 LIMITS = {torch.int64: 2.0**63, torch.int32: 2.0**31}
 """The first number beyond each dtype that is summed and multiplied."""
 
@@ -118,13 +121,20 @@ max_pool2d_with_indices = _through_float64(F.max_pool2d_with_indices)
 
 
 def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """Weigh the neighbours beyond a border as well, by 0, where eager leaves them out: 0 * Inf is NaN."""
+    """Take points that are not finite for the first border, and weigh neighbours beyond a border as well, by 0.
+
+    In eager such a point is NaN, nothing or one of the borders, and neighbours beyond are left out: 0 * Inf is NaN.
+    """
+    if padding_mode == BORDER:  # as the lowering does
+        grid = grid.clamp(-2, 2)
+    pairs = zip(grid.flip(-1).unbind(-1), x.shape[2:], strict=True)
+    lines = [torch.where(_places(p, side, align_corners=align_corners).isfinite(), p, -1) for p, side in pairs]
+    grid = torch.stack(lines[::-1], -1)
     eager = torch.grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
     if interpolation_mode or not padding_mode or not x.numel():
         return eager
-    lines = grid.flip(-1).unbind(-1)
     sides = [
-        _neighbours(points, side, reflects=padding_mode > 1, align_corners=align_corners)
+        _neighbours(points, side, reflects=padding_mode > BORDER, align_corners=align_corners)
         for points, side in zip(lines, x.shape[2:], strict=True)
     ]
     total = torch.zeros_like(eager)
@@ -144,12 +154,17 @@ def _neighbours(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the weights of the neighbours before and behind each point along a side, and where they lie."""
     low, high = (0.0, side - 1.0) if align_corners else (-0.5, side - 0.5)
-    at = (points + 1) / 2 * (side - 1) if align_corners else ((points + 1) * side - 1) / 2
+    at = _places(points, side, align_corners=align_corners)
     before = at.floor()
     share = at - before
     ends = [_reflected(p, low, high) if reflects else p for p in (before, before + 1)]
     first, second = (end.clamp(0, side - 1).long() for end in ends)
     return (1 - share, share), (first, second)
+
+
+def _places(points: Tensor, side: int, *, align_corners: bool) -> Tensor:
+    """Return where points of [-1, 1] lie among the elements of a side, the first of which lies at 0."""
+    return (points + 1) * (side - 1) / 2 if align_corners else ((points + 1) * side - 1) / 2
 
 
 def _reflected(at: Tensor, low: float, high: float) -> Tensor:

@@ -110,6 +110,21 @@ def test_a_grid_reaches_neighbours_beyond_the_border(tmp_path, special, padding_
             assert torch.equal(kind(actual), kind(expected)), place
 
 
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("padding_mode", [0, 1, 2])
+@pytest.mark.parametrize(("sides", "interpolation_mode"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
+def test_a_point_that_is_not_finite_lies_at_the_first_border(
+    tmp_path, sides, interpolation_mode, padding_mode, align_corners
+):
+    points = torch.tensor([math.nan, math.inf, -math.inf, 0.25, 3e38])
+    grid = torch.cartesian_prod(*[points] * sides).reshape(1, -1, *[1] * (sides - 1), sides)
+    x = torch.arange(2 * 3.0 * 4 ** (sides - 1)).reshape(1, 2, 3, *[4] * (sides - 1))
+    attrs = {"interpolation_mode": interpolation_mode, "padding_mode": padding_mode, "align_corners": align_corners}
+    call = Call("grid_sampler", x, grid, **attrs)
+    (actual,) = run(tmp_path, call)
+    torch.testing.assert_close(actual, replicas.grid_sampler(*call.operands, **call.attrs))
+
+
 @pytest.mark.parametrize(("x", "y"), [(torch.tensor([3, 2]), 40), (torch.tensor([3, 2]), torch.tensor([0.5, 2.0]))])
 def test_powers_that_need_no_float64_are_those_of_eager(x, y):
     assert torch.equal(replicas.power_of_integers(x, y), torch.pow(x, y))
