@@ -46,7 +46,11 @@ class Runner(Protocol):
 
 @runtime_checkable
 class Target(Protocol):
-    """A place that runs models. No algorithm knows a target, and no target knows an algorithm."""
+    """A place that runs models. No algorithm knows a target, and no target knows an algorithm.
+
+    One that computes in other formats than its tensors are declared in says so in an attribute ``arithmetic``, a
+    sequence of `clika_ref.arithmetic.Arithmetic`; without it, results are held to the precision of their dtypes.
+    """
 
     @property
     def name(self) -> str:

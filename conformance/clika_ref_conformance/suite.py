@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from clika_ref.arithmetic import Arithmetic, arithmetic_of
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref_conformance.cases import Check, Task
@@ -29,6 +30,11 @@ class Suite:
     """What the target declares to do otherwise than eager."""
     setup: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What another process makes this suite from, as JSON; empty where it was made by hand."""
+
+    @property
+    def arithmetic(self) -> tuple[Arithmetic, ...]:
+        """The formats in which the target declares to compute, where they are not those of the dtypes."""
+        return arithmetic_of(self.target)
 
 
 class Level(Protocol):

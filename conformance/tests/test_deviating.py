@@ -7,6 +7,7 @@ from clika_ref_conformance.cases import Run
 from clika_ref_conformance.deviations import Deviation
 from clika_ref_conformance.drawing.realizing import graph_of
 from clika_ref_conformance.execution.deviating import judge_run
+from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.inference import Builder
@@ -22,7 +23,7 @@ def test_a_deviation_is_seen_and_leaves_the_operator_as_it_was():
     entry = Deviation("clip", ("relu",), "Inf is cut off", "none", "2099-01-01", replace={"inf": "max"})
     wrong = [torch.tensor([1.0, torch.finfo(torch.float32).max])]
     for _ in range(2):
-        found = judge_run(graph_of(relu, [x], {}), Run("inf", (x,)), wrong, [entry])
+        found = judge_run(Reference(graph_of(relu, [x], {}), [x]), Run("inf", (x,)), wrong, [entry])
         assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.DEVIATION, ("clip",), ("clip",))
     assert relu.reference is reference
     assert relu(x)[1] == math.inf
@@ -36,7 +37,7 @@ def test_a_deviation_with_which_a_later_node_refuses_its_operands_excuses_nothin
     inputs = (torch.tensor([0.0, -1.0]), torch.zeros(1, 1))
     for form in ({"replace": {"0": "max"}}, {"free": ("0",)}):
         entry = Deviation("far", ("relu",), "0 is lost", "none", "2099-01-01", **form)
-        found = judge_run(graph, Run("zero", inputs), [torch.ones(2, 1)], [entry])
+        found = judge_run(Reference(graph, inputs), Run("zero", inputs), [torch.ones(2, 1)], [entry])
         assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.VALUE, (), ())
 
 
@@ -45,10 +46,10 @@ def test_a_result_that_is_free_as_a_whole_may_have_another_size_where_the_data_d
     entry = Deviation("merge", ("unique2", "sort"), "NaN is lost", "none", "2099-01-01", free=("operand-nan",))
     graph = graph_of(load_registry().operators["unique2"], [x], {"return_inverse": True})
     shorter = [torch.tensor([1.0]), torch.tensor([0, 0, 0]), torch.empty(0, dtype=torch.int64)]
-    assert judge_run(graph, Run("nan", (x,)), shorter, [entry]).comparison.verdict is Verdict.DEVIATION
+    assert judge_run(Reference(graph, [x]), Run("nan", (x,)), shorter, [entry]).comparison.verdict is Verdict.DEVIATION
     for wrong in (torch.tensor([[1.0]]), torch.tensor([1])):
-        found = judge_run(graph, Run("nan", (x,)), [wrong, *shorter[1:]], [entry]).comparison
+        found = judge_run(Reference(graph, [x]), Run("nan", (x,)), [wrong, *shorter[1:]], [entry]).comparison
         assert found.verdict is Verdict.STRUCTURE, "another rank or dtype is never free"
     fixed = graph_of(load_registry().operators["sort"], [x], {"dim": 0})
-    found = judge_run(fixed, Run("nan", (x,)), [shorter[0], torch.tensor([0])], [entry]).comparison
+    found = judge_run(Reference(fixed, [x]), Run("nan", (x,)), [shorter[0], torch.tensor([0])], [entry]).comparison
     assert found.verdict is Verdict.STRUCTURE

@@ -23,6 +23,8 @@ def module(tmp_path, monkeypatch):
         "def fails(): raise OSError('no device')\n"
         "class Missing(Base):\n"
         "    def missing(self): return 'install it'\n"
+        "class Vague(Base):\n"
+        "    arithmetic = 'float16'\n"
         "class Half:\n"
         "    name = 'half'\n"
         "    def compile(self): pass\n"
@@ -60,6 +62,7 @@ def test_a_target_is_found(module, text, name):
         ("some_targets:TARGETT", r"some_targets .* has no 'TARGETT'; did you mean TARGET"),
         ("some_targets:fails", r"some_targets:fails\(\) raised OSError: no device; it is called without arguments"),
         ("some_targets:Half", r"lacks scheme, missing, refusal, passes, load, explain"),
+        ("some_targets:Vague", r"identity states arithmetic = 'float16'; it must be a sequence of .*Arithmetic"),
         ("some_targets:Missing", r"the target identity cannot be used here: install it"),
     ],
 )

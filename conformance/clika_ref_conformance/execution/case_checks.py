@@ -129,7 +129,8 @@ class Trial:
     def _reference(self, run: Run) -> Reference:
         self.run = run.name
         try:
-            reference = Reference(self.case.graph, run.inputs, trusting=self.suite.profile.trusts_eager)
+            trusting, arithmetic = self.suite.profile.trusts_eager, self.suite.arithmetic
+            reference = Reference(self.case.graph, run.inputs, trusting=trusting, arithmetic=arithmetic)
         except Exception as error:
             verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.SAMPLE
             raise _Stop(verdict, f"eager refuses the call: {_described(error)}") from error
@@ -185,7 +186,7 @@ class Trial:
         return _Stop(Verdict.DEVIATION, f"{declared.id}: {declared.reason}")
 
     def _judge(self, run: Run, reference: Reference, results: list[torch.Tensor]) -> None:
-        judgement = judge_run(self.case.graph, run, results, self.suite.deviations, reference=reference)
+        judgement = judge_run(reference, run, results, self.suite.deviations)
         self.seen.update(judgement.seen)
         self.watched.update(judgement.watched)
         comparison = judgement.comparison

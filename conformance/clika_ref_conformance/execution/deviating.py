@@ -40,23 +40,12 @@ class Judgement:
     """Those that could have been seen: with them the outputs of the graph are others."""
 
 
-def judge_run(
-    graph: Graph,
-    run: Run,
-    actual: Tensors,
-    deviations: Sequence[Deviation],
-    *,
-    reference: Reference | None = None,
-    seed: int = 0,
-    trusting: bool = False,
-) -> Judgement:
-    """Judge what a target returned for a run; where it fails, once more with what the target declares.
+def judge_run(reference: Reference, run: Run, actual: Tensors, deviations: Sequence[Deviation]) -> Judgement:
+    """Judge what a target returned for a run by its reference; where it fails, once more with what it declares.
 
     Each deviation is tried alone and then all together; the first with which the target is right is the verdict.
-    ``reference`` is that of the graph and the run, where it is at hand.
     """
-    reference = reference or Reference(graph, run.inputs, seed=seed, trusting=trusting)
-    found = reference.judge(actual)
+    graph, found = reference.graph, reference.judge(actual)
     concerned = [d for d in deviations if d.concerns_run(run.name) and any(map(d.concerns, graph.nodes))]
     concerned = [d for d in concerned if not d.error]
     if not concerned:
@@ -65,7 +54,7 @@ def judge_run(
     if not found.verdict.is_failure:
         return Judgement(found, (), watched)
     for group in [[d] for d in concerned] + [concerned] * (len(concerned) > 1):
-        again = _judge_deviating(graph, run, actual, group, seed)
+        again = _judge_deviating(reference, run, actual, group)
         if again is not None and not again.verdict.is_failure:
             seen = tuple(d.id for d in group if d.id in watched)
             message = "; ".join(f"{d.id}: {d.reason}" for d in group)
@@ -90,25 +79,23 @@ def errors_expected(graph: Graph, run: Run | None, deviations: Sequence[Deviatio
     ]
 
 
-def _judge_deviating(
-    graph: Graph, run: Run, actual: Tensors, group: Sequence[Deviation], seed: int
-) -> Comparison | None:
+def _judge_deviating(reference: Reference, run: Run, actual: Tensors, group: Sequence[Deviation]) -> Comparison | None:
     """Judge as if eager deviated; None where a later node of the graph refuses what it then gets."""
     try:
-        return _judged_by(graph, run, actual, group, seed)
+        return _judged_by(reference, run, actual, group)
     except _Refused:
         return None
 
 
-def _judged_by(graph: Graph, run: Run, actual: Tensors, group: Sequence[Deviation], seed: int) -> Comparison:
+def _judged_by(reference: Reference, run: Run, actual: Tensors, group: Sequence[Deviation]) -> Comparison:
     fixed = [d for d in group if not d.free]
-    changed = _deviating(graph, [(d, _alteration(d)) for d in fixed])
+    changed = _deviating(reference.graph, [(d, _alteration(d)) for d in fixed])
     _outputs(changed, run)
-    reference = Reference(changed, run.inputs, seed=seed)
+    other = Reference(changed, run.inputs, seed=reference.seed, arithmetic=reference.arithmetic)
     free = [d for d in group if d.free]
     if free:
-        actual = _with_free_elements_right(changed, run, actual, reference.eager, free)
-    return reference.judge(actual)
+        actual = _with_free_elements_right(changed, run, actual, other.eager, free)
+    return other.judge(actual)
 
 
 def _with_free_elements_right(

@@ -17,6 +17,7 @@ from clika_ref.exporting.interface import name_interface
 from clika_ref_conformance.cases import Case, Check, Outcome
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.execution.deviating import judge_run
+from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -93,8 +94,14 @@ class Pack:
                 self.found[case.name] = replace(known, name=case.name, case=case)
 
     def _judge(self, case: Case, results: Results) -> None:
+        trusting, arithmetic = self.suite.profile.trusts_eager, self.suite.arithmetic
         judgements = [
-            judge_run(case.graph, run, result, self.suite.deviations, trusting=self.suite.profile.trusts_eager)
+            judge_run(
+                Reference(case.graph, run.inputs, trusting=trusting, arithmetic=arithmetic),
+                run,
+                result,
+                self.suite.deviations,
+            )
             for run, result in zip(case.runs, results, strict=False)
         ]
         if any(j.comparison.verdict.is_failure for j in judgements):

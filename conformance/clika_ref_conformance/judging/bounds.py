@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from clika_ref.core.accuracy import ErrorClass
-from clika_ref_conformance.judging.rounding import Call, mapped, ulp_of, unit_of
+from clika_ref_conformance.judging.formats import Formats
+from clika_ref_conformance.judging.rounding import AnyFormat, Call, limits_of, mapped, ulp_of, unit_of
 
 COORDINATE_ULPS = 4
 """Roundings in a coordinate of an interpolation: scale, shift, product."""
@@ -21,13 +22,25 @@ EXP_ULPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What the statistics of a sum of products need: ``terms[...]`` summed, and ``weight[...] = sum |x| |w|``."""
+    """What the statistics of a sum of products need: ``terms[...]`` summed, and ``weight[...] = sum |x| |w|``.
+
+    ``beside[...]`` is how far roundings of operands and of the result move it, where those have formats of their own.
+    """
 
     terms: torch.Tensor
     weight: torch.Tensor
+    formats: Formats
+    beside: torch.Tensor | None = None
+
+    @property
+    def variance(self) -> torch.Tensor:
+        """Variance of the sum over that of one rounding, ``(u weight)^2``: one for each term."""
+        if self.beside is None:
+            return self.terms
+        return self.terms + (self.beside / (unit_of(self.formats.accumulate) * self.weight)).square()
 
 
-def ulps(call: Call, result: torch.Tensor, dtype: torch.dtype, error: ErrorClass) -> torch.Tensor:
+def ulps(call: Call, result: torch.Tensor, dtype: AnyFormat, error: ErrorClass) -> torch.Tensor:
     """``n * ulp(max(|y|, companion))``, the companion being a number or the first operand."""
     at = result.abs()
     if error.companion == "x":
@@ -46,21 +59,28 @@ def _companion(call: Call, result: torch.Tensor) -> torch.Tensor:
         return torch.full_like(result, float(x.amax()) if x.numel() else 0.0)
 
 
-def products(call: Call, results: list[torch.Tensor]) -> list[Products]:
+def products(call: Call, results: list[torch.Tensor], formats: Formats) -> list[Products]:
     """Run the call on absolute values, for ``sum |x| |w|``, and on ones, for the number of terms.
 
-    An average of ones is one, however many there are: it has as many terms as elements fall on one result. Integers
-    that are summed to floats weigh as the floats that they become.
+    Where operands are rounded, it is run once more on absolute values that are an ulp larger. An average of ones is
+    one, however many there are: it has as many terms as elements fall on one result. Integers that are summed to floats
+    weigh as the floats that they become.
     """
     if not call.floats:
         call = _of_floats(call)
     weights = _scaled(call, abs, torch.abs).run()
     ones = _scaled(call, lambda _: 1, torch.ones_like).run()
     found: list[Products] = []
-    for result, weight, one in zip(results, weights, ones, strict=True):
+    larger = _scaled(call, abs, formats.raised).run() if formats.rounds_operands else weights
+    for result, weight, one, more in zip(results, weights, ones, larger, strict=True):
         fewest = _averaged(call, result)
         terms = one.double().abs().nan_to_num(1.0, 1.0).clamp(min=fewest) + 1
-        found.append(Products(terms, weight.double().abs()))
+        size = weight.double().abs()
+        beside = None
+        if not formats.are_plain:
+            moved = (more.double().abs() - size).nan_to_num(math.inf) if formats.rounds_operands else 0.0
+            beside = moved + ulp_of(result, formats.stored) / 2
+        found.append(Products(terms, size, formats, beside))
     return found
 
 
@@ -92,13 +112,18 @@ def _averaged(call: Call, result: torch.Tensor) -> float:
     return max(1.0, math.ceil(largest / max(result.numel(), 1)))
 
 
-def dot(found: Products, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``K u sum |x| |w|`` and the rounding of the result; no limit where a partial sum may overflow."""
-    bound = found.terms * unit_of(dtype) * found.weight + ulp_of(result, dtype) / 2
-    return torch.where(found.weight > torch.finfo(dtype).max, math.inf, bound)
+def dot(found: Products, result: torch.Tensor) -> torch.Tensor:
+    """``K u sum |x| |w|`` and the rounding of operands and result; no limit where a partial sum may overflow."""
+    formats = found.formats
+    accumulate = limits_of(formats.accumulate)
+    bound = found.terms * unit_of(formats.accumulate) * found.weight
+    bound += ulp_of(result, formats.stored) / 2 if found.beside is None else found.beside
+    if not formats.are_plain:  # terms below the smallest number vanish
+        bound += found.terms * accumulate.smallest_normal * accumulate.eps
+    return torch.where(found.weight > accumulate.max, math.inf, bound)
 
 
-def softmax(call: Call, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def softmax(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     """Bound ``exp(x - max x)``, a sum of ``K`` of them, and a quotient or a logarithm.
 
     Relative for a softmax: ``8 + K + |x - max x|`` units and as many again for the sum. Absolute for a logarithm:
@@ -117,7 +142,7 @@ def softmax(call: Call, result: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
     return result.abs() * u * (2 * EXP_ULPS + terms + 2 * below) + EXP_ULPS * ulp_of(result * 0, dtype)
 
 
-def interpolation(call: Call, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def interpolation(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     """``K u max |x|`` over the image, and what coordinates that are 4 ulp off move the result by."""
     x = _finite(call.first)
     if x.numel() == 0 or result.numel() == 0:
@@ -129,7 +154,7 @@ def interpolation(call: Call, result: torch.Tensor, dtype: torch.dtype) -> torch
     return (unit_of(dtype) * (taps * 2 * top + moved)).expand_as(result) + ulp_of(result, dtype)
 
 
-def variance(call: Call, results: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+def variance(call: Call, results: list[torch.Tensor], dtype: AnyFormat) -> list[torch.Tensor]:
     """Bounds of ``var``, ``std``, ``var_mean`` and ``std_mean``: ``2 K u mean(x^2)``, also where done in one pass.
 
     The mean squared enters as both are subtracted; a deviation is bounded by the roots of the ends of that interval.

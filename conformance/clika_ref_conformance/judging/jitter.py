@@ -18,7 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clika_ref.core.accuracy import EXACT, ErrorClass, ulp
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.judging import bounds as formulas
-from clika_ref_conformance.judging.rounding import Call, flattened, is_float, mapped, ulp_of, unit_of
+from clika_ref_conformance.judging.formats import Formats
+from clika_ref_conformance.judging.rounding import (
+    AnyFormat,
+    Call,
+    flattened,
+    is_float,
+    limits_of,
+    mapped,
+    ulp_of,
+    unit_of,
+)
 
 RUNS = 8
 """Jittered runs; the largest of so many uniform draws falls short of half the bound once in 256."""
@@ -53,33 +63,61 @@ class Local:
 
 
 def local(
-    call: Call, error: ErrorClass, results: Sequence[torch.Tensor], dtype: torch.dtype, generator: torch.Generator
+    call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, generator: torch.Generator
 ) -> Local:
-    """Bound the results of one call in ``dtype`` by the class of its operator."""
+    """Bound the results of one call in ``formats`` by the class of its operator."""
     if error.kind == "exact" or not any(map(is_float, results)):
         return Local([torch.zeros_like(r) if is_float(r) else None for r in results])
+    found = _rounding(call, error, results, formats, generator)
+    if formats.rounds_operands and error.kind != "dot":
+        _add_operands(found, call, results, formats, generator)
+    if limits_of(formats.stored).max < limits_of(formats.dtype).max:
+        found.bounds = [_overflowing(b, r, formats.stored) for b, r in zip(found.bounds, results, strict=True)]
+    return found
+
+
+def _rounding(
+    call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, generator: torch.Generator
+) -> Local:
     if call.name in VARIANCES and error.kind == "norm":
-        return Local(list(formulas.variance(call, list(results), dtype)))
+        return Local(list(formulas.variance(call, list(results), formats.of(error.kind))))
     if error.kind in ("compose", "norm"):
-        return _composed(call, results, dtype, generator)
+        return _composed(call, results, formats, generator)
     if error.kind == "interpolation" and len(call.floats) > 1:
-        return _with_points(call, results, dtype, generator)
-    return _simple(call, error, results, dtype)
+        return _with_points(call, results, formats.of(error.kind), generator)
+    return _simple(call, error, results, formats)
 
 
-def _simple(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], dtype: torch.dtype) -> Local:
+def _add_operands(
+    found: Local, call: Call, results: Sequence[torch.Tensor], formats: Formats, generator: torch.Generator
+) -> None:
+    """Add to the bounds of a call what rounding its operands moves its results by."""
+    runs = [call.run(lambda t: formats.rounded(t, generator)) for _ in range(RUNS)]
+    for i, (bound, result) in enumerate(zip(found.bounds, results, strict=True)):
+        if bound is not None:
+            found.bounds[i] = bound + deviation(result, [run[i] for run in runs], formats.dtype)
+    found.runs = [*found.runs, *runs]
+
+
+def _overflowing(bound: torch.Tensor | None, result: torch.Tensor, stored: AnyFormat) -> torch.Tensor | None:
+    """Take away the bound of elements that may overflow in the format which results are rounded to."""
+    return bound if bound is None else torch.where(result.abs() + bound > limits_of(stored).max, math.inf, bound)
+
+
+def _simple(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats) -> Local:
     """Bound a call of a class with a formula; anything else is taken to round once per element that it sums up."""
     if error.kind == "dot":
-        found = formulas.products(call, list(results))
-        limits = [formulas.dot(p, r, dtype) if is_float(r) else None for p, r in zip(found, results, strict=True)]
+        found = formulas.products(call, list(results), formats)
+        limits = [formulas.dot(p, r) if is_float(r) else None for p, r in zip(found, results, strict=True)]
         return Local(list(limits), products=found)
+    dtype = formats.of(error.kind)
     formula = {"softmax": formulas.softmax, "interpolation": formulas.interpolation}.get(error.kind, _summed)
     if error.kind == "ulp":
         formula = functools.partial(formulas.ulps, error=error)
     return Local([formula(call, r, dtype) if is_float(r) else None for r in results])
 
 
-def _summed(call: Call, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _summed(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     terms = max((t.numel() for t in call.floats), default=1) / max(result.numel(), 1)
     return (terms * unit_of(dtype)) * result.abs() + 8 * ulp_of(result, dtype)
 
@@ -97,7 +135,7 @@ def noise_within(bound: torch.Tensor, generator: torch.Generator) -> torch.Tenso
     return uniform.mul_(bound).nan_to_num_(0.0, 0.0, 0.0)
 
 
-def deviation(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def deviation(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: AnyFormat) -> torch.Tensor:
     """Return ``2 max_j |R_j - R| + 2 ulp`` over the runs in which an element is finite; no limit where none is."""
     worst = torch.zeros_like(exact)
     lost = exact.isfinite() & bool(runs)
@@ -138,17 +176,17 @@ def clustered(
     return torch.where(jumps, narrow, bound), torch.where(jumps, slack, math.nan)
 
 
-def _composed(call: Call, results: Sequence[torch.Tensor], dtype: torch.dtype, generator: torch.Generator) -> Local:
+def _composed(call: Call, results: Sequence[torch.Tensor], formats: Formats, generator: torch.Generator) -> Local:
     """Record the ATen calls that a reference consists of, and repeat them with jitter."""
-    tape = Tape(dtype, generator)
+    tape = Tape(formats, generator)
     with tape:
         base = call.run()
     runs = [tape.replay(base) for _ in range(RUNS)]
     base, *runs = ([t.reshape(r.shape) for t, r in zip(run, results, strict=True)] for run in (base, *runs))
-    return _by_runs(call, results, base, runs, dtype)
+    return _by_runs(call, results, base, runs, formats.of("compose"))
 
 
-def _with_points(call: Call, results: Sequence[torch.Tensor], dtype: torch.dtype, generator: torch.Generator) -> Local:
+def _with_points(call: Call, results: Sequence[torch.Tensor], dtype: AnyFormat, generator: torch.Generator) -> Local:
     """Bound a sampling at points that are themselves rounded: rounding decides which neighbour is nearest."""
     x, points, *rest = call.operands
     sides = max(x.shape[2:])
@@ -166,7 +204,7 @@ def _by_runs(
     results: Sequence[torch.Tensor],
     base: Sequence[torch.Tensor],
     runs: list[list[torch.Tensor]],
-    dtype: torch.dtype,
+    dtype: AnyFormat,
 ) -> Local:
     """Bound results by jittered runs around ``base``; where that is special and a result is not, by the terms."""
     limits: list[torch.Tensor | None] = []
@@ -195,11 +233,11 @@ class _Entry:
 
 
 class Tape(TorchDispatchMode):
-    """Records every ATen call made within it, with its bound in ``dtype``; `replay` repeats them with errors."""
+    """Records every ATen call made within it, with its bound in ``formats``; `replay` repeats them with errors."""
 
-    def __init__(self, dtype: torch.dtype, generator: torch.Generator) -> None:
+    def __init__(self, formats: Formats, generator: torch.Generator) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.formats = formats
         self.generator = generator
         self.entries: list[_Entry] = []
 
@@ -232,10 +270,10 @@ class Tape(TorchDispatchMode):
     def _bounds(self, call: Call, error: ErrorClass, result: Any, *, mutates: bool) -> list[torch.Tensor | None]:
         results = [r for r in flattened([result]) if isinstance(r, torch.Tensor)]
         if error.kind == "norm" and call.name in VARIANCES:
-            return list(formulas.variance(call, results, self.dtype))
+            return list(formulas.variance(call, results, self.formats.of(error.kind)))
         if mutates:  # a second call on the operands would change them, so a formula that needs none
             error = error if error.kind == "ulp" else _UNCLAIMED
-        return _simple(call, error, results, self.dtype).bounds
+        return _simple(call, error, results, self.formats).bounds
 
     def replay(self, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Repeat the record, with an error after every call that rounds; return what ``wanted`` has become."""

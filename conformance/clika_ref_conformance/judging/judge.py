@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 
+from clika_ref.arithmetic import Arithmetic
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, ties
 from clika_ref_conformance.judging.repeating import ExactRun, Values, repeat, run_exactly
@@ -32,14 +33,24 @@ class Reference:
         seed: of the errors drawn at random.
         trusting: whether what eager returns is right without asking how far from exact it is. Then exact arithmetic
             is needed only where a target returns anything else.
+        arithmetic: in which formats the target computes, where it declares others than those of the dtypes.
 
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor], *, seed: int = 0, trusting: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Sequence[torch.Tensor],
+        *,
+        seed: int = 0,
+        trusting: bool = False,
+        arithmetic: Sequence[Arithmetic] = (),
+    ) -> None:
         self.graph = graph
         self.inputs = [t.clone() for t in inputs]
         self.seed = seed
         self.trusting = trusting
+        self.arithmetic = tuple(arithmetic)
         with torch.no_grad():
             self._eager = exact_arithmetic.walk(graph, self.inputs, exact_arithmetic.eagerly, wide=False)
 
@@ -61,7 +72,9 @@ class Reference:
             exact, runs = ExactRun(), list[Values]()
             if needed:
                 nodes = exact_arithmetic.needed_for(self.graph, needed)
-                exact = run_exactly(self.graph, self.inputs, self._eager, generator, nodes)
+                exact = run_exactly(
+                    self.graph, self.inputs, self._eager, generator, nodes=nodes, arithmetic=self.arithmetic
+                )
             if needed and len(self.graph) > 1:
                 runs = repeat(self.graph, self.inputs, exact, self._eager, generator)
             return [self._expect(v, exact, runs, same=v in same, random=v in drawn) for v in outputs]

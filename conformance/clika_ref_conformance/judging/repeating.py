@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from clika_ref.arithmetic import Arithmetic
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref_conformance.judging import exact_arithmetic, jitter, ties
+from clika_ref_conformance.judging.formats import formats_of
 from clika_ref_conformance.judging.jitter import Local
 from clika_ref_conformance.judging.rounding import Call, as_list, is_float
 
@@ -31,16 +33,18 @@ def run_exactly(
     inputs: Sequence[torch.Tensor],
     eager: Mapping[Value, torch.Tensor],
     generator: torch.Generator,
+    *,
     nodes: Collection[Node] | None = None,
+    arithmetic: Sequence[Arithmetic] = (),
 ) -> ExactRun:
-    """Run a graph, or some nodes of it, in float64 and bound every node on the way."""
+    """Run a graph, or some nodes of it, in float64 and bound every node on the way, as the arithmetic allows."""
     run = ExactRun()
 
     def compute(node: Node, call: Call) -> list[torch.Tensor]:
         run.given[node] = call
         run.wide[node], results = exact_arithmetic.computed(node, call, eager)
-        dtype = exact_arithmetic.computing_dtype(node)
-        run.local[node] = jitter.local(run.wide[node], node.op.error, results, dtype, generator)
+        formats = formats_of(exact_arithmetic.computing_dtype(node), node.op.error.kind, arithmetic)
+        run.local[node] = jitter.local(run.wide[node], node.op.error, results, formats, generator)
         return results
 
     run.values = exact_arithmetic.walk(graph, inputs, compute, wide=True, nodes=nodes)

@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 
+from clika_ref.arithmetic import Format
+
+AnyFormat = torch.dtype | Format
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -64,14 +68,19 @@ def mapped(items: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     return change(items) if is_float(items) else items
 
 
-def unit_of(dtype: torch.dtype) -> float:
+def limits_of(dtype: AnyFormat) -> torch.finfo | Format:
+    """Return ``eps``, ``smallest_normal`` and ``max`` of a floating format."""
+    return dtype if isinstance(dtype, Format) else torch.finfo(dtype)
+
+
+def unit_of(dtype: AnyFormat) -> float:
     """Return the largest relative error of one rounding: 2^-24 for float32."""
-    return torch.finfo(dtype).eps / 2
+    return limits_of(dtype).eps / 2
 
 
-def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def ulp_of(values: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     """Return the distance between neighbours of ``dtype`` at each of the ``values``, in float64; NaN counts as zero."""
-    info = torch.finfo(dtype)
+    info = limits_of(dtype)
     magnitude = values.double().abs().nan_to_num(0.0, info.max).clamp(info.smallest_normal, info.max)
     exponent = torch.frexp(magnitude).exponent.double()  # as integers, ldexp would raise 2 to them in float32
     return torch.ldexp(torch.tensor(info.eps / 2, dtype=torch.float64), exponent)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from clika_ref_conformance.judging.rounding import ulp_of, unit_of
+from clika_ref_conformance.judging.rounding import limits_of, ulp_of, unit_of
 from clika_ref_conformance.judging.special_values import Expected
 
 VARIANCE = 1.6
@@ -47,16 +47,18 @@ def coarseness(expected: Expected, actual: torch.Tensor, grade: float) -> str:
     found, dtype = expected.products, expected.eager.dtype
     if found is None or not actual.numel():
         return ""
-    unit = unit_of(dtype) * found.weight + torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    limits = limits_of(found.formats.accumulate)
+    unit = unit_of(found.formats.accumulate) * found.weight + limits.smallest_normal * limits.eps
     z = (actual.double() - expected.exact) / unit
     counted = z.isfinite() & (found.weight > 0) & ~expected.unstable & expected.allowed().isfinite()
     if not bool(counted.any()):
         return ""
-    total, limit = float(z[counted].square().sum()), VARIANCE * float(found.terms[counted].sum())
+    total, limit = float(z[counted].square().sum()), VARIANCE * float(found.variance[counted].sum())
     if total > limit:
         return f"the errors of a sum of products have a variance of {total:.3g} where {limit:.3g} is the limit"
+    claimed = dtype is torch.float32 and found.formats.are_as_fine
     long = float(found.terms[counted].mean()) >= FEWEST_TERMS and int(counted.sum()) >= FEWEST_ELEMENTS
-    if long and dtype is torch.float32 and grade > LARGEST_QUALITY:
+    if long and claimed and grade > LARGEST_QUALITY:
         return f"{grade:.3g} times as coarse as eager, though declared in {str(dtype).removeprefix('torch.')}"
     return ""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -17,11 +18,10 @@ import safetensors.torch
 import torch
 
 from clika_ref.core.errors import ClikaError, ModelError
-from clika_ref.core.ir import Graph
 from clika_ref.exporting.export import lower
 from clika_ref.saving.graph_format import encode, graph_to_json
 from clika_ref.storage import write_atomically
-from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.cases import Case, Outcome, Task
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.reproducing.archives import ARTIFACT, pack
 from clika_ref_conformance.reproducing.expectations import expectation
@@ -82,7 +82,10 @@ def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes
     files["inputs.npz"] = to_npz(inputs)
     expected: dict[str, np.ndarray] = {}
     coarse = outcome.verdict is Verdict.PRECISION
-    outputs = [_expect(case.graph, run, f"run{r}_", expected, coarse=coarse) for r, run in enumerate(case.runs)]
+    references = [
+        functools.partial(Reference, case.graph, run.inputs, arithmetic=suite.arithmetic) for run in case.runs
+    ]
+    outputs = [_expect(make, f"run{r}_", expected, coarse=coarse) for r, make in enumerate(references)]
     random = any(node.is_random for node in case.graph.nodes)
     files["expected.npz"] = to_npz(expected)
     weights = {n: v.data.detach().cpu().contiguous() for n, v in case.graph.constants.items() if v.data is not None}
@@ -137,11 +140,11 @@ def _json(document: Mapping[str, Any]) -> bytes:
 
 
 def _expect(
-    graph: Graph, run: Run, prefix: str, arrays: dict[str, np.ndarray], *, coarse: bool
+    make: Callable[[], Reference], prefix: str, arrays: dict[str, np.ndarray], *, coarse: bool
 ) -> list[dict[str, Any]]:
     """Add what a run must return; return the layouts of the outputs, or nothing where eager cannot compute it."""
     try:
-        expected = Reference(graph, run.inputs).expected
+        expected = make().expected
     except Exception:  # noqa: BLE001 - what eager refuses has no expectation; that it refuses may be the finding
         return []
     for index, one in enumerate(expected):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from clika_ref.arithmetic import arithmetic_of
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
@@ -24,7 +25,7 @@ def load_target(text: str, registry: Registry) -> Target:
         registry: where installed targets are found.
 
     Raises:
-        TargetError: there is no such target, it lacks a part, or its runtime is missing.
+        TargetError: there is no such target, it lacks a part, states a wrong arithmetic, or its runtime is missing.
 
     """
     target = _named(text, registry) if ":" not in text else _imported(text)
@@ -32,6 +33,7 @@ def load_target(text: str, registry: Registry) -> Target:
     if lacking:
         msg = f"{text} is {target!r}, which lacks {', '.join(lacking)}; see clika_ref.core.targets.Target"
         raise TargetError(msg)
+    arithmetic_of(target)
     problem = target.missing()
     if problem is not None:
         msg = f"the target {target.name} cannot be used here: {problem}"

@@ -1,0 +1,85 @@
+"""In which formats a target computes, as data that it declares; what is claimed decides how its results are judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clika_ref.core.errors import TargetError
+
+if TYPE_CHECKING:
+    from clika_ref.core.targets import Target
+
+KINDS = ("ulp", "dot", "norm", "softmax", "interpolation", "compose")
+"""Kinds of error classes (`clika_ref.core.accuracy`) whose operators round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A floating format that is no dtype of PyTorch; its fields mean what they mean in `torch.finfo`."""
+
+    name: str
+    eps: float
+    smallest_normal: float
+    max: float
+
+
+TF32 = Format("tf32", 2.0**-10, 2.0**-126, (2 - 2.0**-10) * 2.0**127)
+"""What tensor cores read of a float32: all of its exponent and 10 bits of its fraction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """In which formats a target computes on tensors of ``dtype``, where they are not that dtype itself.
+
+    A target lists them in an attribute ``arithmetic``, a sequence; the first that fits a node holds for it. Without
+    one, everything is computed and accumulated in the dtype that is declared. Copies, selections and comparisons are
+    exact in any arithmetic.
+
+    Args:
+        dtype: of the tensors that it is about.
+        compute: what operands are rounded to, and results.
+        accumulate: what partial sums are rounded to.
+        kinds: of the error classes whose operators it is about (`KINDS`); all of them where empty.
+
+    Raises:
+        TargetError: there is no such kind, or a dtype is no floating one.
+
+    """
+
+    dtype: torch.dtype
+    compute: torch.dtype | Format | None = None
+    accumulate: torch.dtype | Format | None = None
+    kinds: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        if unknown:
+            msg = (
+                f"{self}: {', '.join(map(repr, unknown))} is no kind of error that rounds; kinds are {', '.join(KINDS)}"
+            )
+            raise TargetError(msg)
+        formats = (self.dtype, self.compute, self.accumulate)
+        wrong = [f for f in formats if isinstance(f, torch.dtype) and not f.is_floating_point]
+        if wrong:
+            msg = f"{self}: {', '.join(map(str, wrong))} does not round; state floating formats only"
+            raise TargetError(msg)
+
+
+def arithmetic_of(target: Target) -> tuple[Arithmetic, ...]:
+    """Return the target's attribute ``arithmetic``; nothing where it has none.
+
+    Raises:
+        TargetError: it is no sequence of `clika_ref.arithmetic.Arithmetic`.
+
+    """
+    stated: Any = getattr(target, "arithmetic", ())
+    if not isinstance(stated, list | tuple) or not all(isinstance(one, Arithmetic) for one in stated):
+        msg = (
+            f"the target {target.name} states arithmetic = {stated!r}; "
+            "it must be a sequence of clika_ref.arithmetic.Arithmetic"
+        )
+        raise TargetError(msg)
+    return tuple(stated)

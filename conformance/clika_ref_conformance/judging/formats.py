@@ -1,0 +1,71 @@
+"""The formats in which a target computes a node: those of the declared dtype, unless it declares others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from clika_ref.arithmetic import Arithmetic
+from clika_ref_conformance.judging.rounding import AnyFormat, limits_of, ulp_of
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """What results are declared in, what operands are rounded to, and what partial sums are rounded to."""
+
+    dtype: torch.dtype
+    compute: AnyFormat
+    accumulate: AnyFormat
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether all is computed in the declared dtype."""
+        return self.compute is self.dtype and self.accumulate is self.dtype
+
+    @property
+    def rounds_operands(self) -> bool:
+        """Whether operands lose digits that their dtype holds."""
+        return limits_of(self.compute).eps > limits_of(self.dtype).eps
+
+    @property
+    def are_as_fine(self) -> bool:
+        """Whether nothing is rounded to a coarser format than the declared dtype."""
+        return not self.rounds_operands and limits_of(self.accumulate).eps <= limits_of(self.dtype).eps
+
+    @property
+    def stored(self) -> AnyFormat:
+        """What results are rounded to."""
+        return self.compute if self.rounds_operands else self.dtype
+
+    def of(self, kind: str) -> AnyFormat:
+        """Return the format whose rounding bounds an error class that has one unit.
+
+        A function of one element sums up nothing; of anything else, the coarsest format that takes part.
+        """
+        taking_part = (self.compute,) if kind == "ulp" else (self.compute, self.accumulate)
+        return max(taking_part, key=lambda f: limits_of(f).eps)
+
+    def raised(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return ``|x|`` an ulp of ``compute`` larger, infinite where that overflows."""
+        larger = tensor.abs() + ulp_of(tensor, self.compute)
+        return torch.where(larger > limits_of(self.compute).max, math.inf, larger)
+
+    def rounded(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Return elements moved by up to an ulp of ``compute``, infinite where that overflows.
+
+        An ulp and not half of one: hardware may cut off digits instead of rounding.
+        """
+        uniform = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-1, 1, generator=generator)
+        moved = tensor + uniform * ulp_of(tensor, self.compute)
+        return torch.where(moved.abs() > limits_of(self.compute).max, moved.sign() * math.inf, moved)
+
+
+def formats_of(dtype: torch.dtype, kind: str, declared: Sequence[Arithmetic]) -> Formats:
+    """Return the formats of a node that computes in ``dtype`` and has an error class of this kind."""
+    for one in declared:
+        if one.dtype is dtype and (not one.kinds or kind in one.kinds):
+            return Formats(dtype, one.compute or dtype, one.accumulate or dtype)
+    return Formats(dtype, dtype, dtype)
