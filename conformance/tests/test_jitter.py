@@ -44,3 +44,19 @@ def test_weights_that_are_integers_are_bounded_as_the_floats_that_they_are_summe
     reference = Reference(graph, [x, weights])
     assert reference.judge([torch.tensor([0.0, 3.0, 3.0], dtype=torch.float64)]).verdict is Verdict.PASS
     assert reference.judge([torch.tensor([0.0, 3.0, 3.1], dtype=torch.float64)]).verdict is Verdict.VALUE
+
+
+def test_where_the_order_of_computation_decides_what_is_special_either_is_right_in_a_graph_too():
+    x, weight = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([1, -torch.inf, 2])
+    graph = Graph("normalized")
+    values = [graph.add_input(TensorType(t.dtype, tuple(t.shape)), n) for n, t in (("x", x), ("weight", weight))]
+    build = Builder(graph, OPERATORS)
+    graph.add_output(build("batch_norm", build("exp", values[0]), values[1], training=True))
+    reference = Reference(graph, [x, weight])
+    scaled = torch.batch_norm(x.exp(), None, None, None, None, True, 0.1, 1e-5, False) * weight[:, None]
+    assert scaled.isinf().sum() == 8
+    assert reference.eager[0].isnan().any()
+    for right in (scaled, reference.eager[0]):
+        assert reference.judge([right]).verdict is Verdict.PASS
+    for wrong in (-scaled, scaled.index_fill(1, torch.tensor([0]), torch.nan)):
+        assert reference.judge([wrong]).verdict.is_failure

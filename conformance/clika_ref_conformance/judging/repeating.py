@@ -14,6 +14,7 @@ from clika_ref_conformance.judging import exact_arithmetic, jitter, ties
 from clika_ref_conformance.judging.formats import formats_of
 from clika_ref_conformance.judging.jitter import Local
 from clika_ref_conformance.judging.rounding import Call, as_list, is_float
+from clika_ref_conformance.judging.special_values import special_class
 
 Values = dict[Value, torch.Tensor]
 
@@ -82,6 +83,8 @@ class _Step:
     moved: tuple[int, ...]
     noise: tuple[torch.Tensor | None, ...]
     """Of shape ``[runs, ...]`` each."""
+    parts: tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
+    """Of each output the elements that another order of computation makes special, ``bool[runs, ...]``, and as what."""
     casts: bool
 
 
@@ -94,10 +97,11 @@ def _steps(exact: ExactRun, generator: torch.Generator) -> list[_Step]:
         moved = () if fixed else tuple(i for i, v in enumerate(node.inputs) if isinstance(v, Value) and v in reached)
         exactly = fixed or node.op.error.kind == "exact"
         noise = tuple(None if exactly else _noise(b, generator) for b in exact.local[node].bounds)
-        if moved or ties.is_open(node) or any(n is not None for n in noise):
+        parts = tuple(_parts(exact.local[node], i, exact.values[v]) for i, v in enumerate(node.outputs))
+        if moved or ties.is_open(node) or any(n is not None for n in (*noise, *parts)):
             reached.update(node.outputs)
             casts = any(isinstance(a, torch.dtype) and a.is_floating_point for a in node.attrs.values())
-            steps.append(_Step(node, moved, noise, casts))
+            steps.append(_Step(node, moved, noise, parts, casts))
     return steps
 
 
@@ -105,6 +109,18 @@ def _noise(bound: torch.Tensor | None, generator: torch.Generator) -> torch.Tens
     if bound is None or not bound.numel():
         return None
     return jitter.noise_within(bound.expand(jitter.RUNS, *bound.shape), generator)
+
+
+def _parts(local: Local, index: int, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return where and as what the parts of a node are special otherwise than the whole: either is right.
+
+    ``-inf * (x - mean)`` is an infinity, and NaN where it is computed as ``-inf * x + inf * mean``.
+    """
+    if not local.runs or not is_float(result):
+        return None
+    runs = torch.stack([run[index] for run in local.runs])
+    apart = special_class(runs) != special_class(result)
+    return (apart, runs) if bool(apart.any()) else None
 
 
 def _repeated(
@@ -120,9 +136,12 @@ def _repeated(
             results = _computed(step, values, exact, eager, generator)
         else:
             results = [exact.values[v] for v in step.node.outputs]
-        for value, result, noise in zip(step.node.outputs, results, step.noise, strict=True):
+        for value, result, noise, parts in zip(step.node.outputs, results, step.noise, step.parts, strict=True):
             fits = noise is not None and result.shape == noise.shape[1:]
             values[value] = result + noise[index] if fits and noise is not None else result
+            if parts is not None and result.shape == parts[0].shape[1:]:
+                apart, special = parts
+                values[value] = torch.where(apart[index], special[index], values[value])
     return values
 
 

@@ -44,7 +44,7 @@ class Expected:
             return self._low != self._high
         mixed = torch.zeros(self.eager.shape, dtype=torch.bool) if self.jumps is None else self.jumps >= 0
         for run in self.runs:
-            mixed |= _special_class(run) != _special_class(self.exact)
+            mixed |= special_class(run) != special_class(self.exact)
         return mixed
 
     @cached_property
@@ -113,6 +113,6 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return same | (a.isnan() & b.isnan()) if a.is_floating_point() else same
 
 
-def _special_class(tensor: torch.Tensor) -> torch.Tensor:
+def special_class(tensor: torch.Tensor) -> torch.Tensor:
     """Return 0 where finite, 1 and -1 at the infinities, 2 at NaN."""
     return torch.where(tensor.isnan(), 2.0, torch.where(tensor.isinf(), tensor.sign(), 0.0))
