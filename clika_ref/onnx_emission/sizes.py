@@ -49,12 +49,18 @@ class SizeEmitter:
     def __init__(self, op: Tape) -> None:
         self.op = op
         self._sources: dict[sympy.Basic, tuple[ir.Value, int | None]] = {}
+        self._in_range: dict[sympy.Basic, sympy.Basic] = {}
         self._vectors: dict[Any, ir.Value] = {}
         self._scalars: dict[Any, ir.Value] = {}
 
     def bind(self, symbol: Symbol, source: ir.Value) -> None:
         """Declare the value that carries a symbol; it is read where an expression first needs it."""
         self._sources[symbol.expr] = (source, symbol.side.dim)
+        self._in_range[symbol.expr] = sympy.Dummy(integer=True, nonnegative=True) + symbol.low
+
+    def may_be_zero(self, size: Any) -> bool:
+        """Whether a size may turn out to be 0, for all that the ranges of its symbols tell."""
+        return not size.xreplace(self._in_range).is_positive if is_symbolic(size) else size == 0
 
     def vector(self, sides: tuple[Any, ...]) -> ir.Value:
         """Return int64[n] of numbers and expressions; runs of numbers stay one constant."""

@@ -77,3 +77,12 @@ def test_each_expression_is_computed_once():
 def test_a_symbol_without_a_source_is_an_error_that_names_it():
     with pytest.raises(ModelError, match="symbol c is needed before"):
         emitted(named("c") + 1)
+
+
+def test_a_size_may_be_zero_where_the_ranges_of_its_symbols_do_not_tell_otherwise():
+    op = OnnxBuilder()
+    x = ir.Value(name="x")
+    op.sizes.bind(Symbol("a", 0, None, Side("x", 0)), x)
+    op.sizes.bind(Symbol("b", 2, None, Side("x", 1)), x)
+    assert [size for size in (0, A, 3 * A, A * B, B - 2) if not op.sizes.may_be_zero(size)] == []
+    assert [size for size in (5, A + 1, B, 3 * B, B - 1, B * (A + 1)) if op.sizes.may_be_zero(size)] == []

@@ -33,6 +33,20 @@ def _range(op, count):
     return op.Range(*(op.scalar(n, torch.int64) for n in (0, count, 1)))
 
 
+def _bounds(n, m):
+    """Return where the windows start and end, each ``int64[m, 1]``."""
+    i = torch.arange(m)[:, None]
+    return i * n // m, ((i + 1) * n + m - 1) // m
+
+
+def _longest(n, m):
+    """Return the length of the longest window, or one more than it can have where that is known at run time only."""
+    if is_symbolic((n, m)):
+        return ceil_divide(n, m) + 1
+    starts, ends = _bounds(n, m)
+    return int((ends - starts).max())
+
+
 def _windows(op, n, m):
     """Return ``int64[m, k]``, the positions of each window, and ``bool[m, k]``, whether they lie inside it.
 
@@ -40,9 +54,8 @@ def _windows(op, n, m):
     """
     if is_symbolic((n, m)):
         return _computed_windows(op, n, m)
-    i = torch.arange(m)[:, None]
-    starts, ends = i * n // m, ((i + 1) * n + m - 1) // m
-    positions = starts + torch.arange(int((ends - starts).max()))
+    starts, ends = _bounds(n, m)
+    positions = starts + torch.arange(_longest(n, m))
     inside = positions < ends
     mask = None if inside.all() else op.constant(inside, torch.bool)
     return op.constant(torch.minimum(positions, ends - 1), torch.int64), mask
@@ -55,7 +68,7 @@ def _computed_windows(op, n, m):
     starts = op.Div(op.Mul(i, length), count)
     beyond = op.Sub(op.Add(op.Mul(op.Add(i, one), length), count), one)
     ends = op.Div(beyond, count)
-    positions = op.Add(starts, _range(op, ceil_divide(n, m) + 1))
+    positions = op.Add(starts, _range(op, _longest(n, m)))
     return op.Min(positions, op.Sub(ends, one)), op.Less(positions, ends)
 
 
@@ -167,8 +180,8 @@ def _adaptive_max_pool(sides):
             # ONNX counts through the whole tensor, PyTorch through one plane
             return values, op.Mod(op.declare(places, torch.int64), op.scalar(math.prod(lengths), torch.int64))
         if all(m == 1 for m in counts):
-            windows = op.Reshape(x, op.ints([0, 0] + [1] * sides + [-1]))
-            best = op.ArgMax(windows, axis=-1, keepdims=1)
+            windows = op.reshape(x, (*op.shape(x)[:2], *counts, math.prod(lengths)))
+            best = op.ArgMax(windows, axis=sides + 2, keepdims=1)
             return op.Squeeze(op.GatherElements(windows, best, axis=-1), op.ints([-1])), op.Squeeze(best, op.ints([-1]))
         return _largest_of_gathered(op, x, lengths, counts)
 
@@ -184,10 +197,11 @@ def _largest_of_gathered(op, x, lengths, counts):
         windows = op.Gather(windows, positions, axis=2 + 2 * i)
         places = positions if places is None else _extended(op, places, positions, n)
     windows = op.Transpose(windows, perm=[0, 1, *range(2, 2 + 2 * sides, 2), *range(3, 3 + 2 * sides, 2)])
-    windows = op.Reshape(windows, op.ints([0] * (sides + 2) + [-1]))
+    size = math.prod(_longest(n, m) for n, m in zip(lengths, counts, strict=True))
+    windows = op.reshape(windows, (*op.shape(x)[:2], *counts, size))
     places = op.Transpose(places, perm=[*range(0, 2 * sides, 2), *range(1, 2 * sides, 2)])
     places = op.Reshape(places, op.ints([0] * sides + [-1]))
-    best = op.ArgMax(windows, axis=-1, keepdims=1)
+    best = op.ArgMax(windows, axis=sides + 2, keepdims=1)
     values = op.GatherElements(windows, best, axis=-1)
     places = op.GatherElements(op.Expand(places, op.Shape(windows)), best, axis=-1)
     return op.Squeeze(values, op.ints([-1])), op.Squeeze(places, op.ints([-1]))

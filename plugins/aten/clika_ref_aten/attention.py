@@ -14,6 +14,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_aten.linear import factor
+from clika_ref_aten.reduction import is_any
 from clika_ref_aten.spatial import floor_divide
 
 aten = torch.ops.aten
@@ -90,6 +91,8 @@ def _(op, x, key, value, attn_mask=None, *, is_causal, scale, enable_gqa):
     scaled = _scaled(op, x, scale)
     op.declare(scaled, TensorType(op.dtype(x), op.shape(x)))
     scores = _grouped(op, scaled, columns, enable_gqa)
+    if op.sizes.may_be_zero(width):  # ONNX Runtime 1.31 writes nothing where it fuses a product of no terms
+        scores = op.Where(is_any(op, width), scores, op.like(x, 0.0))
     alive = None
     if is_causal:
         scores = op.Add(scores, _bias(op, _lower_triangle(op, op.shape(x)[-2], keys), x))

@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.accuracy import COMPOSE, DOT, EXACT, SOFTMAX
 from clika_ref.core.errors import TargetError
@@ -184,7 +185,7 @@ def _(x, prepend, append, *, n, dim):
         return x
     shape, parts = list(x.shape), [part for part in (x, prepend, append) if part is not None]
     left = sum(part.shape[dim] for part in parts) - n
-    shape[dim] = left if is_symbolic(left) else max(left, 0)
+    shape[dim] = torch_sympy.Max(left, 0) if is_symbolic(left) else max(left, 0)
     return TensorType(functools.reduce(torch.promote_types, (part.dtype for part in parts)), tuple(shape))
 
 

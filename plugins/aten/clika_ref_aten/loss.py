@@ -10,10 +10,10 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
-from clika_ref.core.symbols import is_symbolic
 from clika_ref_aten.activation import FLOATS
 from clika_ref_aten.exponential import log_of_one_plus
 from clika_ref_aten.gating import stable_softplus
+from clika_ref_aten.reduction import is_any
 
 aten = torch.ops.aten
 
@@ -35,12 +35,12 @@ def averaging(lowering):
 
     @functools.wraps(lowering)
     def lower(op, *operands, reduction, **attrs):
-        if reduction == MEAN and any(0 in op.shape(o) for o in operands if o is not None):
+        counts = dict.fromkeys(math.prod(op.shape(o)) for o in operands if o is not None) if reduction == MEAN else ()
+        if 0 in counts:
             return op.scalar(math.nan, op.result.dtype)
         loss = lowering(op, *operands, reduction=reduction, **attrs)
-        unsure = {op.shape(o): o for o in operands if o is not None and is_symbolic(op.shape(o))}
-        for operand in unsure.values() if reduction == MEAN else ():
-            loss = op.Div(loss, op.cast(op.cast(op.Size(operand), torch.bool), op.result.dtype))
+        for count in filter(op.sizes.may_be_zero, counts):
+            loss = op.Div(loss, op.cast(is_any(op, count), op.result.dtype))
         return loss
 
     return lower

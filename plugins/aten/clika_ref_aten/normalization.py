@@ -13,6 +13,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE
 from clika_ref_aten.activation import FLOATS, as_first, fits_attribute
+from clika_ref_aten.reduction import is_any
 from clika_ref_aten.spatial import floor_divide
 
 aten = torch.ops.aten
@@ -266,11 +267,20 @@ def _updated(x, running_mean, running_var, momentum, per_instance):
     return mean, var
 
 
-def _moved(op, running, batch, momentum):
-    """Return ``(1 - momentum) * running + momentum * batch`` in the dtype of the running statistics."""
+def _moved(op, running, batch, shape, *, momentum, per_instance):
+    """Return ``(1 - momentum) * running + momentum * batch`` in the dtype of the running statistics.
+
+    Those of a batch of a ``shape`` without elements stay as they are, but eager's mean over no instances is NaN.
+    """
+    count = math.prod(shape)
     wide = op.cast(running, op.dtype(batch))
     old = op.Mul(wide, op.like(batch, 1 - momentum))
-    return op.cast(op.Add(old, op.Mul(batch, op.like(batch, momentum))), op.dtype(running))
+    moved = op.cast(op.Add(old, op.Mul(batch, op.like(batch, momentum))), op.dtype(running))
+    if op.sizes.may_be_zero(count):
+        moved = op.Where(is_any(op, count), moved, running)
+    if per_instance and op.sizes.may_be_zero(shape[0]):
+        moved = op.Where(is_any(op, shape[0]), moved, op.like(running, math.nan))
+    return moved
 
 
 def _as_running(x, running, *, momentum, per_instance):
@@ -298,11 +308,10 @@ def running_mean_update(x: Tensor, running_mean: Tensor, *, momentum: float, per
 
 @running_mean_update.onnx
 def _(op, x, running_mean, *, momentum, per_instance):
-    rank, shape = op.rank(x), op.shape(x)
-    if 0 in shape:
-        return op.Identity(running_mean)
+    shape = op.shape(x)
     (x,) = widened(op, x)
-    return _moved(op, running_mean, op.ReduceMean(x, op.ints(all_but_channels(rank)), keepdims=0), momentum)
+    mean = op.ReduceMean(x, op.ints(all_but_channels(len(shape))), keepdims=0)
+    return _moved(op, running_mean, mean, shape, momentum=momentum, per_instance=per_instance)
 
 
 running_mean_update.types(_as_running)
@@ -321,8 +330,6 @@ def running_var_update(x: Tensor, running_var: Tensor, *, momentum: float, per_i
 @running_var_update.onnx
 def _(op, x, running_var, *, momentum, per_instance):
     shape = op.shape(x)
-    if 0 in shape:
-        return op.Identity(running_var)
     axes = list(range(2, len(shape))) if per_instance else all_but_channels(len(shape))
     count = functools.reduce(lambda a, b: a * b, (shape[i] for i in axes), 1)
     (x,) = widened(op, x)
@@ -331,7 +338,7 @@ def _(op, x, running_var, *, momentum, per_instance):
     variance = op.Div(total, op.scalar(count - 1, op.dtype(x)))
     if per_instance:
         variance = op.ReduceMean(variance, op.ints([0]), keepdims=0)
-    return _moved(op, running_var, variance, momentum)
+    return _moved(op, running_var, variance, shape, momentum=momentum, per_instance=per_instance)
 
 
 running_var_update.types(_as_running)

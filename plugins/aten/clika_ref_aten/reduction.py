@@ -1,8 +1,7 @@
 """Reductions of sides to one element: sums, products, extreme elements and truth.
 
-ONNX Runtime's ReduceMax and ReduceMin pass over NaN unless it comes first; its ReduceMean of what turns out at run time
-to be nothing is 0, where eager says NaN. Neither is mended here: asking for NaN as well makes a reduction eight times
-as slow (1.31, one thread).
+ONNX Runtime's ReduceMax and ReduceMin pass over NaN unless it comes first, which is not mended here: asking for NaN as
+well makes a reduction eight times as slow (1.31, one thread).
 """
 
 from __future__ import annotations
@@ -48,10 +47,13 @@ def reduced_count(shape, dim):
 
 def mean_of(op, x, count, over, *, keepdims):
     """Return the mean of ``count`` elements: NaN of none, of which runtimes say 0."""
-    if count == 0:
-        total = op.ReduceSum(x, over, keepdims=keepdims)
-        return op.Div(total, op.like(total, 0))
-    return op.ReduceMean(x, over, keepdims=keepdims)
+    mean = op.ReduceMean(x, over, keepdims=keepdims)
+    return op.Div(mean, op.cast(is_any(op, count), op.dtype(x))) if op.sizes.may_be_zero(count) else mean
+
+
+def is_any(op, count):
+    """Return whether a count is not 0, as a 0-d value."""
+    return op.cast(op.scalar(count, torch.int64), torch.bool)
 
 
 def reduced_shape(shape, dim, *, keepdim):

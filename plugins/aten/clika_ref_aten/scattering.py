@@ -95,7 +95,10 @@ def _(op, x, values, *indices, accumulate):
     merged = bring_together(op, x, entries(op, indices))
     values = _aligned(op, values, indices, merged)
     if merged.before or accumulate:
-        result = _write_elements(op, merged, values, accumulate=accumulate)
+        given = [i for i in indices if i is not None]
+        single = any(is_mask(op.dtype(i)) for i in given)  # what a mask holds at is a vector
+        at = None if single else broadcast_shape(*map(op.shape, given))
+        result = _write_elements(op, merged, values, at, accumulate=accumulate)
     else:
         result = op.ScatterND(merged.x, op.Unsqueeze(merged.position, op.ints([-1])), values)
     return _restored(op, x, result, merged)
@@ -124,10 +127,14 @@ def _aligned(op, values, indices, merged):
     return values if op.shape(values) == target else op.Expand(values, op.ints(target))
 
 
-def _write_elements(op, merged, values, *, accumulate):
-    """Write ``values[before, positions, behind]`` into ``x[before, n, behind]``."""
+def _write_elements(op, merged, values, at, *, accumulate):
+    """Write ``values[before, positions, behind]`` into ``x[before, n, behind]``.
+
+    ``at`` is the shape of the positions, None of a vector whose length is not known.
+    """
     before, behind = merged.before, merged.behind
-    values = op.Reshape(values, op.ints((*before, -1, *behind)))
+    if at is not None and len(at) != 1:
+        values = op.reshape(values, (*before, math.prod(at), *behind))
     column = op.Reshape(merged.position, op.ints((-1, *[1] * len(behind))))
     index = op.Expand(column, op.Shape(values)) if before or behind else column
     reduction = "add" if accumulate else None
@@ -195,7 +202,7 @@ def _(op, x, index, source, *, dim, alpha):
     axis, shape = dim % max(op.rank(x), 1), op.shape(x)
     position = op.cast(index, torch.int64)
     merged = Together(as_vector(op, x), shape[:axis], shape[axis + 1 :], position, None)
-    result = _write_elements(op, merged, source, accumulate=True)
+    result = _write_elements(op, merged, source, op.shape(index), accumulate=True)
     return result if shape else op.reshape(result, ())
 
 

@@ -216,9 +216,13 @@ def flat_median(x: Tensor) -> Tensor:
 @flat_median.onnx
 def _(op, x):
     count, dtype = math.prod(op.shape(x)), op.dtype(x)
-    if not count:  # eager's median of nothing
-        return op.constant(math.nan if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
+    of_nothing = op.constant([math.nan if dtype.is_floating_point else torch.iinfo(dtype).min], dtype)
+    if not count:
+        return op.reshape(of_nothing, ())
     smallest, _ = op.TopK(op.Reshape(x, op.ints([-1])), op.ints([FloorDiv(count + 1, 2)]), largest=False, outputs=2)
+    if op.sizes.may_be_zero(count):
+        last = op.Slice(smallest, op.ints([-1]), op.ints([torch.iinfo(torch.int64).max]))
+        smallest = op.Concat(of_nothing, last, axis=0)
     return op.Gather(smallest, op.constant(-1, torch.int64), axis=0)
 
 
@@ -236,15 +240,16 @@ def _argument(op_type):
         if dim is None:
             first = _first(op, op_type, op.Reshape(x, op.ints([-1])), 0, keepdim=keepdim)
             return op.Reshape(first, op.ints([1] * op.rank(x))) if keepdim and op.rank(x) > 1 else first
-        return _first(op, op_type, x, dim, keepdim=keepdim)
+        return _first(op, op_type, x, dim % op.rank(x), keepdim=keepdim)
 
     return lower
 
 
 def _first(op, op_type, x, dim, *, keepdim):
-    """Return the position; ONNX Runtime compares int64 in TopK only."""
+    """Return the position along ``dim``, counted from the first: ONNX Runtime reduces no empty tensor along -1."""
     if op.dtype(x) != torch.int64:
         return op.node(op_type, comparable(op, x), axis=dim, keepdims=keepdim)
+    # ONNX Runtime compares int64 in TopK only
     _, position = op.TopK(x, op.ints([1]), axis=dim, largest=op_type == "ArgMax", outputs=2)
     position = op.declare(position, torch.int64)
     return position if keepdim else op.Squeeze(position, op.ints([dim]))
@@ -299,6 +304,7 @@ def _extreme_and_position(op_type):
             return op.Identity(x), op.constant(0, torch.int64)
         if 0 in op.result.shape:
             return tuple(op.constant(torch.empty(op.result.shape), dtype) for dtype in (op.dtype(x), torch.int64))
+        dim %= op.rank(x)
         position = _first(op, op_type, x, dim, keepdim=True)
         found = op.GatherElements(x, position, axis=dim), position
         return found if keepdim else tuple(op.Squeeze(part, op.ints([dim])) for part in found)

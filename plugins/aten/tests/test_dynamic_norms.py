@@ -1,4 +1,4 @@
-"""Activations, norms, losses, distances and random tensors over sides known at run time only."""
+"""Activations, norms, losses, distances and random tensors over sides known at run time only, which may be 0."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import pytest
 import torch
 from clika_ref_aten import (
     activation,
+    adaptive_pooling,
     attention,
     classification_loss,
+    cumulative,
     distance,
     dropout,
     gating,
     loss,
     randomness,
+    reduction,
+    scattering,
     softmax,
+    sorting,
+    variance,
 )
 from clika_ref_aten import layer_normalization as layers
 from clika_ref_aten import normalization as norms
@@ -26,12 +32,14 @@ from clika_ref.core.inference import infer
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.symbols import Side, Symbol, named, resolve
 from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.emission import emit
 
 N, M, K = named("n"), named("m"), named("k")
 SIZES = ({"n": 3, "m": 4, "k": 5}, {"n": 1, "m": 1, "k": 2}, {"n": 6, "m": 2, "k": 7})
 CLASSES = TensorType(torch.int64, (N, M))
 SMOOTH = {"label_smoothing": 0.1}
 STEP = {"momentum": 0.1}
+PLACE, PLACES = TensorType(torch.int64, ()), TensorType(torch.int64, (K,))
 
 CASES = [
     (activation.prelu, [(N, M, K), (M,)], {}),
@@ -68,8 +76,8 @@ CASES = [
 ]
 
 
-def graph_of(op, operands, attrs):
-    """Return a graph of one call; each symbol is read from the side where it first stands alone."""
+def graph_of(op, operands, attrs, low=0):
+    """Return a graph of one call; each symbol, from ``low`` on, is read from the side where it first stands alone."""
     graph = Graph(op.name)
     values = []
     for operand in operands:
@@ -80,7 +88,7 @@ def graph_of(op, operands, attrs):
         values.append(graph.add_input(kind, f"x{len(values)}"))
         for dim, side in enumerate(kind.shape):
             if side in (N, M, K):
-                graph.symbols.setdefault(side.name, Symbol(side.name, 1, None, Side(values[-1].name, dim)))
+                graph.symbols.setdefault(side.name, Symbol(side.name, low, None, Side(values[-1].name, dim)))
     call = op.call(*(values if op.operands else ()), **attrs)
     for value in graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs)).outputs:
         graph.add_output(value)
@@ -124,6 +132,23 @@ def test_group_norm_takes_an_empty_batch():
         (distance.cdist, [(N, M), (K, M)], {"p": math.inf}),
         (distance.cdist, [(N, M), (K, M)], {"compute_mode": 1}),
         (attention.scaled_dot_product_attention, [(2, N, 3), (2, M, 3), (2, M, K), (N, M)], {}),
+        (attention.scaled_dot_product_attention, [(2, K, M), (2, N, M), (2, N, 3), (2, K, N)], {"scale": 0.3}),
+        (reduction.mean, [(M, N, K)], {"dim": (-2, 0), "keepdim": True}),
+        (reduction.mean, [(M, K)], {"dtype": torch.float64}),
+        (variance.var_mean, [(M, K)], {"dim": (0,), "correction": 0}),
+        (variance.std, [(N, M)], {"correction": 0, "keepdim": True}),
+        (norms.running_mean_update, [(N, 4, M), (4,)], STEP),
+        (norms.running_mean_update, [(N, 4, M), (4,)], {**STEP, "per_instance": True}),
+        (norms.running_var_update, [(N, 4, M), (4,)], {**STEP, "per_instance": True}),
+        (sorting.flat_median, [(N, M)], {}),
+        (sorting.flat_median, [TensorType(torch.int64, (N, M))], {}),
+        (sorting.argmax, [(M, 3)], {"dim": -1}),
+        (sorting.min_, [(M, 3)], {"dim": -1}),
+        (cumulative.diff, [(M, K), (M, K)], {"n": 2, "dim": 0}),
+        (adaptive_pooling.adaptive_max_pool1d, [(M, 2, K)], {"output_size": (1,)}),
+        (adaptive_pooling.adaptive_max_pool2d, [(M, 2, 5, K)], {"output_size": (3, 2)}),
+        (scattering.index_put, [(M, 4, 2), (), None, PLACE, PLACES], {"accumulate": True}),
+        (scattering.index_put, [(4, M, 2), (K, M), PLACES, None, PLACE], {}),
     ],
     ids=lambda v: getattr(v, "name", None),
 )
@@ -133,4 +158,10 @@ def test_one_artifact_serves_sizes_without_elements(op, operands, attrs, sizes):
     graph = graph_of(op, operands, attrs)
     inputs = [tensor_of(value.type, sizes) for value in graph.inputs]
     expected, _ = interpret(graph, inputs)
-    torch.testing.assert_close(run_onnx(graph, inputs), expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(run_onnx(graph, inputs), expected, equal_nan=True)  # as above, where there are elements
+
+
+def test_a_side_that_cannot_be_empty_costs_a_mean_nothing():
+    possible, impossible = (emit(graph_of(reduction.mean, [(N, M)], {"dim": (1,)}, low)).graph for low in (0, 1))
+    assert [node.op_type for node in impossible] == ["ReduceMean"]
+    assert [node.op_type for node in possible][-1] == "Div"

@@ -7,6 +7,8 @@ import torch
 from clika_ref_aten import normalization, reduction, scattering, sorting, variance
 from one_operator import Case, graph_of, run_onnx
 
+INSTANCES = {"momentum": 0.1, "per_instance": True}
+
 
 @pytest.mark.parametrize(
     ("op", "operands", "attrs"),
@@ -26,6 +28,8 @@ from one_operator import Case, graph_of, run_onnx
         (normalization.group_norm, [torch.empty(3, 2, 0, dtype=torch.half), None, None], {"num_groups": 1}),
         (normalization.running_mean_update, [torch.empty(4, 2, 0), torch.ones(2)], {"momentum": 0.1}),
         (normalization.running_var_update, [torch.empty(0, 2, 3), torch.ones(2)], {"momentum": 0.1}),
+        (normalization.running_mean_update, [torch.empty(0, 2, 3), torch.ones(2)], INSTANCES),
+        (normalization.running_var_update, [torch.empty(3, 2, 0), torch.ones(2)], INSTANCES),
     ],
     ids=lambda part: getattr(part, "name", ""),
 )
