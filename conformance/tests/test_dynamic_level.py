@@ -57,6 +57,17 @@ def half(draw, s):
     return s.call(x, length=x.shape[0] // 2)
 
 
+def picked(x: Tensor, index: Tensor) -> Tensor:
+    """``x`` at the positions ``index``, without looking where they are."""
+    return x[index] if len(x) else x.new_zeros(len(index))
+
+
+def places(draw, s):
+    x = draw(s.tensor(rank=1, side=(1, 5)))
+    last = x.shape[0] - 1
+    return s.call(x, draw(s.tensor(rank=1, side=(2, 3), dtype=torch.int64, low=0, high=last, domain=(0, last))))
+
+
 def negated(x: Tensor) -> Tensor:
     """``-x``."""
     return -x
@@ -131,6 +142,12 @@ def test_the_runs_go_up_and_down_and_end_with_a_size_seen_before():
     sizes = [run.inputs[0].numel() for run in found.runs()]
     assert min(sizes) == sizes[-2] < max(sizes)
     assert {run.inputs[0].numel() for run in found.empty()} == {0}
+
+
+def test_a_side_that_positions_lie_in_is_not_left_empty():
+    found = symbolic_call(draw(made(picked, places, lambda op, x, index: op.Gather(x, index)), "0"))
+    assert len(found.runs()) > 1
+    assert [tuple(map(len, run.inputs)) for run in found.empty()] == [(len(found.runs()[0].inputs[0]), 0)]
 
 
 def test_a_right_lowering_passes_at_every_size(tmp_path):

@@ -132,7 +132,9 @@ def _coprime(ranges: Sequence[tuple[int, int]], random: Random) -> list[int]:
 
 
 def filled(drawing: Drawing, name: str) -> list[Any] | None:
-    """Return the operands of a call with their elements, or None where eager refuses them."""
+    """Return the operands of a call with their elements, or None where no element is legal, or eager refuses them."""
+    if any(isinstance(o, TensorSample) and _has_no_legal_element(o) for o in drawing.call.operands):
+        return None
     generator = torch.Generator().manual_seed(zlib.crc32(f"{drawing.op.name}-{drawing.seed}-{name}".encode()))
     try:
         operands = [realize(o, generator) if isinstance(o, TensorSample) else o for o in drawing.call.operands]
@@ -141,6 +143,11 @@ def filled(drawing: Drawing, name: str) -> list[Any] | None:
     except Exception:  # noqa: BLE001 - whatever eager raises, the call is not legal at this size
         return None
     return operands
+
+
+def _has_no_legal_element(sample: TensorSample) -> bool:
+    """Whether a tensor has elements, none of which can be legal: positions along a side of length 0."""
+    return sample.domain is not None and sample.domain[0] > sample.domain[1] and 0 not in sample.shape
 
 
 def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCall | str:
