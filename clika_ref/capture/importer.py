@@ -74,6 +74,8 @@ class Importer:
         self._env: dict[fx.Node, Any] = {}
         self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
         self._autocast: tuple[Any, ...] | None = None
+        self._unrecorded: list[Any] = []
+        """What a no_grad region got from outside."""
 
     def builder(self) -> Builder:
         """Return a builder at the end of the graph, at the origin of the call that is being imported."""
@@ -203,8 +205,17 @@ class Importer:
             made = self._functional(node, pure, args, kwargs)
         for destination, entry in zip(written, made if isinstance(made, list) else [made], strict=False):
             old = self.value_of(destination)
-            self.aliases.write(destination, self._fit(self.value_of(entry), old.type))
+            new = self._fit(self.value_of(entry), old.type)
+            if old.type.dtype.is_floating_point and self._is_from_outside(destination):
+                new = self.builder()("overwritten", new, old, types=(old.type,))
+            self.aliases.write(destination, new)
         return written[0] if len(written) == 1 else written
+
+    def _is_from_outside(self, entry: Traced | None) -> bool:
+        """Whether a tensor existed before the no_grad region that is being imported, or is a view of such a one."""
+        while entry is not None and not any(entry is outer for outer in self._unrecorded):
+            entry = entry.parent
+        return entry is not None
 
     def _fit(self, value: Value, type: TensorType) -> Value:
         """Cast and expand a value to the type of the memory that it is written to."""
@@ -224,10 +235,11 @@ class Importer:
 
     def _region(self, node: fx.Node, target: Any) -> Any:
         args = self._entries(node.args)
-        before, detached, known = self._autocast, False, len(self.unsupported)
+        before, detached, known = (self._autocast, self._unrecorded), False, len(self.unsupported)
         if target.name() == "wrap_with_set_grad_enabled":
             enabled, inner, *operands = args
             detached = not enabled
+            self._unrecorded = operands if detached else []
         elif target.name() == "wrap_with_autocast":
             device, dtype, enabled, cache, inner, *operands = args
             self._autocast = (device, dtype, cache) if enabled else None
@@ -240,11 +252,14 @@ class Importer:
         try:
             results = self._inline(inner, operands)
         finally:
-            self._autocast = before
+            self._autocast, self._unrecorded = before
         if len(self.unsupported) > known:
             msg = "calls inside it could not be imported"
             raise ModelError(msg)
-        return tuple(map(self._detached, results)) if detached else results
+        if not detached:
+            return results
+        outer = set(map(id, operands))  # what was written to keeps its history
+        return tuple(r if id(r) in outer else self._detached(r) for r in results)
 
     def _detached(self, entry: Any) -> Any:
         """Stop gradients where a no_grad region ends."""

@@ -73,6 +73,64 @@ def test_a_no_grad_region_stops_the_same_gradients():
     torch.testing.assert_close(module.head.weight.grad, original.head.weight.grad)
 
 
+def clamped_weight(net, x):
+    with torch.no_grad():
+        net.weight.clamp_(-1, 1)
+    return x @ net.weight
+
+
+def half_written_result(net, x):
+    y = x @ net.weight
+    first = y[0]
+    with torch.no_grad():
+        y[:, 1] = 0
+        first.mul_(2)
+    return y * first
+
+
+def written_behind_detach(net, x):
+    y = x @ net.weight
+    y.detach().clamp_(min=0)
+    return y * 3
+
+
+def written_inside(net, x):
+    with torch.no_grad():
+        y = x @ net.weight
+        y += 1
+    return y * net.weight[0]
+
+
+class Net(nn.Module):
+    def __init__(self, compute):
+        super().__init__()
+        self.weight, self.compute = nn.Parameter(torch.randn(4, 4) * 3), compute
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+@pytest.mark.parametrize("compute", [clamped_weight, half_written_result, written_behind_detach, written_inside])
+def test_gradients_flow_past_what_is_written_without_them_as_in_eager(compute):
+    """They were stopped in silence: a weight that ``forward`` clamps was not trained."""
+    torch.manual_seed(0)
+    original, x = Net(compute), torch.randn(2, 4)
+    module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+    for net in (original, module):
+        net(x).square().sum().backward()
+    assert original.weight.grad.any()
+    torch.testing.assert_close(module.weight.grad, original.weight.grad)
+    torch.testing.assert_close(module.weight, original.weight)
+
+
+def test_an_embedding_with_a_greatest_norm_is_trained():
+    original, ids = nn.Embedding(6, 4, max_norm=0.5), torch.tensor([[0, 1], [2, 1]])
+    module = clika_compile(original, tracing_inputs=[ids], discard_input_model=False)
+    for net in (original, module):
+        net(ids).square().sum().backward()
+    torch.testing.assert_close(module.weight.grad, original.weight.grad)
+
+
 def test_detach_in_forward_stops_the_same_gradients():
     class Detached(nn.Module):
         def __init__(self):

@@ -10,7 +10,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import SAME_SCALE
-from clika_ref_aten.elementwise import ANY, one
+from clika_ref_aten.elementwise import ANY, FLOATS, one
 
 aten = torch.ops.aten
 
@@ -86,6 +86,28 @@ def _(build, base, new):
     return new
 
 
+@operator(quant=SAME_SCALE, error=EXACT)
+def overwritten(new: Tensor, x: Tensor) -> Tensor:
+    """``new`` with the history of ``x``, which has its type: what a write to ``x`` leaves that autograd does not see.
+
+    Gradients flow back to ``x`` as if nothing had been written, and none to ``new``.
+    """
+    kept = x.clone()
+    with torch.no_grad():
+        return kept.copy_(new)
+
+
+@overwritten.onnx
+def _(op, new, x):
+    return new
+
+
+@overwritten.samples
+def _(draw, s):
+    new = draw(s.tensor(dtype=FLOATS))
+    return s.call(new, draw(s.tensor(shape=new.shape, dtype=(new.dtype,))))
+
+
 @operator(aten.detach.default, quant=SAME_SCALE, error=EXACT)
 def detach(x: Tensor) -> Tensor:
     """``x`` without its history: no gradient flows back through it."""
@@ -102,4 +124,4 @@ detach.samples(one(dtype=ANY))
 
 @detach.write_back
 def _(build, base, new):
-    return new
+    return build(overwritten, new, base, types=(base.type,)) if base.type.dtype.is_floating_point else new

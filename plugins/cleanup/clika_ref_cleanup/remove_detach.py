@@ -1,4 +1,4 @@
-"""Remove ``detach`` where no gradient flows any more."""
+"""Remove ``detach`` and ``overwritten`` where no gradient flows any more."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ def remove_detach(node: Node, build: Builder):
     return node.inputs[0]
 
 
+@rule("overwritten")
+def remove_overwritten(node: Node, build: Builder):
+    """``overwritten(new, x)`` has the elements of ``new``."""
+    return node.inputs[0]
+
+
 @dataclass(frozen=True)
 class RemoveDetach:
-    """Remove ``detach`` on the clone that is lowered; the stored graph keeps it, since it stops gradients."""
+    """Remove both on the clone that is lowered; the stored graph keeps them, since they say where gradients flow."""
 
     name: ClassVar[str] = "remove-detach"
     phase: ClassVar[Phase] = Phase.FUSE
@@ -32,4 +38,4 @@ class RemoveDetach:
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
         """Apply the rule wherever it holds."""
-        apply_rules(graph, [remove_detach], operators)
+        apply_rules(graph, [remove_detach, remove_overwritten], operators)

@@ -1,7 +1,8 @@
-"""``detach`` goes from the clone that is lowered, never from the stored graph."""
+"""``detach`` and ``overwritten`` go from the clone that is lowered, never from the stored graph."""
 
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref_cleanup.plugin import clika_ref_passes
+from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
 from clika_ref_cleanup.remove_detach import RemoveDetach
 
 
@@ -12,6 +13,12 @@ def detached(sketch):
 
 def test_detach_goes(sketch):
     assert detached(sketch).clean(RemoveDetach()) == ["relu", "neg"]
+
+
+def test_overwritten_goes_with_what_was_there_before(sketch):
+    x = sketch.input(2, 3)
+    made = sketch("overwritten", sketch("abs", x), sketch("exp", x))
+    assert sketch.returns(sketch("neg", made)).clean(RemoveDetach(), RemoveDeadNodes()) == ["abs", "neg"]
 
 
 def test_the_stored_graph_keeps_it(sketch, operators):
