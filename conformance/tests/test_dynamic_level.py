@@ -58,13 +58,13 @@ def half(draw, s):
 
 
 def raised(x: Tensor, index: Tensor) -> Tensor:
-    """``x`` with 1 added at the positions ``index``, of which eager says nothing where ``x`` is empty."""
-    return x.index_add(0, index, torch.ones_like(index, dtype=x.dtype))
+    """``x`` with 1 added to the columns ``index``, of which eager says nothing where ``x`` is empty."""
+    return x.index_add(1, index, torch.ones((x.shape[0], index.shape[0])))
 
 
 def places(draw, s):
-    x = draw(s.tensor(rank=1, side=(1, 5)))
-    last = x.shape[0] - 1
+    x = draw(s.tensor(rank=2, side=(1, 5)))
+    last = x.shape[1] - 1
     return s.call(x, draw(s.tensor(rank=1, side=(2, 3), dtype=torch.int64, low=0, high=last, domain=(0, last))))
 
 
@@ -147,7 +147,9 @@ def test_the_runs_go_up_and_down_and_end_with_a_size_seen_before():
 def test_a_side_that_positions_lie_in_is_not_left_empty():
     found = symbolic_call(draw(made(raised, places, lambda op, x, index: x), "0"))
     assert len(found.runs()) > 1
-    assert [tuple(map(len, run.inputs)) for run in found.empty()] == [(len(found.runs()[0].inputs[0]), 0)]
+    assert len(found.places) == 3
+    assert [[0 in t.shape for t in run.inputs] for run in found.empty()] == [[True, False], [False, True]]
+    assert all(run.inputs[0].shape[1] for run in found.empty())
 
 
 def test_a_right_lowering_passes_at_every_size(tmp_path):
