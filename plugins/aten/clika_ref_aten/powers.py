@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.types import Number
@@ -34,8 +36,14 @@ def _power(op, x, y):
             return op.Reciprocal(x)
         case int() if not dtype.is_floating_point and exponent > 1:
             return _product(op, x, exponent)
+    if isinstance(exponent, float) and _is_rounded(exponent, dtype):
+        return op.Pow(x, op.scalar(exponent, torch.float64))  # a large base would multiply what rounding took
     narrow = dict.fromkeys((torch.int16, torch.int8, torch.uint8), torch.int64)
     return computed(op, "Pow", x, y, via=narrow)
+
+
+def _is_rounded(exponent: float, dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and torch.tensor(exponent, dtype=dtype).item() != exponent
 
 
 def _product(op, x, exponent: int):
@@ -135,7 +143,10 @@ def _(op, x, y):
     longer = op.Max(x, y)
     ratio = op.Div(op.Min(x, y), longer)
     length = op.Mul(longer, op.Sqrt(op.Add(op.Mul(ratio, ratio), op.like(x, 1))))
-    return op.Where(op.IsNaN(ratio), longer, length)  # 0 / 0 and inf / inf: the longer leg is the answer
+    # 0 / 0 and inf / inf: the longer leg is the answer; an infinite one even where the other is NaN.
+    length = op.Where(op.IsNaN(ratio), longer, length)
+    infinity = op.like(x, math.inf)
+    return op.Where(op.Or(op.Equal(x, infinity), op.Equal(y, infinity)), infinity, length)
 
 
 hypot.samples(two(dtype=FLOATS, number=False))

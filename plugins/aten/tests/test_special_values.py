@@ -18,6 +18,7 @@ from clika_ref_aten import (
     layer_normalization,
     linear,
     logic,
+    powers,
     recurrent,
     resampling,
     vector_norms,
@@ -211,6 +212,19 @@ def test_margin_losses_pass_over_nan_and_weights_of_what_counts_nothing(p):
         assert_agrees(classification_loss.multi_margin_loss, x, target, torch.full((3,), math.inf), p=p)
         assert_agrees(classification_loss.multi_margin_loss, x, target, p=p, reduction=0)
         assert_agrees(classification_loss.multilabel_margin_loss, x, torch.tensor([[1, -1, 0], [0, 2, -1]]))
+
+
+def test_an_infinite_leg_makes_an_infinite_hypotenuse_even_beside_nan():
+    every = torch.tensor([*SPECIAL, 3e38, 1e-40, NAN])
+    assert_agrees(powers.hypot, every[:, None].expand(-1, len(every)).clone(), every)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_exponent_keeps_the_digits_that_the_dtype_of_a_large_base_does_not_hold(dtype):
+    x = torch.tensor(6e3, dtype=dtype)
+    (found,) = run_onnx(graph_of(Case(powers.pow_, [x, 0.7], {})), [x])
+    assert found.dtype == dtype
+    assert found == (x.double() ** 0.7).to(dtype)
 
 
 def test_truth_is_told_in_the_dtype_in_which_operands_meet():
