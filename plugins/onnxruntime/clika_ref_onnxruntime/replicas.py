@@ -26,6 +26,11 @@ def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, num_gro
     return normal if bias is None else normal + bias.reshape(shape)
 
 
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """Keep zeros, which eager multiplies: 0 times an infinite weight is NaN there."""
+    return torch.where(x == 0, x, torch.prelu(x, weight))
+
+
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Round float64 to integers, those beyond the dtype to its least and its greatest."""
     limit, info = LIMITS[dtype], torch.iinfo(dtype)

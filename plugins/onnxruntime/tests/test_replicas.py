@@ -80,6 +80,16 @@ def test_an_infinite_weight_of_a_group_norm_stays_infinite(tmp_path):
     assert OPERATORS["group_norm"](*call.operands, **call.attrs).isnan().any()
 
 
+@pytest.mark.parametrize("weight", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("count", [1, 6])
+def test_an_infinite_weight_of_a_prelu_leaves_zeros_alone(tmp_path, weight, count):
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, math.nan]).reshape(1, 6)
+    call = Call("prelu", x, torch.full((count,), weight))
+    (actual,) = run(tmp_path, call)
+    torch.testing.assert_close(actual, replicas.prelu(*call.operands), rtol=0, atol=0, equal_nan=True)
+    assert OPERATORS["prelu"](*call.operands)[0, 0].isnan()
+
+
 @pytest.mark.parametrize("reduce", ["amax", "amin", "sum"])
 @pytest.mark.parametrize("include_self", [False, True])
 def test_scattered_extremes_lose_nan_to_numbers_that_come_later(tmp_path, reduce, include_self):
