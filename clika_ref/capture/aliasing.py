@@ -95,10 +95,19 @@ class Aliases:
         return self.root(self.current(entry), fake)
 
     def current(self, entry: Traced) -> Value:
-        """Return the value of a tensor now, after all writes so far."""
+        """Return the value of a tensor now, after all writes so far.
+
+        Raises:
+            ModelError: it is no view of what was written to, but lies in the same memory.
+        """
         if entry.memory is None or entry.version == entry.memory.version:
             return entry.value
-        assert entry.parent is not None
+        if entry.parent is None:
+            msg = (
+                f"{entry.value.name!r} lies in the memory of another parameter, buffer or tensor that forward writes "
+                "to; keep one of them, and take the other as a view of it in forward"
+            )
+            raise ModelError(msg)
         assert entry.view is not None
         op, others, attrs, index = entry.view
         made = self._builder()(op, self.current(entry.parent), *others, types=entry.siblings, **attrs)

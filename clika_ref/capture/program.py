@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 from torch.export.graph_signature import InputKind, InputSpec
 
 from clika_ref.capture.aliasing import Traced
@@ -158,6 +159,9 @@ class ProgramImporter:
         if data is None:
             data = self.program.state_dict[target]
         assert isinstance(data, torch.Tensor)
+        if isinstance(data, FakeTensor):
+            msg = f"it took a result of the model for a constant, {tuple(data.shape)} in {target}"
+            raise MismatchError(msg)
         return self.graph.add_constant(data.detach(), f"{LIFTED}{target}")
 
     def _signature(self, leaves: list[Leaf], outputs: Any) -> Signature:

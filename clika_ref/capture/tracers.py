@@ -103,6 +103,7 @@ def trace(
         _plain_transformers(),
         _lines_inside(module),
         for_any_size(),
+        _data_as_a_call(),
         _silenced(),
     ):
         return tracer.run(module, call, shapes)
@@ -124,6 +125,17 @@ def _plain_transformers() -> Iterator[None]:
             yield
     finally:
         transformer._detect_is_causal_mask = detect
+
+
+@contextlib.contextmanager
+def _data_as_a_call() -> Iterator[None]:
+    """Let tracers see who reads ``tensor.data``: it is an attribute, and what it returned was taken for a constant."""
+    plain: Any = torch.Tensor.data  # which the class inherits
+    torch.Tensor.data = property(torch.Tensor.detach, plain.__set__)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        del torch.Tensor.data
 
 
 @contextlib.contextmanager

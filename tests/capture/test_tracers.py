@@ -80,3 +80,16 @@ def test_a_size_that_is_looked_up_in_a_set_or_dict_is_refused(model):
     assert torch.equal(
         clika_compile(model, tracing_inputs=[torch.ones(7, 3)])(torch.ones(7, 3)), model(torch.ones(7, 3))
     )
+
+
+def test_what_a_tracer_takes_for_a_constant_without_knowing_its_elements_is_no_graph(monkeypatch):
+    """Dynamo does so with ``.data``; the comparison with eager raised an error of PyTorch's own."""
+
+    class Reads(Model):
+        def forward(self, x):
+            return x @ self.layer.weight.data
+
+    (dynamo,) = [t for t in TRACERS if t.name == "dynamo"]
+    monkeypatch.setattr(capturing, "applicable", lambda dynamic: (dynamo,))
+    with pytest.raises(ModelError, match=r"it took a result of the model for a constant, \(2, 2\) in lifted_tensor_0"):
+        clika_compile(Reads(), tracing_inputs=[torch.randn(3, 2)])
