@@ -27,7 +27,7 @@ def test_every_special_value_stands_first_and_last_in_every_operand_and_alone():
             if run.name.split(":")[0].rsplit("-", 1)[0] in SPECIAL and special:
                 assert len(special) == 1
                 found.add((run.name, index, special[0]))
-            assert len(special) <= 1
+            assert len(special) <= 1 or run.name == "crossed"
     assert {(index, at) for _, index, at in found} == {(0, 0), (0, 11), (1, 0), (1, 11)}
     assert len(found) == len(SPECIAL) * 4
 
@@ -35,10 +35,49 @@ def test_every_special_value_stands_first_and_last_in_every_operand_and_alone():
 def test_floats_get_wide_half_tiny_and_shifted_elements():
     runs = {run.name: run.inputs[0].double() for row in (0, 1) for run in runs_of([sample(shape=(50,))], 0, row)}
     assert runs["wide"].abs().max() > 64 > 1 / 64 > runs["wide"].abs().min()
-    assert ((runs["ties"] % 1) == 0.5).all()
+    assert ((runs["ties"] * 8) % 1 == 0).all()
+    assert {0.0, 0.5, 0.25, 0.125} <= set((runs["ties"] % 1).tolist())
     assert runs["tiny"].abs().max() <= 3.001e-3
     assert (runs["offset+30"] > 28).all()
     assert (runs["offset-50"] < -48).all()
+
+
+def test_ties_are_legal_and_not_all_at_the_ends_of_a_domain():
+    (ties,) = (run.inputs[0] for run in runs_of([sample(shape=(50,), domain=(0.0, 1.0))], 0) if run.name == "ties")
+    assert ((ties >= 0) & (ties <= 1)).all()
+    assert {0.5, 0.25, 1.0} <= set(ties.tolist())
+
+
+def test_where_each_element_has_its_own_bound_every_other_row_has_elements_whose_squares_do_not_fit():
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        rows = [runs_of([sample(dtype, shape=(90,))], 0, row, every_magnitude=True) for row in (0, 1)]
+        tame, vast = (next(run.inputs[0] for run in row if run.name == "wide") for row in rows)
+        assert tame.square().isfinite().all()
+        assert vast.isfinite().all()
+        assert vast.square().isinf().any() == (dtype != torch.float64)  # of which no wider reference could judge
+        assert (vast != 0).all()
+
+
+def test_special_values_of_two_operands_meet_at_one_place_alike_and_otherwise():
+    met = set()
+    for row in range(8):
+        (crossed,) = (
+            run for run in runs_of([sample(shape=(20,)), sample(shape=(20,))], 0, row) if run.name == "crossed"
+        )
+        here = [(repr(a), repr(b)) for a, b in zip(*(t.tolist() for t in crossed.inputs), strict=True)]
+        kinds = {a for a, _ in here}
+        assert {(a, a) for a in kinds} <= set(here)
+        met |= set(here)
+    assert kinds == {"nan", "inf", "-inf", "0.0", "-0.0", "1.0", "-1.0"}
+    assert met == {(a, b) for a in kinds for b in kinds}
+
+
+def test_special_values_do_not_cross_in_one_operand_or_outside_a_domain():
+    assert not any(run.name == "crossed" for run in runs_of([sample(), sample(unique=True)], 0))
+    for row in range(8):
+        positive = sample(shape=(20,), low=0.5, domain=(0.5, 4.0))
+        (crossed,) = (run for run in runs_of([sample(), positive], 0, row) if run.name == "crossed")
+        assert set(crossed.inputs[1].tolist()) == {1.0}
 
 
 def test_integers_get_their_limits_sums_beyond_32_bits_and_both_signs():

@@ -18,16 +18,18 @@ SPECIAL = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "minus-zero
 Fill = Callable[[TensorSample, torch.Generator], torch.Tensor]
 
 
-def runs_of(operands: Sequence[Any], seed: int, row: int = 0) -> list[Run]:
+def runs_of(operands: Sequence[Any], seed: int, row: int = 0, *, every_magnitude: bool = False) -> list[Run]:
     """Return the runs of a call: one on typical elements, and one for each vector that is legal for its operands.
 
     A tensor that the sampler made itself is the same in all of them. Special values stand first or last in one of the
     operands; ``row`` says where, so that consecutive rows of a cover take turns, and `slots` of them reach every place.
+    With ``every_magnitude`` every other row has elements of which neither squares nor products fit the dtype: whoever
+    claims a bound for each element by itself may not overflow on the way.
     """
     tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
     samples = {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
     runs = [Run("typical", _filled(tensors, seed))]
-    for name, changed in _changes(samples, row):
+    for name, changed in _changes(samples, row, _vast if every_magnitude and row % 2 else _wide):
         if changed:
             runs.append(Run(name, _filled(tensors, seed, changed)))
     return runs
@@ -50,7 +52,7 @@ def _filled(
     return tuple(tensors)
 
 
-def _changes(samples: Mapping[int, TensorSample], row: int) -> Iterator[tuple[str, dict[int, Fill]]]:
+def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Iterator[tuple[str, dict[int, Fill]]]:
     """Yield the name of each vector and the operands that it fills, by their index; none where it is not legal."""
     floats = [i for i, s in samples.items() if s.dtype.is_floating_point and math.prod(s.shape)]
     integers = [i for i, s in samples.items() if _is_integer(s) and math.prod(s.shape)]
@@ -59,7 +61,10 @@ def _changes(samples: Mapping[int, TensorSample], row: int) -> Iterator[tuple[st
         at, position = floats[row // 2 % len(floats)], row.bit_count() % 2  # attributes alternate too, but not so
         legal = _is_legal(samples[at], value)
         yield f"{name}-{('first', 'last')[position]}:x{at}", {at: _placed(value, -position)} if legal else {}
-    for name, fill in _MAGNITUDES.items() if floats else ():
+    crossed = [i for i in floats if not samples[i].unique]
+    if len(crossed) > 1:
+        yield "crossed", {i: _crossed(number, row) for number, i in enumerate(crossed)}
+    for name, fill in {"wide": wide, **_MAGNITUDES}.items() if floats else ():
         yield name, {i: fill for i in floats if not (samples[i].unique and name == "ties")}
     if floats:
         shift = (30.0, -50.0)[row % 2]
@@ -104,16 +109,53 @@ def _within(sample: TensorSample, values: torch.Tensor) -> torch.Tensor:
     return values.to(sample.dtype)
 
 
-def _wide(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Magnitudes from 2^-8 to 2^8 of either sign."""
-    exponents = 16 * torch.rand(sample.shape, generator=generator, dtype=torch.float64) - 8
+def _crossed(number: int, row: int) -> Fill:
+    """Let special values and ones meet at one place: each its like first, then others, another one in every row.
+
+    Elements of several operands stand at one place if their shapes are the same; ``number`` counts the operands.
+    """
+
+    def fill(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
+        values = [v for v in (*SPECIAL.values(), 0.0, 1.0, -1.0) if _is_legal(sample, v)]
+        if not values:
+            return torch.full(sample.shape, sample.low, dtype=sample.dtype)
+        places = torch.arange(math.prod(sample.shape))
+        rounds = places // len(values)
+        apart = torch.where(rounds > 0, rounds + row, 0) * number
+        return torch.tensor(values, dtype=sample.dtype)[(places + row + apart) % len(values)].reshape(sample.shape)
+
+    return fill
+
+
+def _magnitudes(sample: TensorSample, generator: torch.Generator, reach: float) -> torch.Tensor:
+    """Magnitudes from ``2^-reach`` to ``2^reach`` of either sign."""
+    exponents = reach * (2 * torch.rand(sample.shape, generator=generator, dtype=torch.float64) - 1)
     signs = torch.randint(0, 2, sample.shape, generator=generator) * 2 - 1
     return _within(sample, signs * 2**exponents)
 
 
+def _wide(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    return _magnitudes(sample, generator, 8)
+
+
+def _vast(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """Three quarters of the exponents of a dtype: squares overflow and vanish, elements do not.
+
+    Not of float64, in which nobody could say whether eager or a target has lost the digits.
+    """
+    reach = 8 if sample.dtype == torch.float64 else 0.75 * math.log2(torch.finfo(sample.dtype).max)
+    return _magnitudes(sample, generator, reach)
+
+
 def _ties(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Half-integers between -8.5 and 8.5: what rounds either way, and what is equal."""
-    return _within(sample, torch.randint(-9, 9, sample.shape, generator=generator).double() + 0.5)
+    """Legal multiples of 1/2, 1/4 and 1/8 between -5 and 5: what rounds either way, what is whole, and what is equal.
+
+    Of their products with powers of ten, and of their quotients, many lie in the middle of two integers too.
+    """
+    low, high = (-5.0, 5.0) if sample.domain is None else (max(sample.domain[0], -5.0), min(sample.domain[1], 5.0))
+    parts = 2.0 ** torch.randint(1, 4, sample.shape, generator=generator)
+    chosen = low + (high - low) * torch.rand(sample.shape, generator=generator, dtype=torch.float64)
+    return _within(sample, (chosen * parts).round() / parts)
 
 
 def _tiny(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
@@ -132,7 +174,7 @@ def _spans(sample: TensorSample, shift: float) -> bool:
     return sample.domain is None or sample.domain[0] <= shift - 1 < shift + 1 <= sample.domain[1]
 
 
-_MAGNITUDES: dict[str, Fill] = {"wide": _wide, "ties": _ties, "tiny": _tiny}
+_MAGNITUDES: dict[str, Fill] = {"ties": _ties, "tiny": _tiny}
 
 
 # Integers

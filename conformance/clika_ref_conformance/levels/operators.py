@@ -31,6 +31,9 @@ LEVEL = "operators"
 PACK = "drawn-pack"
 """The check that compiles the drawn calls as one graph; what is not judged right in it is run by itself."""
 
+BY_ELEMENT = ("exact", "ulp")
+"""Kinds of errors that are bounded for each element by itself, and not by the size of others."""
+
 LITERAL_ROWS = 4
 """Rows whose literals are written in other forms: a form is tried once, on the first row that has it."""
 
@@ -94,11 +97,11 @@ class Column:
     def covered(self, name: str, rows: Sequence[DrawnCall], index: int) -> Outcome:
         """Run one row of the cover on its vectors; the first row takes the places that the others leave out."""
         row = rows[index]
-        runs = runs_of(row.call.operands, self._seed(name), index)
+        runs = self._runs(row, self._seed(name), index)
         if not index:
             names = {run.name for run in runs}
             for later in range(len(rows), slots(row.call.operands)):
-                more = runs_of(row.call.operands, self._seed(name), later)
+                more = self._runs(row, self._seed(name), later)
                 runs += [run for run in more if run.name not in names]
                 names.update(run.name for run in more)
         return self._judged(name, row, runs)
@@ -138,6 +141,9 @@ class Column:
 
     def _seed(self, name: str) -> int:
         return zlib.crc32(f"{self.op.name}/{self.dtype}/{name}/{self.suite.profile.seed}".encode()) % 2**24
+
+    def _runs(self, row: DrawnCall, seed: int, turn: int) -> list[Run]:
+        return runs_of(row.call.operands, seed, turn, every_magnitude=self.op.error.kind in BY_ELEMENT)
 
     def _accepts(self, call: Call) -> bool:
         """Whether eager takes a call."""
@@ -181,7 +187,7 @@ class Column:
         if _is_random(self.op, row.call):
             return Outcome(name, Comparison(Verdict.NOT_RUN, f"{text} is random: no two runs of it agree"))
         if runs is None:
-            every = runs_of(row.call.operands, row.seed, row.vector)
+            every = self._runs(row, row.seed, row.vector)
             runs = [every[0], *every[1:][row.vector % len(every) - 1 : row.vector % len(every)]]
         before = [t.clone() for t in runs[0].inputs]
         refused = self._refusal(row.call, runs[0])
