@@ -13,8 +13,8 @@ import torch
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.symbols import Symbol, evaluate, named
-from clika_ref.core.types import TensorType
+from clika_ref.core.rewriting import substitute_symbols
+from clika_ref.core.symbols import Symbol, named
 from clika_ref.input_checks import check_inputs
 
 
@@ -51,7 +51,7 @@ def restrict_dynamic_sides(
         mapping[symbol.expr] = named(names[key])
         kept[names[key]] = _both(names[key], kept.get(names[key], symbol), symbol, sizes.get(key, symbol.example))
     graph.symbols = kept
-    _substitute(graph, {old: new for old, new in mapping.items() if old != new})
+    substitute_symbols(graph, {old: new for old, new in mapping.items() if old != new})
 
 
 def fitting(graph: Graph, examples: Sequence[Sequence[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
@@ -157,26 +157,3 @@ def _both(name: str, one: Symbol, other: Symbol, example: int | None) -> Symbol:
     """Return a symbol for two sides that are one, read from the first."""
     bounds = [s.high for s in (one, other) if s.high is not None]
     return Symbol(name, max(one.low, other.low), min(bounds, default=None), one.side, example)
-
-
-def _substitute(graph: Graph, mapping: dict[sympy.Symbol, Any]) -> None:
-    def replaced(item: Any) -> Any:
-        if isinstance(item, tuple):
-            return tuple(map(replaced, item))
-        if not isinstance(item, sympy.Basic):
-            return item
-        result = item.xreplace(mapping)
-        return evaluate(result, {}) if not result.free_symbols else result
-
-    for value in graph.inputs:
-        value.type = TensorType(value.type.dtype, replaced(value.type.shape))
-    for node in graph.nodes:
-        node.attrs = {k: replaced(v) for k, v in node.attrs.items()}
-        for position, operand in enumerate(node.inputs):
-            if isinstance(operand, sympy.Basic):
-                graph.set_input(node, position, replaced(operand))
-        for value in node.outputs:
-            value.type = TensorType(value.type.dtype, replaced(value.type.shape))
-    guards = [type(g)(replaced(g.relation), g.line) for g in graph.guards]
-    graph.guards = [g for g in guards if isinstance(g.relation, sympy.Basic)]
-    graph.revision += 1

@@ -165,7 +165,21 @@ def test_a_size_that_is_frozen_when_it_is_compiled_is_found(tmp_path):
     def frozen(op, x, size):
         return op.Reshape(x, op.ints([0, 6]))
 
-    assert any(v.is_failure for v in verdicts(made(rows, flat, frozen), tmp_path))
+    wrong = [o for o in outcomes(made(rows, flat, frozen), tmp_path) if o.verdict.is_failure]
+    assert wrong
+    assert "so it is the dynamic form that is wrong" not in wrong[0].comparison.message
+
+
+def test_a_failure_is_cut_to_one_run_at_which_only_the_side_that_matters_is_dynamic(tmp_path):
+    def frozen(op, x, size):
+        return op.reshape(x, (2 if is_symbolic(size[0]) else size[0], -1))
+
+    wrong = next(o for o in outcomes(made(rows, flat, frozen), tmp_path) if o.verdict.is_failure)
+    assert "compiled for this size alone: pass, so it is the dynamic form that is wrong" in wrong.comparison.message
+    (run,) = wrong.case.runs
+    assert wrong.run == run.name
+    assert [t.numel() for t in run.inputs] == [2]  # the least of which two rows can be made
+    assert list(wrong.case.graph.symbols) == ["s0_0"]
 
 
 class KeepsItsBuffer:
@@ -198,6 +212,7 @@ def test_a_buffer_that_is_not_overwritten_is_found_and_the_static_form_is_not_bl
     wrong = [o for o in found if o.verdict is Verdict.VALUE]
     assert wrong
     assert "so it is the dynamic form that is wrong" in wrong[0].comparison.message
+    assert len(wrong[0].case.runs) == 2
 
 
 def test_a_size_that_the_target_refuses_by_name_is_fixed_and_the_others_still_vary(tmp_path):

@@ -1,5 +1,6 @@
 """The reducer: a failing graph of any size becomes the few nodes that fail."""
 
+from dataclasses import replace
 from random import Random
 from statistics import median
 
@@ -112,7 +113,8 @@ def test_a_predicate_that_raises_on_a_candidate_rejects_it():
     assert len(reduce_case(chain("exp", "log1p", "sin"), fails, 20).graph) == 2
 
 
-def test_dynamic_sides_stay_dynamic_and_their_source_stays_an_input():
+def dynamic():
+    """Return exp of x[n, 3], and log1p of the sine of y[2 n, 3]."""
     graph = Graph()
     build = Builder(graph, REGISTRY.operators)
     n = named("n")
@@ -122,14 +124,36 @@ def test_dynamic_sides_stay_dynamic_and_their_source_stays_an_input():
     graph.guards += [Guard(n >= 1, "model.py:3")]
     graph.add_output(build("exp", x))
     graph.add_output(build("log1p", build("sin", y)))
-    case = Case("dynamic", graph, [Run("typical", (torch.ones(2, 3), torch.ones(4, 3)))])
-    small = reduce_case(case, lambda c: "log1p" in kinds(c), 20)
+    return Case("dynamic", graph, [Run("typical", (torch.ones(2, 3), torch.ones(4, 3)))])
+
+
+def test_dynamic_sides_stay_dynamic_where_they_matter_and_their_source_stays_an_input():
+    case = dynamic()
+    small = reduce_case(case, lambda c: "log1p" in kinds(c) and "n" in c.graph.symbols, 20)
     verify(small.graph)
     assert kinds(small) == ["log1p"]
     assert [v.name for v in small.graph.inputs] == ["sin", "x"]
     assert small.graph.symbols.keys() == {"n"}
-    assert small.graph.guards == graph.guards
-    assert small.graph.outputs[0].type.shape == (2 * n, 3)
+    assert small.graph.guards == case.graph.guards
+    assert small.graph.outputs[0].type.shape == (2 * named("n"), 3)
+    assert [tuple(t.shape) for t in small.runs[0].inputs] == [(2, 3), (1, 3)]
+
+
+def test_dynamic_sides_that_do_not_matter_become_short_and_fixed():
+    small = reduce_case(dynamic(), lambda c: "log1p" in kinds(c) and max(len(t) for t in c.runs[0].inputs) > 3, 20)
+    verify(small.graph)
+    assert (small.graph.symbols, small.graph.guards) == ({}, [])
+    assert [v.type.shape for v in small.graph.inputs] == [(4, 3), (2, 3)]
+    assert [tuple(t.shape) for t in small.runs[0].inputs] == [(4, 3), (2, 3)]
+    shorter = reduce_case(dynamic(), lambda c: "log1p" in kinds(c), 20)
+    assert shorter.graph.outputs[0].type.shape == (2, 3)
+
+
+def test_of_a_failure_that_needs_two_runs_two_are_kept():
+    case = replace(dynamic(), runs=[Run(name, dynamic().runs[0].inputs) for name in "abcd"])
+    small = reduce_case(case, lambda c: {"b", "d"} <= {run.name for run in c.runs}, 20)
+    assert [run.name for run in small.runs] == ["b", "d"]
+    assert small.graph is case.graph
 
 
 def test_constants_stay_constants_and_become_plain():

@@ -15,6 +15,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.eager_values import eager_values
+from clika_ref_conformance.drawing.fixing import fewer_symbols
 
 Fails = Callable[[Case], bool]
 """Whether a case still fails in the way that is looked for; it may raise, which counts as no."""
@@ -24,10 +25,12 @@ def reduce_case(case: Case, fails: Fails, seconds: float) -> Case:
     """Return the smallest case found in the time given that still fails, or the case itself.
 
     The first failing run is kept, then few outputs, then few nodes: what is cut off above becomes an input that holds
-    what eager computed there, what is cut off below is dropped. Last, elements become zero, one, or whole numbers.
+    what eager computed there, what is cut off below is dropped. Then dynamic sides become shorter, and fixed where they
+    need not be dynamic. Last, elements become zero, one, or whole numbers. A case of which no run fails alone keeps its
+    graph, and few runs.
 
     Args:
-        case: a failing one; its graph may have dynamic sides, which stay dynamic.
+        case: a failing one; its graph may have dynamic sides.
         fails: asked once for each candidate.
         seconds: of wall clock, after which the best so far is returned.
 
@@ -35,13 +38,13 @@ def reduce_case(case: Case, fails: Fails, seconds: float) -> Case:
     search = _Search(fails, time.monotonic() + seconds)
     single = next((c for run in case.runs if search.accepts(c := replace(case, runs=[run]))), None)
     if single is None:
-        return case
+        return _fewer_runs(case, search)
     try:
         values = eager_values(single.graph, single.runs[0].inputs)
     except ClikaError:
         return single  # eager itself fails on it
     single = _structural(single, values, search)
-    single = _bypassed(single, search)
+    single = fewer_symbols(_bypassed(single, search), search.accepts)
     return _plain(single, search)
 
 
@@ -60,6 +63,15 @@ class _Search:
             return self.fails(case)
         except Exception:  # noqa: BLE001 - a candidate that cannot even be asked about is none
             return False
+
+
+def _fewer_runs(case: Case, search: _Search) -> Case:
+    """Leave out one run after the other: what fails only after another run needs both."""
+    for run in case.runs:
+        candidate = replace(case, runs=[r for r in case.runs if r is not run])
+        if candidate.runs and search.accepts(candidate):
+            case = candidate
+    return case
 
 
 @dataclass(frozen=True)

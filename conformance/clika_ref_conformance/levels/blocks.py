@@ -20,8 +20,7 @@ from clika_ref.module import ClikaModule
 from clika_ref_conformance.blocks import sequences, vision
 from clika_ref_conformance.blocks.block import Block
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
-from clika_ref_conformance.drawing.reducing import reduce_case
-from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -86,22 +85,18 @@ class Trial:
 
     def captured(self) -> Outcome:
         """Hold the module itself against its graph: what was captured must be what it computes."""
-        worst, name = Comparison(Verdict.PASS), ""
+        every: list[tuple[str, Comparison]] = []
         for run in self.case.runs:
             found = Reference(self.graph, run.inputs).judge(_results(self.module, run.inputs))
             if found.verdict.is_failure:
                 return Outcome("captured", found, run.name, self.case)
-            worst, name = max((worst, name), (found, run.name), key=lambda item: item[0].ratio)
+            every.append((run.name, found))
+        name, worst = most_telling(every)
         return Outcome("captured", worst, name, self.case)
 
     def exported(self) -> Outcome:
         """Hold the target against the graph, and cut it to the nodes that fail."""
-        found = run_case(self.case, self.suite)
-        if not found.verdict.is_failure:
-            return found
-        seconds = self.suite.profile.shrink_seconds
-        small = reduce_case(self.case, lambda c: run_case(c, self.suite).verdict is found.verdict, seconds)
-        return replace(run_case(small, self.suite), name="exported")
+        return replace(Batch(self.suite).outcome(self.case), name="exported")
 
     def chosen(self) -> Outcome:
         """Count the choices in which the target agrees with eager, where rounding does not decide them."""

@@ -16,11 +16,13 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import TensorSample
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.drawing.fixing import fixed_at
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs import graph_cases, growable
 from clika_ref_conformance.drawing.resizing import Drawing, Place, draw
 from clika_ref_conformance.drawing.symbolic_calls import SymbolicCall, symbolic_call
 from clika_ref_conformance.drawing.symbolic_graphs import BATCH, FRAGILE, with_dynamic_side
+from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -53,37 +55,39 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     op = suite.registry.operators[task.subject]
     count = max(1, suite.profile.shape_profiles // SIZES_PER_CALL) * (1 if op.type_rule is None else OWN_RULE)
     pool = Pool(op, suite.profile.seed, count)
+    batch = Batch(suite)
     names = [f"sizes-{i}" for i in range(count)]
-    return [Check(name, partial(_outcome, pool, index, name, suite)) for index, name in enumerate(names)]
+    return [Check(name, partial(_outcome, pool, index, name, batch)) for index, name in enumerate(names)]
 
 
 def _graph_checks(suite: Suite) -> list[Check]:
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
     drawn_graphs = graph_cases(growable(suite.registry.operators), suite.target.refusal)
     found = collect(drawn_graphs, suite.profile.shape_profiles, seed)
+    batch = Batch(suite)
     named_cases = [(f"graph-{i:03}", case) for i, case in enumerate(found)]
-    return [Check(name, partial(_graph_outcome, name, case, suite)) for name, case in named_cases]
+    return [Check(name, partial(_graph_outcome, name, case, batch)) for name, case in named_cases]
 
 
-def _graph_outcome(name: str, case: Case, suite: Suite) -> Outcome:
+def _graph_outcome(name: str, case: Case, batch: Batch) -> Outcome:
     found = with_dynamic_side(case)
     if found is None:
         return Outcome(name, Comparison(Verdict.NOT_RUN, "no side of the graph may vary"))
-    refused = _refusal(found.graph, suite)
+    refused = _refusal(found.graph, batch.suite)
     if refused is not None and BATCH.name in re.findall(r"\w+", refused):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, refused))
-    return replace(run_case(found, suite), name=name)
+    return replace(_held_against_static(batch.outcome(found), batch.suite), name=name)
 
 
-def _outcome(pool: Pool, index: int, name: str, suite: Suite) -> Outcome:
+def _outcome(pool: Pool, index: int, name: str, batch: Batch) -> Outcome:
     found = pool.call(index)
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.NOT_RUN, found))
-    found = compilable(found, suite)
+    found = compilable(found, batch.suite)
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, found))
-    outcome = run_case(case_of(found, [*found.runs(), *_served(found, suite)], name), suite)
-    return replace(_held_against_static(outcome, found, suite), name=name)
+    case = case_of(found, [*found.runs(), *_served(found, batch.suite)], name)
+    return replace(_held_against_static(batch.outcome(case), batch.suite), name=name)
 
 
 def compilable(found: SymbolicCall, suite: Suite) -> SymbolicCall | str:
@@ -126,13 +130,13 @@ def _served(found: SymbolicCall, suite: Suite) -> list[Run]:
     return [*served, replace(found.runs()[0], name="as drawn, at last")] if served else []
 
 
-def _held_against_static(outcome: Outcome, found: SymbolicCall, suite: Suite) -> Outcome:
-    """Add to a failure whether the call fails as well when it is compiled for that size alone."""
-    comparison = outcome.comparison
-    runs = [run for run in (*found.runs(), *found.empty()) if run.name == outcome.run]
-    if not comparison.verdict.is_failure or not runs:
+def _held_against_static(outcome: Outcome, suite: Suite) -> Outcome:
+    """Add to a failure whether it fails as well when it is compiled for that size alone."""
+    comparison, case = outcome.comparison, outcome.case
+    runs = [run for run in case.runs if run.name == outcome.run] if case is not None else []
+    if not comparison.verdict.is_failure or case is None or not runs:
         return outcome
-    alone = run_case(found.at_sizes_of(runs[0]), suite).verdict
+    alone = run_case(fixed_at(case, runs[0]), suite).verdict
     relation = f"{alone} as well" if alone.is_failure else f"{alone}, so it is the dynamic form that is wrong"
     message = f"{comparison.message}; compiled for this size alone: {relation}"
     return replace(outcome, comparison=replace(comparison, message=message))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from clika_ref_conformance.cases import Case, Check, Outcome, Task
+from clika_ref_conformance.cases import Check, Task
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs import graph_cases, growable
-from clika_ref_conformance.drawing.reducing import reduce_case
 from clika_ref_conformance.drawing.variants import VARIANTS, variant_of
-from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.suite import Suite
 
 LEVEL = "graphs"
@@ -49,26 +46,3 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
             )
             found += [batch.check(variant) for variant in variants if variant is not None][:1]
     return found
-
-
-class Batch:
-    """The checks of one task, of which few failures are made small: what fails later is most often the same again."""
-
-    def __init__(self, suite: Suite) -> None:
-        self.suite = suite
-        self.seconds = suite.profile.shrink_seconds
-        """What is left for all reductions of the task."""
-
-    def check(self, case: Case) -> Check:
-        """Return the check of a case."""
-        return Check(case.name, functools.partial(self.outcome, case))
-
-    def outcome(self, case: Case) -> Outcome:
-        """Judge a case, and cut it to the nodes that fail."""
-        found = run_case(case, self.suite)
-        if not found.verdict.is_failure or self.seconds <= 0:
-            return found
-        start = time.monotonic()
-        small = reduce_case(case, lambda c: run_case(c, self.suite).verdict is found.verdict, self.seconds)
-        self.seconds -= time.monotonic() - start
-        return replace(run_case(small, self.suite), name=case.name)
