@@ -48,6 +48,8 @@ def encode(item: Any) -> Any:
         return int(item)
     if isinstance(item, float):
         return item if math.isfinite(item) else {"float": repr(item)}
+    if isinstance(item, complex):
+        return {"complex": [encode(item.real), encode(item.imag)]}
     if isinstance(item, tuple | list):
         return {"tuple" if isinstance(item, tuple) else "list": [encode(i) for i in item]}
     if isinstance(item, torch.dtype):
@@ -123,6 +125,7 @@ def _decode_dtype(name: str) -> torch.dtype:
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
+    "complex": lambda parts: complex(*map(decode, parts)),
     "tuple": lambda items: tuple(map(decode, items)),
     "list": lambda items: list(map(decode, items)),
     "dict": lambda items: {k: decode(v) for k, v in items.items()},
