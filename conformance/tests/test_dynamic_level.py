@@ -289,3 +289,13 @@ def test_a_graph_of_fixed_sizes_gets_a_dynamic_side_and_runs_at_every_length(tmp
 def test_nodes_that_hold_for_one_length_only_are_left_out_with_what_follows(tmp_path):
     case, _ = grown(tmp_path, ("relu",), ("neg",), ("add", torch.ones(4, 3)), ("tanh",))
     assert [node.kind for node in with_dynamic_side(case).graph.nodes] == ["relu", "neg"]
+
+
+def test_a_length_of_0_alone_makes_no_side_dynamic():
+    graph = Graph("attention")
+    build = Builder(graph, load_registry().operators)
+    values = build("relu", graph.add_input(TensorType(torch.float32, (4, 3)), "x"))
+    query, key = (graph.add_constant(torch.rand(n, 5), "w") for n in (2, 4))
+    graph.add_output(build("scaled_dot_product_attention", query, key, values))
+    case = Case("attention", graph, [Run("typical", (torch.rand(4, 3),))])
+    assert with_dynamic_side(case).facts["batch"] == 3  # eager takes 4 keys with no values, but with no other number

@@ -84,13 +84,21 @@ def _copy(node: Node, graph: Graph, values: dict[Value, Value]) -> None:
 
 
 def _runs(graph: Graph, first: Run) -> Iterator[Run]:
+    """Yield inputs of each length that eager takes; of none only where it takes more than one other length.
+
+    Of tensors without elements eager takes much that does not fit: keys and values of unlike lengths.
+    """
+    served = 0
     for length in (None, *LENGTHS):
+        if not length and length is not None and served <= 1:
+            return
         inputs = tuple(_resized(t, v.type, length) for t, v in zip(first.inputs, graph.inputs, strict=True))
         try:
             with torch.no_grad():
                 outputs, _ = interpret(graph, inputs)
         except ClikaError:
             continue
+        served += 1
         if length is not None and any(t.isnan().any() for t in outputs):  # such as the variance of one element
             continue
         yield Run("as drawn" if length is None else f"batch {length}", inputs)
