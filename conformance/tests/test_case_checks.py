@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.execution.case_checks import case_check, is_chosen, run_case, same_bits
-from clika_ref_conformance.verdicts import Verdict
+from clika_ref_conformance.execution.case_checks import case_check, is_chosen, most_telling, run_case, same_bits
+from clika_ref_conformance.verdicts import Comparison, Verdict
 from small_cases import REGISTRY, X, case_of, suite_for
 
 from clika_ref.core.inference import Builder
@@ -121,3 +121,28 @@ def test_a_share_is_chosen_by_name():
     assert 150 < len(chosen) < 250
     assert all(is_chosen(name, 0.5) for name in chosen)
     assert not any(is_chosen(name, 0.0) for name in chosen)
+
+
+def test_inputs_that_prove_too_little_leave_the_word_to_others(tmp_path):
+    graph = Graph("step")
+    x = graph.add_input(TensorType(torch.float32, (4,)), "x")
+    build = Builder(graph, REGISTRY.operators)
+    graph.add_output(build("floor", build("exp", build("log", x))))
+    near, clear = Run("near", (torch.tensor([2.0, 3.0, 5.0, 7.0]),)), Run("clear", (torch.tensor([2.5] * 4),))
+    suite = suite_for(tmp_path)
+    strict = replace(suite, profile=replace(suite.profile, trusts_eager=False))
+    alone = run_case(Case("step", graph, [near]), strict)
+    assert alone.verdict is Verdict.NOT_RUN
+    assert alone.comparison.message == "rounding decides 4 of 4 elements: either is right"
+    both = run_case(Case("step", graph, [near, clear]), strict)
+    assert (both.verdict, both.run) == (Verdict.PASS, "clear")
+    assert run_case(Case("step", graph, [near]), suite).verdict is Verdict.PASS, "these are eager's bits"
+
+
+def test_a_deviation_speaks_before_what_passed_and_that_before_what_could_not_be_judged():
+    lost = ("lost", Comparison(Verdict.NOT_RUN, ratio=3.0))
+    right, worse = ("right", Comparison(Verdict.PASS)), ("worse", Comparison(Verdict.PASS, ratio=0.5))
+    other = ("other", Comparison(Verdict.DEVIATION))
+    assert most_telling([lost, right, other, worse]) is other
+    assert most_telling([lost, right, worse]) is worse
+    assert most_telling([lost]) is lost

@@ -238,20 +238,14 @@ def passed(name="first", **changes):
     return Result(TASK, name, Comparison(Verdict.PASS), **changes)
 
 
-def test_a_deviation_that_could_have_been_seen_and_never_was_is_a_problem():
+def test_only_a_whole_run_tells_of_a_deviation_that_could_have_been_seen_and_never_was():
     declared = Declarations((deviation(replace={"nan": "0"}),))
     seen = passed(deviations=("d",), watched=("d",))
-    assert problems(declared, passed("second", watched=("d",)), seen) == []
-    (problem,) = problems(declared, passed(watched=("d",)), passed("second", watched=("d",)))
+    assert problems(declared, passed("second", watched=("d",)), seen, is_full=True) == []
+    unseen = passed(watched=("d",)), passed("second", watched=("d",))
+    (problem,) = problems(declared, *unseen, is_full=True)
     assert "xpass: the deviation d was not seen in 2 checks" in problem
-    assert problems(declared, passed()) == []
-
-
-def test_levels_of_whole_graphs_tell_of_a_deviation_that_is_not_seen_only_where_all_levels_run():
-    declared = Declarations((deviation(replace={"nan": "0"}),))
-    unseen = replace(passed(watched=("d",)), task=Task("graphs", "graphs-000"))
-    assert problems(declared, unseen) == []
-    assert "xpass: the deviation d was not seen in 1 checks" in problems(declared, unseen, is_full=True)[0]
+    assert problems(declared, *unseen) == []
 
 
 def test_a_deviation_that_concerns_nothing_is_a_problem_of_a_full_run_that_could_have_shown_it():

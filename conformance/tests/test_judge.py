@@ -253,9 +253,24 @@ def test_where_rounding_decides_either_integer_is_right_and_counted() -> None:
     reference = drawing.reference(drawing.build("floor", one), drawing.build("floor", two))
     eager = reference.eager
     found = reference.judge([torch.tensor([0.0, 1.0, 0.0]), eager[1]])
-    assert found.verdict is Verdict.PASS, found
+    assert not found.verdict.is_failure, found
     assert reference.judge([torch.tensor([2.5, 1.0, 1.0]), eager[1]]).verdict is Verdict.VALUE
     assert reference.judge([eager[0], eager[1] + 1]).verdict is Verdict.VALUE
+
+
+@pytest.mark.parametrize(("clear", "verdict"), [(19, Verdict.PASS), (18, Verdict.NOT_RUN)])
+def test_nothing_passes_where_rounding_decides_more_than_a_twentieth(clear: int, verdict: Verdict) -> None:
+    drawing = Drawing(torch.tensor([0.7]), torch.ones(clear))
+    x, y = drawing.values
+    reference = drawing.reference(
+        drawing.build("floor", drawing.build("div", x, x, rounding_mode=None)), drawing.build("relu", y)
+    )
+    one, others = reference.eager
+    for either in (one, one - 1):
+        found = reference.judge([either, others])
+        assert (found.verdict, found.ambiguous) == (verdict, 1), found
+    assert found.message == ("" if verdict is Verdict.PASS else "rounding decides 1 of 19 elements: either is right")
+    assert reference.judge([one, others + 1]).verdict is Verdict.VALUE, "what is wrong stays wrong"
 
 
 def test_ties_inside_a_graph_leave_the_order_open() -> None:
@@ -263,7 +278,7 @@ def test_ties_inside_a_graph_leave_the_order_open() -> None:
     order = drawing.build("argsort", drawing.build("relu", drawing.values[0]), dim=0, descending=False, stable=False)
     reference = drawing.reference(order)
     found = reference.judge([torch.tensor([2, 1, 0, 3])])
-    assert (found.verdict, found.ambiguous) == (Verdict.PASS, 3), found
+    assert (found.verdict, found.ambiguous) == (Verdict.NOT_RUN, 3), found
     assert reference.judge([torch.tensor([3, 1, 0, 2])]).verdict is Verdict.VALUE
 
 
@@ -388,4 +403,4 @@ def test_a_variance_drowned_in_the_rounding_of_its_mean_is_no_step(seed: int) ->
     mean, square = x.mean(-1, keepdim=True), (x * x).mean(-1, keepdim=True)
     in_one_pass = (x - mean) / ((square - mean * mean).clamp(min=0) + 1e-5).sqrt()
     found = single("layer_norm", x, None, None, normalized_shape=(4,), eps=1e-5).judge([in_one_pass])
-    assert found.verdict is Verdict.PASS, found.message
+    assert not found.verdict.is_failure, found.message

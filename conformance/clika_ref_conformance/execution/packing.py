@@ -15,7 +15,7 @@ import torch
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.exporting.interface import name_interface
 from clika_ref_conformance.cases import Case, Check, Outcome
-from clika_ref_conformance.execution.case_checks import run_case, same_bits
+from clika_ref_conformance.execution.case_checks import most_telling, run_case, same_bits
 from clika_ref_conformance.execution.deviating import judge_run
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
@@ -106,14 +106,11 @@ class Pack:
         ]
         if any(j.comparison.verdict.is_failure for j in judgements):
             return
-        worst = max(
-            zip(case.runs, judgements, strict=True),
-            key=lambda item: (item[1].comparison.verdict is Verdict.DEVIATION, item[1].comparison.ratio),
-        )
+        run, comparison = most_telling([(run.name, j.comparison) for run, j in zip(case.runs, judgements, strict=True)])
         self.found[case.name] = Outcome(
             case.name,
-            worst[1].comparison,
-            worst[0].name,
+            comparison,
+            run,
             case,
             sorted({d for j in judgements for d in j.seen}),
             sorted({d for j in judgements for d in j.watched}),

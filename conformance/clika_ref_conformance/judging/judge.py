@@ -19,6 +19,10 @@ CASTING = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
 """Operators whose ``dtype`` is that of a plain cast, which saturates nothing."""
 
 
+MOST_AMBIGUOUS = 0.05
+"""Share of ambiguous elements beyond which inputs tell nothing: to be right on them proves too little."""
+
+
 class Reference:
     """What a graph must return for one set of inputs, computed once and then held against any number of targets.
 
@@ -183,24 +187,30 @@ class Reference:
 
 
 def combined(found: Sequence[Comparison]) -> Comparison:
-    """Join the comparisons of all outputs: the first failure or the worst ratio, and the totals."""
+    """Join the comparisons of all outputs: the first failure or the worst ratio, and the totals.
+
+    Where more than a twentieth of all elements are ambiguous, nothing passes; what is wrong beside them is wrong.
+    """
     if not found:
         return Comparison(Verdict.PASS)
     failed = next((c for c in found if c.verdict.is_failure), None)
     worst = failed or max(found, key=lambda c: c.ratio)
     elements, unstable = sum(c.elements for c in found), sum(c.unstable for c in found)
-    verdict = worst.verdict
+    ambiguous = sum(c.ambiguous for c in found)
+    verdict, message = worst.verdict, worst.message
     if failed is None:
-        verdict = Verdict.UNSTABLE if unstable and unstable == elements else Verdict.PASS
+        verdict, message = Verdict.UNSTABLE if unstable and unstable == elements else Verdict.PASS, ""
+        if ambiguous > MOST_AMBIGUOUS * elements:
+            verdict, message = Verdict.NOT_RUN, f"rounding decides {ambiguous} of {elements} elements: either is right"
     return Comparison(
         verdict,
-        worst.message if failed else "",
+        message,
         worst.error,
         worst.bound,
         worst.ratio,
         max(c.quality for c in found),
         elements,
-        sum(c.ambiguous for c in found),
+        ambiguous,
         unstable,
     )
 

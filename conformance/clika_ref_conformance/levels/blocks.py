@@ -21,6 +21,7 @@ from clika_ref_conformance.blocks import sequences, vision
 from clika_ref_conformance.blocks.block import Block
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.execution.batches import Batch
+from clika_ref_conformance.execution.case_checks import most_telling
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict

@@ -202,7 +202,7 @@ class Trial:
             count, fired = count + 1, fired + found.fired
             if found.comparison.verdict.is_failure:
                 return self._failed(case, found, judge)
-            if found.comparison.ratio > worst.ratio:
+            if found.comparison.verdict is Verdict.PASS and found.comparison.ratio > worst.ratio:
                 worst, run = found.comparison, f"{case.name}, {found.run}"
         return Outcome("", replace(worst, message=f"fired on {fired} of {count} graphs"), run)
 
