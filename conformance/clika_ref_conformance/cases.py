@@ -57,7 +57,7 @@ class Outcome:
     run: str = ""
     """The inputs that decided: the first that failed, or the worst that passed."""
     case: Case | None = None
-    """What failed, made as small as possible, for the reproducer."""
+    """What failed, made as small as possible, for the reproducer; None where only the check itself shows it."""
     deviations: Sequence[str] = ()
     """Identifiers of the declared deviations that were seen in it."""
     watched: Sequence[str] = ()

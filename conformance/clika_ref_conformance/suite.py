@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clika_ref.arithmetic import Arithmetic, arithmetic_of
+from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref_conformance.cases import Check, Task
+from clika_ref.exporting.export import lower
+from clika_ref.exporting.interface import name_interface
+from clika_ref_conformance.cases import Case, Check, Task
 from clika_ref_conformance.deviations import Deviation
 from clika_ref_conformance.profiles import Profile
 
@@ -35,6 +38,20 @@ class Suite:
     def arithmetic(self) -> tuple[Arithmetic, ...]:
         """The formats in which the target declares to compute, where they are not those of the dtypes."""
         return arithmetic_of(self.target)
+
+    def lowered(self, case: Case) -> Graph:
+        """Return what is compiled for a case: a clone, after the export's own passes where the case asks for them.
+
+        Outputs are results of nodes, each another one, as in an export: else a runtime returns its input, and twice
+        the same.
+        """
+        graph = case.graph.clone()
+        if case.passes:
+            lower(graph, self.registry, self.target)
+        twice = len({id(v) for v in graph.outputs}) < len(graph.outputs)
+        if twice or any(v.producer is None for v in graph.outputs):
+            name_interface(graph, self.registry.operators, (), ())
+        return graph
 
 
 class Level(Protocol):

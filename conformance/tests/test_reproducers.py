@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.reproducing.reproducers import reproducer, write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
+from small_cases import run_script
 
 from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.inference import Builder
@@ -126,21 +126,6 @@ def test_a_reproducer_has_no_pickle_and_the_same_bytes_each_time(suite):
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         assert sorted(archive.namelist()) == sorted([*archives.REQUIRED, "artifact/model.onnx"])
         assert "pickle" not in archive.read("repro.py").decode().replace("allow_pickle=False", "")
-
-
-def test_an_outcome_without_a_case_has_no_reproducer(suite, tmp_path):
-    outcome = replace(failed(None), case=None)
-    assert write_reproducer(outcome, TASK, suite, "onnxruntime", tmp_path) == ""
-    assert not (tmp_path / "cases").exists()
-
-
-def run_script(path, folder):
-    """Unpack a reproducer and run its script in a fresh process."""
-    place = folder / "unpacked"
-    with zipfile.ZipFile(path) as archive:
-        archive.extractall(place)
-    command = [sys.executable, str(place / "repro.py")]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,6 @@ import torch
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Runner
-from clika_ref.exporting.export import lower
-from clika_ref.exporting.interface import name_interface
 from clika_ref_conformance.cases import Case, Check, Outcome, Run
 from clika_ref_conformance.execution.declared_types import mistyped
 from clika_ref_conformance.execution.deviating import errors_expected, expected_error, judge_run
@@ -47,18 +45,6 @@ def run_case(case: Case, suite: Suite) -> Outcome:
             found = stop.comparison
     seconds = time.perf_counter() - start
     return Outcome(case.name, found, trial.run, case, sorted(trial.seen), sorted(trial.watched), seconds)
-
-
-def most_telling(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
-    """Return the run, with its name, that speaks for all runs of a case, none of which failed.
-
-    A deviation, or else the largest ratio among those that passed; one that could not be judged where none was.
-    """
-    for verdicts in ((Verdict.DEVIATION,), (Verdict.PASS,), tuple(Verdict)):
-        told = [item for item in found if item[1].verdict in verdicts]
-        if told:
-            return max(told, key=lambda item: item[1].ratio)
-    return "", Comparison(Verdict.PASS)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -108,22 +94,19 @@ class Trial:
             self._repeat(runner, graph, kept)
 
     def worst(self) -> Comparison:
-        """Return the comparison that speaks for all runs."""
-        self.run, worst = most_telling(self.found)
+        """Return the comparison that speaks for all runs: a deviation, or that of the largest ratio."""
+        judged = [(name, c) for name, c in self.found if c.verdict is not Verdict.UNSTABLE] or self.found
+        deviating = [(name, c) for name, c in judged if c.verdict is Verdict.DEVIATION]
+        self.run, worst = max(
+            deviating or judged, key=lambda item: item[1].ratio, default=("", Comparison(Verdict.PASS))
+        )
         return worst
 
     def _lowered(self) -> Graph:
-        """Return what is compiled: a clone, after the export's own passes where the case asks for them."""
-        graph = self.case.graph.clone()
         try:
-            if self.case.passes:
-                lower(graph, self.suite.registry, self.suite.target)
-            twice = len({id(v) for v in graph.outputs}) < len(graph.outputs)
-            if twice or any(v.producer is None for v in graph.outputs):
-                name_interface(graph, self.suite.registry.operators, (), ())
+            return self.suite.lowered(self.case)
         except Exception as error:
             raise _Stop(Verdict.CONTRACT, f"lowering the graph failed: {_described(error)}") from error
-        return graph
 
     def _refuse(self, graph: Graph) -> None:
         for node in graph.nodes:

@@ -14,7 +14,6 @@ import os
 import resource
 import sys
 import tempfile
-import traceback
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,9 +25,8 @@ import torch
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Check, Outcome, Task
 from clika_ref_conformance.deviations import declared_deviations
-from clika_ref_conformance.execution.case_checks import is_out_of_memory
+from clika_ref_conformance.execution.checking import planned, run_check
 from clika_ref_conformance.execution.environment import environment_of
-from clika_ref_conformance.execution.levels import level_at
 from clika_ref_conformance.execution.messages import Setup, result_to_json, task_of_json
 from clika_ref_conformance.record import Result
 from clika_ref_conformance.reproducing.reproducers import write_reproducer
@@ -106,17 +104,14 @@ class Worker:
             done: the verdicts of its checks that other workers have run.
 
         """
-        try:
-            checks = level_at(self.setup.levels[task.level]).checks(task, self.suite)
-        except Exception as error:  # noqa: BLE001 - whatever a level or a sampler raises fails its task alone
-            checks = [_broken_plan(error)]
+        checks = planned(task, self.suite, self.setup.levels)
         self.say("plan", [check.name for check in checks])
         detailed: set[Verdict] = set()
         failures = Counter(v for v in map(Verdict, done.values()) if v.is_failure)
         for check in checks:
             if check.name not in done:
                 self.say("start", check.name)
-                outcome = self._enough(check, failures) or _run(check)
+                outcome = self._enough(check, failures) or run_check(check)
                 failures[outcome.verdict] += outcome.verdict.is_failure
                 self.say("result", result_to_json(self._result(task, outcome, detailed)))
         self.say("done", self._settle())
@@ -143,7 +138,7 @@ class Worker:
     def _result(self, task: Task, outcome: Outcome, detailed: set[Verdict]) -> Result:
         """Write a reproducer for the first failure of each verdict: hundreds of one fault would tell no more."""
         path = ""
-        if self.setup.out and outcome.verdict.is_failure and outcome.case and outcome.verdict not in detailed:
+        if self.setup.out and outcome.verdict.is_failure and outcome.verdict not in detailed:
             detailed.add(outcome.verdict)
             try:
                 path = write_reproducer(outcome, task, self.suite, self.setup.target, Path(self.setup.out))
@@ -152,34 +147,6 @@ class Worker:
                 message = f"{comparison.message}\n(no reproducer: {type(error).__name__}: {error})"
                 outcome = replace(outcome, comparison=replace(comparison, message=message))
         return Result.of(task, outcome, path)
-
-
-def _broken_plan(error: Exception) -> Check:
-    shown = _traceback(error)
-    return Check("plan", lambda: Outcome("plan", Comparison(Verdict.CONTRACT, f"planning the task failed:\n{shown}")))
-
-
-def _run(check: Check) -> Outcome:
-    """Run one check; what it raises becomes its verdict."""
-    try:
-        outcome = replace(check.run(), name=check.name)
-    except Exception as error:  # noqa: BLE001 - one check may cost no other
-        verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.CONTRACT
-        outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))
-    if flushes_denormals():
-        torch.set_flush_denormal(False)
-        message = "the target switched on flush-to-zero in this process, which changes what eager computes"
-        outcome = replace(outcome, comparison=Comparison(Verdict.CONTRACT, message))
-    return outcome
-
-
-def flushes_denormals() -> bool:
-    """Whether this thread takes numbers below the smallest normal float32 for zero."""
-    return bool((torch.full((1,), 1e-39) * 1.0 == 0.0).item())
-
-
-def _traceback(error: BaseException, lines: int = 30) -> str:
-    return "\n".join("".join(traceback.format_exception(error)).splitlines()[-lines:])
 
 
 @functools.cache

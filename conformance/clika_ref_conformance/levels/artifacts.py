@@ -83,26 +83,29 @@ class Bench:
         return FreshProcess(self.suite)
 
     def carried_over(self, case: Case, options: dict[str, bool] | None = None) -> Outcome:
-        """Compile a case here twice and there once, load it there, and compare bytes and outputs."""
+        """Compile a case here twice and there once, load it there, and compare bytes and outputs.
+
+        A case does not say with which options it was compiled, so with options the outcome has none.
+        """
         with TemporaryDirectory(dir=self.suite.folder) as folder:
             comparison = self._compared(case, Path(folder), options or {})
-        return Outcome(case.name, comparison, case.runs[0].name, case)
+        return Outcome(case.name, comparison, case.runs[0].name, None if options else case)
 
     def _compared(self, case: Case, folder: Path, options: dict[str, bool]) -> Comparison:
         here, twice, there = (folder / name for name in ("here", "twice", "there"))
         for each in (here, twice, there):
             each.mkdir()
-        target, inputs = self.suite.target, case.runs[0].inputs
+        target, inputs, graph = self.suite.target, case.runs[0].inputs, self.suite.lowered(case)
         try:
-            artifact = target.compile(case.graph.clone(), here / "model.onnx", **options)
+            artifact = target.compile(graph.clone(), here / "model.onnx", **options)
             outputs = target.load(artifact)([t.clone() for t in inputs])
         except ClikaError as error:
             return Comparison(Verdict.NOT_RUN, f"the target fails on it here too, which other levels show: {error}")
-        target.compile(case.graph.clone(), twice / "model.onnx", **options)
+        target.compile(graph.clone(), twice / "model.onnx", **options)
         if digest_of(here) != digest_of(twice):
             return Comparison(Verdict.NONDETERMINISTIC, "compiling twice in one process gives other bytes")
         try:
-            if self.fresh.compile(case.graph, there, options) != digest_of(here):
+            if self.fresh.compile(graph, there, options) != digest_of(here):
                 return Comparison(
                     Verdict.NONDETERMINISTIC,
                     "another process, with other hashes and in another folder, compiles it to other bytes",
@@ -118,10 +121,10 @@ class Bench:
     def damaged(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
         """Damage an artifact, and load and run it in the other process: an error there must be one of ours."""
         with TemporaryDirectory(dir=self.suite.folder) as folder:
-            artifact = self.suite.target.compile(case.graph.clone(), Path(folder) / "model.onnx", **EXTERNAL)
+            artifact = self.suite.target.compile(self.suite.lowered(case), Path(folder) / "model.onnx", **EXTERNAL)
             what = damage(Path(folder))
             comparison = self._told(artifact, case, what, is_cut=is_cut)
-        return Outcome(name, comparison, case.runs[0].name, case)
+        return Outcome(name, comparison, case.runs[0].name)
 
     def _told(self, artifact: Artifact, case: Case, what: str, *, is_cut: bool) -> Comparison:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -14,6 +13,7 @@ from clika_ref_conformance.cases import Case, Check, Outcome, Task
 from clika_ref_conformance.drawing.hosts import host
 from clika_ref_conformance.drawing.reducing import reduce_case
 from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.checking import planned, run_check
 from clika_ref_conformance.execution.levels import LEVELS, level_at
 from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.seeding import Mutant
@@ -94,7 +94,7 @@ class Trial:
 
     def _first(self, task: Task, known: set[str]) -> Outcome | None:
         with self.mutant.seeded(self.suite.registry):
-            for check in self._planned(task):
+            for check in planned(task, self.suite):
                 if check.name not in known:
                     self.number += 1
                     outcome = run_check(check)
@@ -104,23 +104,16 @@ class Trial:
 
     def _fails_anyway(self, task: Task, outcome: Outcome) -> bool:
         """Whether a check fails without the mutant too, in the same way and on the same inputs."""
-        for check in self._planned(task):
+        for check in planned(task, self.suite):
             if check.name == outcome.name:
                 clean = run_check(check)
                 return clean.verdict is outcome.verdict and clean.run == outcome.run
         return False
 
-    def _planned(self, task: Task) -> Sequence[Check]:
-        try:
-            return level_at(LEVELS[task.level]).checks(task, self.suite)
-        except Exception as error:  # noqa: BLE001 - a mutant may break whatever a plan needs
-            text = f"planning failed: {type(error).__name__}: {error}"
-            return [Check("plan", partial(Outcome, "plan", Comparison(Verdict.CONTRACT, text)))]
-
     def _reproducer(self, task: Task, outcome: Outcome) -> str:
         """Write the reproducer of a failure where the run asks for it, and return its path."""
         folder = str(self.suite.setup.get("argument", ""))
-        if not folder or outcome.case is None:
+        if not folder:
             return ""
         with self.mutant.seeded(self.suite.registry):
             try:
@@ -154,15 +147,6 @@ class Trial:
                 small = reduce_case(larger, fails, self.suite.profile.shrink_seconds)
                 return len(list(small.graph.nodes))
         return None
-
-
-def run_check(check: Check) -> Outcome:
-    """Run one check; what it raises is a failure."""
-    try:
-        return replace(check.run(), name=check.name)
-    except Exception as error:  # noqa: BLE001 - a mutant may break whatever a check needs
-        text = f"the check raised {type(error).__name__}: {error}"
-        return Outcome(check.name, Comparison(Verdict.CONTRACT, text))
 
 
 def _noted(facts: dict[str, object]) -> Case:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,15 +25,18 @@ from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.deviations import declared_deviations
 from clika_ref_conformance.drawing.near_misses import OWN_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.checking import BROKEN_PLAN, planned, run_check
 from clika_ref_conformance.execution.levels import LEVELS, level_at
+from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.judging.pass_rules import check_passes
-from clika_ref_conformance.profiles import Profile
+from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.reproducing.archives import LIMIT_BYTES, unpack
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.reproducing.reproducers import FORMAT
 from clika_ref_conformance.reproducing.tensors import from_npz, rebuild
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.verdicts import Comparison, Verdict
 
 RANDOM_ORDERS = 50
 """Orders in which all passes are tried where a random one had failed, which no zip says."""
@@ -48,6 +53,10 @@ class Reproducer:
     target: str
     verdict: str
     message: str
+    profile: Profile
+    """That of the run, by which a check that is repeated draws the same."""
+    repeats: bool
+    """Whether the check itself is to be repeated: there was no case, and ``case`` is empty."""
 
 
 def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
@@ -72,9 +81,23 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
     with TemporaryDirectory() as folder:
         tested = load_target(name, registry)
         deviations = declared_deviations(tested, registry)
-        suite = Suite(registry, tested, Profile("replay"), Path(folder), deviations=deviations)
+        setup = Setup(name, found.profile, {}, folder, path=tuple(map(os.path.abspath, sys.path))).as_json()
+        suite = Suite(registry, tested, found.profile, Path(folder), deviations=deviations, setup=setup)
         again = _AGAIN.get(found.task.level, lambda one, suite: run_case(one.case, suite))
+        again = _check_again if found.repeats else again
         return replace(again(found, suite), name=found.check)
+
+
+def _check_again(found: Reproducer, suite: Suite) -> Outcome:
+    """Repeat the check of which the finding came."""
+    if found.task.level not in LEVELS:
+        msg = f"{found.path} repeats a check of the level {found.task.level!r}; levels are {', '.join(LEVELS)}"
+        raise ReportError(msg)
+    checks = [check for check in planned(found.task, suite) if check.name in (found.check, BROKEN_PLAN)]
+    if not checks:
+        gone = f"the task {found.task} has no check {found.check!r} any more"
+        return Outcome(found.check, Comparison(Verdict.NOT_RUN, gone))
+    return run_check(checks[0])
 
 
 def _pass_again(found: Reproducer, suite: Suite) -> Outcome:
@@ -116,6 +139,7 @@ def read_reproducer(path: Path, registry: Registry) -> Reproducer:
         case = _case(files, meta, registry)
         task = _task(meta["task"])
         texts = [meta[key] for key in ("target", "verdict", "message", "check")]
+        profile = _profile(meta)
     except (ModelError, PassError, ReportError) as error:
         msg = str(error) if str(path) in str(error) else f"cannot replay {path}: {error}"
         raise ReportError(msg) from error
@@ -123,7 +147,13 @@ def read_reproducer(path: Path, registry: Registry) -> Reproducer:
         msg = f"the reproducer {path} is damaged: {type(error).__name__}: {error}"
         raise ReportError(msg) from error
     target, verdict, message, check = map(str, texts)
-    return Reproducer(path, task, check, case, target, verdict, message)
+    return Reproducer(path, task, check, case, target, verdict, message, profile, bool(meta.get("repeats")))
+
+
+def _profile(meta: Mapping[str, Any]) -> Profile:
+    """Return the profile of the run; it trusts nothing, as a replay has the time to ask how far from exact eager is."""
+    known = PROFILES.get(str(meta.get("profile")), Profile("replay"))
+    return replace(known, seed=int(meta.get("seed", 0)), trusts_eager=False)
 
 
 def _refuse_newer(written: int) -> None:

@@ -1,6 +1,7 @@
 """Repeats one finding of the conformance suite: exits 1 while the target differs, and 0 once it does not.
 
-It needs torch, numpy, the target, and what the target imports. Unpack the archive, then run ``python repro.py``.
+It needs torch, numpy, the target, and what the target imports. Unpack the archive, then run ``python repro.py``. Where
+no graph alone shows it (a declaration, a damaged file, what another process makes of an artifact) it asks the suite.
 """
 
 # ruff: noqa: T201 - it prints: that is its output
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.core.targets import Artifact
 from clika_ref.exporting.export import lower
+from clika_ref.exporting.interface import name_interface
 from clika_ref.saving.graph_format import graph_from_json
 
 Arrays = dict[str, np.ndarray]
@@ -39,6 +42,8 @@ def main(folder: Path) -> int:
     faulthandler.dump_traceback_later(meta["limit_seconds"], exit=True)  # a target that hangs fails, too
     problems: list[str] = []
     with TemporaryDirectory() as scratch:
+        if meta["repeats"] or meta["task"]["level"] == "artifacts":
+            return ask_suite(folder, meta["target"], Path(scratch) / "case.zip")
         try:
             runner = runner_for(folder, meta, Path(scratch))
             for index, run in enumerate(meta["runs"]):
@@ -49,6 +54,18 @@ def main(folder: Path) -> int:
     faulthandler.cancel_dump_traceback_later()
     print("\n".join(problems) if problems else "the target agrees with what is stored")
     return 1 if problems else 0
+
+
+def ask_suite(folder: Path, target: str, path: Path) -> int:
+    """Let the suite repeat a finding, from a zip as this one was; return the exit status."""
+    with ZipFile(path, "w") as archive:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                archive.write(file, file.relative_to(folder))
+    sys.path.insert(0, str(Path.cwd()))
+    outcome = importlib.import_module("clika_ref_conformance.reporting.replaying").replay(path, load_registry(), target)
+    print(f"{outcome.verdict}: {outcome.comparison.message}")
+    return 1 if outcome.verdict.is_failure else 0
 
 
 def runner_for(folder: Path, meta: dict[str, Any], scratch: Path) -> Callable[..., Any]:
@@ -69,6 +86,7 @@ def runner_for(folder: Path, meta: dict[str, Any], scratch: Path) -> Callable[..
         return lambda given: interpret(graph, given)[0]
     if meta["passes"]:
         lower(graph, registry, target)
+    name_interface(graph, registry.operators, (), ())
     return target.load(target.compile(graph, scratch / "model"))
 
 

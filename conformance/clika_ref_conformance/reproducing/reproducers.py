@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from clika_ref.core.errors import ClikaError, ModelError
-from clika_ref.exporting.export import lower
+from clika_ref.core.ir import Graph
 from clika_ref.saving.graph_format import encode, graph_to_json
 from clika_ref.storage import write_atomically
 from clika_ref_conformance.cases import Case, Outcome, Task
@@ -47,18 +47,16 @@ def write_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str, re
     """Write the reproducer of a failed outcome below the folder of the report, and return its path relative to that.
 
     Args:
-        outcome: what failed; without a case there is nothing to write.
+        outcome: what failed; without a case the check itself is what is repeated.
         task: the task that it belongs to.
         suite: what was tested.
         target: how the target was asked for: its name, or ``package.module:OBJECT``.
         report: the folder of the report.
 
     Returns:
-        ``cases/NAME.zip``, or nothing where there is no case.
+        ``cases/NAME.zip``.
 
     """
-    if outcome.case is None:
-        return ""
     content = reproducer(outcome, task, suite, target)
     path = f"{CASES}/{case_name(task, content)}"
     (report / CASES).mkdir(parents=True, exist_ok=True)
@@ -74,9 +72,8 @@ def case_name(task: Task, content: bytes) -> str:
 
 
 def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes:
-    """Return the reproducer of an outcome that has a case; the same outcome gives the same bytes."""
-    case = outcome.case
-    assert case is not None
+    """Return the reproducer of an outcome; the same outcome gives the same bytes."""
+    case = outcome.case or Case(outcome.name, Graph("nothing"), ())
     files = {"repro.py": Path(__file__).with_name("repro_script.py").read_bytes()}
     inputs = {f"run{r}_input{i}": elements_of(t) for r, run in enumerate(case.runs) for i, t in enumerate(run.inputs)}
     files["inputs.npz"] = to_npz(inputs)
@@ -91,10 +88,13 @@ def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes
     weights = {n: v.data.detach().cpu().contiguous() for n, v in case.graph.constants.items() if v.data is not None}
     files["weights.safetensors"] = safetensors.torch.save({name: data.clone() for name, data in weights.items()})
     files["graph.json"] = _json(graph_to_json(case.graph))
-    compiled = outcome.verdict not in UNSAFE and task.level != "passes"
+    compiled = outcome.case and outcome.verdict not in UNSAFE and task.level != "passes"
     artifact = _artifact(case, suite, files) if compiled else None
     meta = _facts_of(outcome, case, task, target) | {
         "artifact": artifact,
+        "profile": suite.profile.name,
+        "seed": suite.profile.seed,
+        "repeats": outcome.case is None,
         "limit_seconds": suite.profile.case_seconds,
         "runs": [
             {"name": run.name, "inputs": list(map(layout_of, run.inputs)), "outputs": made, "random": random}
@@ -155,12 +155,9 @@ def _expect(
 
 def _artifact(case: Case, suite: Suite, files: dict[str, bytes]) -> dict[str, Any] | None:
     """Compile the case and add the files; return what is known of them, or None where the target fails."""
-    graph = case.graph.clone()
     with TemporaryDirectory(dir=suite.folder) as folder:
         try:
-            if case.passes:
-                lower(graph, suite.registry, suite.target)
-            made = suite.target.compile(graph, Path(folder) / "model.onnx")
+            made = suite.target.compile(suite.lowered(case), Path(folder) / "model.onnx")
         except (ClikaError, Exception):  # noqa: BLE001 - the reproducer compiles the graph itself, and fails there
             return None
         written = {path.name: path for path in sorted(Path(folder).iterdir()) if path.is_file()}

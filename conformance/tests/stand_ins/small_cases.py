@@ -1,5 +1,8 @@
-"""Small cases, and the suite on a target with a fault."""
+"""Small cases, the suite on a target with a fault, and the scripts of reproducers."""
 
+import subprocess
+import sys
+import zipfile
 from dataclasses import replace
 
 import torch
@@ -32,3 +35,12 @@ def case_of(*calls, x=X, **changes):
     graph.add_output(value)
     runs = [Run("first", (x.clone(),)), Run("second", (x.flip(0).contiguous(),))]
     return replace(Case("case", graph, runs), **changes)
+
+
+def run_script(path, folder):
+    """Unpack a reproducer and run its script in a fresh process."""
+    place = folder / "unpacked"
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(place)
+    command = [sys.executable, str(place / "repro.py")]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

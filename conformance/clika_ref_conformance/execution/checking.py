@@ -1,0 +1,51 @@
+"""Tasks planned and checks run so that whatever they raise fails them alone."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from clika_ref_conformance.cases import Check, Outcome, Task
+from clika_ref_conformance.execution.case_checks import is_out_of_memory
+from clika_ref_conformance.execution.levels import LEVELS, level_at
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+BROKEN_PLAN = "plan"
+"""The one check of a task that cannot be planned."""
+
+
+def planned(task: Task, suite: Suite, levels: Mapping[str, str] = LEVELS) -> Sequence[Check]:
+    """Return the checks of a task; one that fails where its level, or a sampler, raises."""
+    try:
+        return level_at(levels[task.level]).checks(task, suite)
+    except Exception as error:  # noqa: BLE001 - whatever a level or a sampler raises fails its task alone
+        shown = _traceback(error)
+        text = f"planning the task failed:\n{shown}"
+        return [Check(BROKEN_PLAN, lambda: Outcome(BROKEN_PLAN, Comparison(Verdict.CONTRACT, text)))]
+
+
+def run_check(check: Check) -> Outcome:
+    """Run one check; what it raises becomes its verdict."""
+    try:
+        outcome = replace(check.run(), name=check.name)
+    except Exception as error:  # noqa: BLE001 - one check may cost no other
+        verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.CONTRACT
+        outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))
+    if flushes_denormals():
+        torch.set_flush_denormal(False)
+        message = "the target switched on flush-to-zero in this process, which changes what eager computes"
+        outcome = replace(outcome, comparison=Comparison(Verdict.CONTRACT, message))
+    return outcome
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread takes numbers below the smallest normal float32 for zero."""
+    return bool((torch.full((1,), 1e-39) * 1.0 == 0.0).item())
+
+
+def _traceback(error: BaseException, lines: int = 30) -> str:
+    return "\n".join("".join(traceback.format_exception(error)).splitlines()[-lines:])
