@@ -47,6 +47,18 @@ def run_case(case: Case, suite: Suite) -> Outcome:
     return Outcome(case.name, found, trial.run, case, sorted(trial.seen), sorted(trial.watched), seconds)
 
 
+def most_telling(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
+    """Return the run, with its name, that speaks for all runs of a case, none of which failed.
+
+    A deviation, or else the largest ratio among those that passed; one that could not be judged where none was.
+    """
+    for verdicts in ((Verdict.DEVIATION,), (Verdict.PASS,), tuple(Verdict)):
+        told = [item for item in found if item[1].verdict in verdicts]
+        if told:
+            return max(told, key=lambda item: item[1].ratio)
+    return "", Comparison(Verdict.PASS)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, in whatever words."""
     found: BaseException | None = error
@@ -94,12 +106,8 @@ class Trial:
             self._repeat(runner, graph, kept)
 
     def worst(self) -> Comparison:
-        """Return the comparison that speaks for all runs: a deviation, or that of the largest ratio."""
-        judged = [(name, c) for name, c in self.found if c.verdict is not Verdict.UNSTABLE] or self.found
-        deviating = [(name, c) for name, c in judged if c.verdict is Verdict.DEVIATION]
-        self.run, worst = max(
-            deviating or judged, key=lambda item: item[1].ratio, default=("", Comparison(Verdict.PASS))
-        )
+        """Return the comparison that speaks for all runs."""
+        self.run, worst = most_telling(self.found)
         return worst
 
     def _lowered(self) -> Graph:
