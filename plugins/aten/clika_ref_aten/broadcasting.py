@@ -41,9 +41,16 @@ def _(x, *, size):
 
 @expand.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=MOVABLE, side=(1, 2)))
-    new = [draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 2)))]
-    return s.call(x, size=(*new, *(draw(s.choice(1, 2, 3, 4, 0)) if n == 1 else n for n in x.shape)))
+    x = draw(s.tensor(dtype=MOVABLE, side=(1, 3)))
+    known = {"one": 1, "last": (3, *x.shape)[-1]}
+
+    def length():  # of a side of 1; "one" stays, so that any length may stand there
+        drawn = draw(s.choice(2, "one", 3, "last", 4, 0))
+        return known.get(drawn, drawn)
+
+    new = [length() for _ in range(draw(s.integers(0, 2)))]
+    longer = [length() for _ in x.shape]
+    return s.call(x, size=(*new, *(to if n == 1 else n for n, to in zip(x.shape, longer, strict=True))))
 
 
 @expand.write_back

@@ -232,7 +232,8 @@ def _spaced(op, start, end, steps, dtype):
 @linspace.samples
 def _(draw, s):
     ends = {"start": draw(s.choice(0, -1.5, 3)), "end": draw(s.choice(1, 2.5, -7))}
-    return s.call(**ends, steps=draw(s.integers(0, 7)), dtype=draw(s.choice(None, torch.float64)), device=None)
+    dtype = draw(s.choice(None, torch.float64, torch.int64))
+    return s.call(**ends, steps=draw(s.integers(0, 7)), dtype=dtype, device=None)
 
 
 @operator(aten.logspace.default, error=ulp(8, "x"))

@@ -111,12 +111,12 @@ def _truth(op_type):
 
 
 def draw_sides(draw, s, x):
-    """Draw None, one side, or several."""
-    if x.rank == 0 or draw(s.choice(False, False, True)):
+    """Draw None, one side, or two."""
+    form = draw(s.choice("one", "all", *(("two",) if x.rank > 1 else ()))) if x.rank else "all"
+    if form == "all":
         return None
     first = draw(s.integers(-x.rank, x.rank - 1))
-    second = draw(s.integers(0, x.rank - 1))
-    return (first,) if second == first % x.rank or draw(s.booleans()) else (first, second)
+    return (first,) if form == "one" else (first, (first + draw(s.integers(1, x.rank - 1))) % x.rank)
 
 
 def _draw_reduction(*dtypes, low=-3.0, high=3.0):

@@ -39,7 +39,8 @@ def _(x, *, dim, start, end, step):
 @slice_.samples
 def _(draw, s):
     x = draw(s.tensor(rank=(1, 4), side=(1, 6), dtype=MOVABLE))
-    return s.call(x, dim=draw(s.integers(-x.rank, x.rank - 1)), **_bounds(draw, s))
+    dim = draw(s.integers(-x.rank, x.rank - 1))
+    return s.call(x, dim=dim, **_bounds(draw, s, x.shape[dim]))
 
 
 @slice_.write_back
@@ -73,17 +74,16 @@ def _(op, x, src, *, dim, start, end, step):
 @slice_scatter.samples
 def _(draw, s):
     x = draw(s.tensor(rank=(1, 4), side=(1, 6), dtype=MOVABLE))
-    dim, bounds = draw(s.integers(-x.rank, x.rank - 1)), _bounds(draw, s)
+    dim = draw(s.integers(-x.rank, x.rank - 1))
+    bounds = _bounds(draw, s, x.shape[dim])
     shape = with_side(TensorType(x.dtype, x.shape), dim, extent(x.shape[dim], **bounds)).shape
     return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype)), dim=dim, **bounds)
 
 
-def _bounds(draw: Any, s: Any) -> dict[str, Any]:
-    return {
-        "start": draw(s.choice(None, 0, 1, 2, -1, -2, -20, 9)),
-        "end": draw(s.choice(None, FAR, 3, 1, -1, -3, 20)),
-        "step": draw(s.choice(1, 1, 2, 3)),
-    }
+def _bounds(draw: Any, s: Any, side: int) -> dict[str, Any]:
+    """Draw ends of a slice along a side of that length; one that follows the length is made by ``x[:n - 1]``."""
+    start, end = draw(s.choice(None, 0, 1, 2, -1, -2, -20, 9)), draw(s.choice(None, FAR, 3, 1, -1, -3, 20, "last"))
+    return {"start": start, "end": side - 1 if end == "last" else end, "step": draw(s.choice(1, 1, 2, 3))}
 
 
 @operator(aten.select.int, aten.select_copy.int, quant=SAME_SCALE, error=EXACT)
