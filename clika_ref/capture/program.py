@@ -17,6 +17,7 @@ from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.importer import Fallback, Importer
 from clika_ref.capture.messages import MismatchError, unsupported_calls
 from clika_ref.capture.symbols import SymbolTable, TracedGuard
+from clika_ref.core.errors import ModelError
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.registry import Registry
@@ -176,7 +177,14 @@ class ProgramImporter:
         if isinstance(entry, Traced):
             self.graph.add_output(self.importer.value_of(entry))
             return OutputLeaf(len(self.graph.outputs) - 1, name=name)
+        if isinstance(entry, sympy.Basic) and not self._from_inputs() >= {str(s) for s in entry.free_symbols}:
+            msg = f"forward returns {entry}, a number that it reads from a tensor; return that tensor instead"
+            raise ModelError(msg)
         return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry, name)
+
+    def _from_inputs(self) -> set[str]:
+        inputs = {v.name for v in self.graph.inputs}
+        return {n for n, s in self.graph.symbols.items() if s.side.name in inputs}
 
     def _environment(self) -> Any:
         for node in self.program.graph.nodes:

@@ -57,32 +57,33 @@ class SymbolTable:
     def bind_result(self, value: Value, fake: torch.Tensor) -> None:
         """Declare the sizes that depend on data, which the node that makes ``value`` decides."""
         for dim, size in enumerate(fake.shape):
-            if isinstance(size, torch.SymInt):
-                raw = size.node._expr
-                if isinstance(raw, sympy.Symbol) and raw not in self.ours and self._is_new(size):
-                    self._declare(raw, Side(value.name, dim), f"{value.name}_{dim}")
+            if isinstance(size, torch.SymInt) and self._is_new(size):
+                self._declare_settled(size, Side(value.name, dim), f"{value.name}_{dim}")
 
     def bind_element(self, value: Value, number: torch.SymInt) -> None:
         """Declare an integer that is read from the one element of a tensor (``x.item()``)."""
-        raw = number.node._expr
-        if isinstance(raw, sympy.Symbol) and raw not in self.ours:
-            self._declare(raw, Side(value.name, None), f"{value.name}_item")
+        if self._is_new(number):
+            self._declare_settled(number, Side(value.name, None), f"{value.name}_item")
 
     def _is_new(self, size: torch.SymInt) -> bool:
-        expr = size.node.expr
-        return isinstance(expr, sympy.Symbol) and expr not in self.ours
+        symbols = (size.node._expr, size.node.expr)
+        return all(isinstance(s, sympy.Symbol) and s not in self.ours for s in symbols)
 
     def _bind(self, size: torch.SymInt, side: Side, *, first: bool) -> None:
         raw = size.node._expr
         hint = side.name if side.dim is None else "batch" if first else f"{side.name}_{side.dim}".replace(".", "_")
         if isinstance(raw, sympy.Symbol) and raw not in self.ours:
-            self._declare(raw, side, hint)
-            settled = size.node.expr  # what tracing found this symbol to equal; types speak of that one
-            if isinstance(settled, sympy.Symbol):
-                self.ours.setdefault(settled, self.ours[raw])
+            self._declare_settled(size, side, hint)
         else:  # a side that tracing derived from others: read it too, so that the relation is checked
             self._declare(sympy.Dummy(), side, hint)
             self.derived.append(Guard(sympy.Eq(list(self.ours.values())[-1], self.translate(size)), ""))
+
+    def _declare_settled(self, size: torch.SymInt, side: Side, hint: str) -> None:
+        """Declare a symbol, also as the one that tracing found it to equal, of which types speak."""
+        raw, settled = size.node._expr, size.node.expr
+        self._declare(raw, side, hint)
+        if isinstance(settled, sympy.Symbol):
+            self.ours.setdefault(settled, self.ours[raw])
 
     def _declare(self, raw: sympy.Symbol, side: Side, hint: str) -> None:
         name, count = hint, 1

@@ -373,3 +373,23 @@ def test_a_returned_shape_is_a_size_also_in_copies():
         (_, *actual), (_, *expected) = one(*given), Sized()(*given)
         assert actual == expected
         assert type(actual[0]) is type(actual[1]["inner"][0]) is torch.Size
+
+
+def test_sizes_that_are_read_from_a_tensor_follow_its_values(agree, tmp_path):
+    """A raw KeyError, as the trace knew the number under two names."""
+
+    def mask(lengths):
+        return torch.arange(int(lengths.max())) < lengths[:, None]
+
+    module = agree(mask, [torch.tensor([3, 1]), torch.tensor([2, 5, 1])], [torch.tensor([1]), torch.tensor([4, 9])])
+    module.clika_export(tmp_path / "mask.onnx")
+
+
+def test_a_number_that_is_read_from_a_tensor_is_no_result():
+    def longest(x, lengths):
+        return x * 2, int(lengths.max()) + 1
+
+    with pytest.raises(
+        ModelError, match=r"returns \w+item \+ 1, a number that it reads from a tensor; return that tensor"
+    ):
+        clika_compile(longest, tracing_inputs=[(torch.randn(2, 3), torch.tensor([1, 2]))])
