@@ -220,13 +220,30 @@ def _(op, *, start, end, steps, dtype, device):
 def _spaced(op, start, end, steps, dtype):
     """Count from both ends, as eager does, so that both are met exactly."""
     within = dtype if dtype in (torch.float32, torch.float64) else torch.float64
+    if whole := not dtype.is_floating_point:
+        start, end = (n if is_symbolic(n) else int(n) for n in (start, end))
     first, last, one, gaps = op.promote(start, end, 1, steps - 1, to=within)
     gap = op.Div(op.Sub(last, first), op.Max(gaps, one))
     position = op.cast(op.Range(*op.promote(0, steps, 1, to=torch.int64)), within)
     (half,) = op.promote(FloorDiv(steps, 2), to=within)
-    from_first = op.Add(first, op.Mul(gap, position))
-    from_last = op.Sub(last, op.Mul(gap, op.Sub(gaps, position)))
+    along = _rounded_once if whole else _along
+    from_first = along(op, first, gap, position)
+    from_last = along(op, last, op.Neg(gap), op.Sub(gaps, position))
     return op.cast(op.Where(op.Less(position, op.Max(half, one)), from_first, from_last), dtype)
+
+
+def _along(op, start, gap, position):
+    """Return ``start + gap * position``."""
+    return op.Add(start, op.Mul(gap, position))
+
+
+def _rounded_once(op, start, gap, position):
+    """Return `_along` as the fused instruction of eager rounds it, of which the fraction is cut off afterwards.
+
+    The product of either part of ``gap`` is exact up to half a billion positions.
+    """
+    coarse = op.cast(op.cast(gap, torch.float32), torch.float64)
+    return _along(op, _along(op, start, coarse, position), op.Sub(gap, coarse), position)
 
 
 @linspace.samples

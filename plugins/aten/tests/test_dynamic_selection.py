@@ -71,6 +71,8 @@ CALLS: list[tuple[Operator, tuple[Any, ...], dict[str, Any]]] = [
     (creation.arange, (), {"start": N, "end": -N, "step": -1.0, "dtype": torch.int64}),
     (creation.linspace, (), {"start": -1.0, "end": 1.0, "steps": N}),
     (creation.linspace, (), {"start": 0, "end": N - 1, "steps": M}),
+    (creation.linspace, (), {"start": 3, "end": -7, "steps": 2 * N + 1, "dtype": torch.int64}),
+    (creation.linspace, (), {"start": -1.5, "end": 2.5, "steps": M + N, "dtype": torch.int32}),
     (creation.logspace, (), {"start": 0, "end": 2.5, "steps": N}),
     (creation.eye, (), {"n": N, "m": M}),
     (creation.triu, (bools(2, N, M),), {"diagonal": N - 1}),
