@@ -109,9 +109,8 @@ def test_every_class_of_error_has_a_bound_of_the_declared_format(op, attrs):
 
 
 def test_what_overflows_in_the_declared_format_may_be_infinite():
-    x = torch.tensor([1.0, 7e4])
-    coarse = torch.tensor([math.sqrt(2.0), math.inf])
-    coarse[0] = torch.tensor(1.0).half().float().sqrt()
+    x = torch.tensor([1.0] * 30 + [7e4])
+    coarse = torch.tensor([1.0] * 30 + [math.inf])
     assert judged("sqrt", (x,), {}, coarse).verdict is Verdict.SPECIAL
     assert judged("sqrt", (x,), {}, coarse, OF_HALVES).verdict is Verdict.PASS
 
