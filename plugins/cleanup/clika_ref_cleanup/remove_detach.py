@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node
+from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import apply_rules, rule
+from clika_ref.core.rewriting import Skip, apply_rules, rule
 
 
 @rule("detach")
@@ -22,8 +22,11 @@ def remove_detach(node: Node, build: Builder):
 
 @rule("overwritten")
 def remove_overwritten(node: Node, build: Builder):
-    """``overwritten(new, x)`` has the elements of ``new``."""
-    return node.inputs[0]
+    """``overwritten(new, x)`` has the elements of ``new``, in the type of ``x``."""
+    new = node.inputs[0]
+    if not isinstance(new, Value) or new.type != node.output.type:
+        return Skip("converts or expands too")
+    return new
 
 
 @dataclass(frozen=True)
