@@ -62,29 +62,17 @@ def test_where_the_order_of_computation_decides_what_is_special_either_is_right_
         assert reference.judge([wrong]).verdict.is_failure
 
 
-def test_a_mean_of_an_infinity_is_nan_or_infinite_by_the_order_of_its_sum_in_a_graph_too():
-    x = torch.tensor([torch.inf, 0, 2, 2])  # adding up differences from the mean so far, eager gets NaN
-    graph = Graph("mean")
-    build = Builder(graph, OPERATORS)
-    value = build("relu", graph.add_input(TensorType(x.dtype, (4,)), "x"))
-    graph.add_output(build("var_mean", value)[1])
-    graph.add_output(build("sum", value))
-    reference = Reference(graph, [x])
-    assert reference.eager[0].isnan()
-    for right in (torch.nan, torch.inf):
-        assert reference.judge([torch.tensor(right), torch.tensor(torch.inf)]).verdict is Verdict.PASS
-    assert reference.judge([torch.tensor(torch.inf), torch.tensor(torch.nan)]).verdict is Verdict.SPECIAL
-
-
 def test_an_infinity_whose_sign_rounding_decides_may_have_either():
-    x = torch.tensor([0.0, 1.0])
+    x = torch.arange(32.0)
     graph = Graph("pole")
     build = Builder(graph, OPERATORS)
-    value = graph.add_input(TensorType(x.dtype, (2,)), "x")
-    graph.add_output(build("reciprocal", build("sin", value)))
+    graph.add_output(build("reciprocal", build("sin", graph.add_input(TensorType(x.dtype, (32,)), "x"))))
     reference = Reference(graph, [x])
-    one = 1 / x[1].sin()
-    for first in (torch.inf, -torch.inf):
-        assert reference.judge([torch.stack([torch.tensor(first), one])]).verdict is Verdict.PASS
-    for wrong in ([torch.nan, one], [torch.inf, -one], [torch.inf, torch.inf]):
-        assert reference.judge([torch.tensor(wrong)]).verdict.is_failure
+
+    def verdict(first, second=1 / float(x[1].sin())):
+        return reference.judge([torch.cat([torch.tensor([first, second]), reference.eager[0][2:]])]).verdict
+
+    assert {verdict(torch.inf), verdict(-torch.inf)} == {Verdict.PASS}
+    assert verdict(torch.nan) is Verdict.SPECIAL
+    assert verdict(torch.inf, -torch.inf) is Verdict.SPECIAL
+

@@ -76,8 +76,8 @@ def computed_wrongly(node: Node) -> str | None:
     pooled = node.inputs[0] if "max_pool" in name else None
     if isinstance(pooled, Value) and not pooled.type.dtype.is_floating_point:
         return "MaxPool of int64 does not exist in ONNX, and float64 does not hold all of its numbers"
-    if name in ("max_pool2d_with_indices", "max_pool3d_with_indices"):
-        return "MaxPool counts places in several dimensions by the wrong sides"
+    if name in ("max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"):
+        return "MaxPool with a ceiling and strides of 1 mixes up the sides, and places in several dimensions"
     return None
 
 
