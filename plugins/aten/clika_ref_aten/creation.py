@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch.types import Number
@@ -162,9 +163,13 @@ def _(op, *, start, end, step, dtype, device):
     dtype = op.result.dtype
     if not is_symbolic((start, end, step)):
         return op.constant(torch.arange(start, end, step, dtype=dtype), dtype)
-    if not any(isinstance(n, float) for n in (start, end, step)):
-        return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
     count = op.promote(0, _count(start, end, step), 1, to=torch.int64)
+    if not any(isinstance(n, float) for n in (start, end, step)):
+        if all(sympy.sympify(n).is_nonnegative for n in (start, step)):
+            return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
+        # ONNX Runtime makes a Slice of Gather(x, Range), and to a Slice an end of -1 is the last element.
+        first, by = op.promote(start, step, to=torch.int64)
+        return op.cast(op.Add(op.Mul(op.Range(*count), by), first), dtype)
     if not dtype.is_floating_point:
         start, step = (n if is_symbolic(n) else int(n) for n in (start, step))  # as eager does, after it has counted
     position = op.cast(op.Range(*count), torch.float64)  # a running sum, which Range is, would drift

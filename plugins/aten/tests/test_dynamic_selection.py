@@ -141,6 +141,19 @@ def compare(graph: Graph, *, typed: bool = True) -> None:
             assert torch.allclose(a.double(), e.double(), rtol=1e-6, atol=1e-6, equal_nan=True), sizes
 
 
+@pytest.mark.parametrize(("start", "end", "step"), [(M - 1, -1, -1), (-1, -M - 1, -1), (0, M, 2)], ids=str)
+def test_positions_counted_from_the_end_are_not_taken_for_a_slice(start, end, step):
+    """ONNX Runtime makes a Slice of ``x[:, arange(n - 1, -1, -1)]``, whose end of -1 is another."""
+    graph = Graph("reversed")
+    x = graph.add_input(floats(N, M), "x")
+    graph.symbols = {s.name: Symbol(s.name, 0, None, Side("x", dim)) for dim, s in enumerate((N, M))}
+    attrs = creation.arange.call(start=start, end=end, step=step).attrs
+    (places,) = graph.insert(Node(creation.arange, (), attrs), infer(creation.arange, (), attrs)).outputs
+    found = graph.insert(Node(indexing.index, (x, None, places), {}), [floats(N, places.type.shape[0])])
+    graph.add_output(found.output)
+    compare(graph)
+
+
 def test_a_running_product_needs_a_known_length():
     graph = graph_of(cumulative.cumprod, (floats(N, M),), {"dim": 1}, ())
     with pytest.raises(TargetError, match=r"running result over the dynamic side m has no ONNX form; give the side"):
