@@ -12,7 +12,7 @@ from onnx_ir import tensor_adapters
 from clika_ref.core.errors import PluginError, TargetError
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.dtypes import TO_TORCH, to_onnx
+from clika_ref.onnx_emission.dtypes import TO_TORCH, bytes_of, to_onnx
 from clika_ref.onnx_emission.sizes import SizeEmitter
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class OnnxBuilder:
         key = (
             dtype,
             tuple(tensor.shape),
-            tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"",
+            bytes_of(tensor).tobytes(),
         )
         if key not in self._constants:
             name = f"/constant_{len(self._constants)}"  # no name of a model has a slash

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -38,3 +39,10 @@ def to_onnx(dtype: torch.dtype) -> ir.DataType:
         msg = f"ONNX has no element type for {dtype}; cast to one of {', '.join(str(d) for d in TO_ONNX)}"
         raise ModelError(msg)
     return TO_ONNX[dtype]
+
+
+def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """Return the bytes of a tensor's elements in order, of shape ``[bytes]``; copied only where that must be."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))  # a single element is contiguous with any stride, with which no view works
+    return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)

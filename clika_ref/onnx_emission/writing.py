@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import onnx
 import onnx_ir as ir
-import torch
 
 from clika_ref.core.errors import TargetError
+from clika_ref.onnx_emission.dtypes import bytes_of
 from clika_ref.storage import AtomicFiles
 
 LIMIT_BYTES = 2**31 - 2**20
@@ -68,8 +68,7 @@ def _raw(value: ir.Value) -> np.ndarray:
     """Return the bytes of a weight without copying them; one that is computed is computed here."""
     tensor: Any = value.const_value
     tensor = tensor.raw() if isinstance(tensor, ir.LazyTensor) else tensor
-    flat = tensor.raw.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return bytes_of(tensor.raw)
 
 
 def _header(value: ir.Value) -> onnx.TensorProto:

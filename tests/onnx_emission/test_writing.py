@@ -14,6 +14,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission import writing
+from clika_ref.onnx_emission.dtypes import bytes_of
 from clika_ref.onnx_emission.emission import emit
 
 OPERATORS = load_registry().operators
@@ -111,3 +112,18 @@ def test_what_the_checker_rejects_is_not_written(graph, tmp_path):
 def test_a_missing_folder_is_named(graph, tmp_path):
     with pytest.raises(ModelError, match="nowhere"):
         writing.write_model(emit(graph), tmp_path / "nowhere" / "m.onnx")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_single_element_of_a_strided_weight_is_written(tmp_path, apart):
+    g = Graph("strided")
+    weight = g.add_constant(torch.tensor([2.5, 7.0, 1.0])[::3], "w")  # contiguous, with a stride of 3
+    g.add_output(Builder(g, OPERATORS)("add", g.add_input(TensorType(torch.float32, (1,)), "x"), weight))
+    writing.write_model(emit(g), tmp_path / "m.onnx", external_data=apart)
+    assert contents(tmp_path / "m.onnx")["w"].tolist() == [2.5]
+
+
+def test_bytes_are_those_of_the_elements_in_order():
+    assert bytes_of(torch.tensor([2.5, 7.0])[::2]).view("float32").tolist() == [2.5]
+    assert bytes_of(torch.arange(6, dtype=torch.int16).reshape(2, 3).T).view("int16").tolist() == [0, 3, 1, 4, 2, 5]
+    assert bytes_of(torch.empty(0)).tolist() == []
