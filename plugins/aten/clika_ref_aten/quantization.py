@@ -193,6 +193,8 @@ def _(op, x, scale, zero_point, *, dtype, axis):
         return op.cast(op.Mul(steps, scale), dtype)
     if zero_point is not None:
         (zero_point,) = op.promote(zero_point, to=stored)
+    elif stored == torch.int8:  # ONNX Runtime 1.31 moves what follows before it, through a uint8 where no dtype is said
+        zero_point = op.Expand(op.scalar(0, stored), op.Shape(scale)) if op.rank(scale) else op.scalar(0, stored)
     result = op.DequantizeLinear(x, scale, zero_point, axis=axis)
     return op.cast(op.declare(result, torch.float32), dtype)
 

@@ -9,7 +9,9 @@ from clika_ref_aten.quantization import dequantize, quantize
 from one_operator import Case, graph_of, run_onnx
 
 from clika_ref.core.errors import ModelError, PassError
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import Builder, infer
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
 
 Q = torch.ops.quantized_decomposed
@@ -97,6 +99,18 @@ REFUSED = [
     (dequantize, (FLOAT, 0.1, 0), {}, "dequantize takes torch.int8, torch.uint8, torch.int32, not float32"),
     (dequantize, (CODE, NUMBERS), {"axis": -3}, r"axis -3 of int8\[2, 3\] does not exist"),
 ]
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+def test_signed_codes_without_zero_points_stay_signed_where_something_moves_them(axis):
+    graph = Graph("moved")
+    code = graph.add_input(TensorType(torch.int8, (1, 2)), "code")
+    build = Builder(graph, load_registry().operators)
+    scale = 0.5 if axis is None else graph.add_constant(torch.tensor([0.5, 0.25]), "scale")
+    number = build("dequantize", code, scale, None, dtype=torch.float32, axis=axis)
+    graph.add_output(build("reshape", number, shape=(2, 1)))
+    (actual,) = run_onnx(graph, [torch.tensor([[-116, 3]], dtype=torch.int8)])
+    assert actual.flatten().tolist() == [-58, 1.5 if axis is None else 0.75]
 
 
 @pytest.mark.parametrize(("op", "operands", "attrs", "message"), REFUSED)
