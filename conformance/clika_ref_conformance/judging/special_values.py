@@ -93,7 +93,9 @@ class Expected:
         near |= bound == math.inf
         if bool(self.ambiguous.any()):
             for run in self.runs:
-                near |= equal(actual, run) & ~run.isfinite()
+                infinite = (run.abs() > largest) | (run.isfinite() & self.exact.isinf())  # beside a pole: which side?
+                special = torch.where(infinite, torch.full_like(run, math.inf).copysign(run), run)
+                near |= equal(actual, special) & ~special.isfinite()
                 near |= False if self.jumps is None else (actual - run).abs() <= self.jumps
             near |= self.ambiguous & actual.isfinite() & ~self.exact.isfinite()
         return near
