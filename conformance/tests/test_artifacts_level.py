@@ -160,3 +160,20 @@ def test_a_cut_file_that_runs_all_the_same_is_a_failure_and_an_altered_one_is_no
     found = artifacts.Bench(suite).damaged("damage", case, lambda _: "untouched", is_cut=cut)
     assert found.verdict is verdict
     assert found.comparison.message.startswith("untouched")
+
+
+class Deaf(Changed):
+    """Raises an error of its own in every run."""
+
+    def load(self, artifact):
+        def run(inputs):
+            raise OSError("the device is gone")
+
+        return run
+
+
+def test_what_a_target_cannot_run_here_is_left_to_other_levels_whatever_it_raises(tmp_path):
+    suite = suite_of(tmp_path, Deaf())
+    found = artifacts.Bench(suite).carried_over(artifacts.input_order_case(suite))
+    assert found.verdict is Verdict.NOT_RUN
+    assert found.comparison.message.endswith("which other levels show: the device is gone")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from onnx.reference import ReferenceEvaluator
 
+from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact, QuantizationScheme
@@ -53,8 +54,21 @@ class Reference:
         return Artifact(path, self.name, inputs, outputs, {"bytes": size})
 
     def load(self, artifact: Artifact) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-        """Read the file; return what computes it on one tensor per input."""
-        evaluator = ReferenceEvaluator(str(artifact.path))
+        """Read the file; return what computes it on one tensor per input.
+
+        Raises:
+            TargetError: the file is damaged, or holds what the evaluator does not know.
+        """
+        try:
+            evaluator = ReferenceEvaluator(str(artifact.path))
+        except Exception as error:
+            msg = f"{artifact.path} cannot be read: {error}"
+            raise TargetError(msg) from error
+        if tuple(evaluator.output_names) != artifact.output_names:
+            msg = (
+                f"{artifact.path} returns {evaluator.output_names} instead of {artifact.output_names}; compile it anew"
+            )
+            raise TargetError(msg)
 
         def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             feed = dict(zip(artifact.input_names, (to_numpy(t) for t in inputs), strict=True))
