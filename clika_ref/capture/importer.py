@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from clika_ref.capture.aliasing import Aliases, Traced
 from clika_ref.capture.calls import RESHAPES_ITSELF, functional_overload, squeezed_sides, written_arguments
@@ -157,6 +158,10 @@ class Importer:
         if op.name in ("batch_norm", "instance_norm"):
             self._update_statistics(op.name, call.operands, call.attrs, args)
         attrs = {k: self._attribute_value(v) for k, v in call.attrs.items()}
+        read = [k for k, v in attrs.items() if any(isinstance(leaf, Value) for leaf in pytree.tree_leaves(v))]
+        if read:
+            msg = f"its {read[0]} is read from a tensor, as by item(), but a graph holds it as a number; use the tensor"
+            raise ModelError(msg)
         return self._add(node, op, tuple(call.operands), attrs)
 
     def _add(self, node: fx.Node, op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:

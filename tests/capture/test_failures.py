@@ -316,3 +316,11 @@ def test_calls_that_nothing_serves_are_named_inside_a_no_grad_region_and_behind_
 
     with pytest.raises(ModelError, match=r"makes 2 calls.*\n.*linalg_eigvals.*\n.*bessel_j0"):
         clika_compile(calls, tracing_inputs=[torch.rand(3, 3)])
+
+
+def test_a_number_that_is_read_from_a_tensor_where_the_graph_holds_one_is_named_with_its_line():
+    def filled(x):
+        return x * torch.full((3,), x.mean().item())
+
+    with pytest.raises(ModelError, match=r"test_failures.py:\d+: its fill_value is read from a tensor, as by item"):
+        clika_compile(filled, tracing_inputs=[torch.randn(2, 3)])
