@@ -17,6 +17,7 @@ from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
+from odd_targets import Odd
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.invariants import verify
@@ -191,13 +192,24 @@ def test_a_pack_is_compiled_once_and_all_of_it_passes(tmp_path):
     assert target.compiled == [2 * len(cases)]
 
 
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [("writes", Verdict.CONTRACT), ("reuses", Verdict.CONTRACT), ("drifts", Verdict.NONDETERMINISTIC)],
+)
+def test_what_a_pack_does_besides_its_results_is_checked_for_all_of_it(tmp_path, fault, verdict):
+    cases = [replace(case, runs=case.runs[:2]) for case in cases_of("gelu", "tanh")]
+    pack, *singles = packed_checks(cases, suite(tmp_path, Odd(fault=fault)))
+    pack.run()
+    assert verdict in {c.run().verdict for c in singles}
+
+
 def test_a_chain_that_returns_the_bits_of_the_tapped_one_is_not_judged_again(tmp_path, monkeypatch):
     judged = []
     honest = packing.judge_run
 
-    def judge_run(graph, *rest, **settings):
-        judged.append(graph)
-        return honest(graph, *rest, **settings)
+    def judge_run(reference, *rest):
+        judged.append(reference.graph)
+        return honest(reference, *rest)
 
     monkeypatch.setattr(packing, "judge_run", judge_run)
     cases = cases_of("gelu", "tanh")

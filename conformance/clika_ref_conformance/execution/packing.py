@@ -1,6 +1,7 @@
 """Packs: many small cases as one graph, so that a target compiles and loads once for all of them.
 
-A pack only ever speaks of success: where it cannot be compiled, run or judged right, each case is run by itself.
+A pack only ever speaks of success: where it cannot be compiled, run or judged right, each case is run by itself. That
+inputs stay as they are and that a second run returns the same is checked once for all of it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.exporting.interface import name_interface
-from clika_ref_conformance.cases import Case, Check, Outcome
-from clika_ref_conformance.execution.case_checks import most_telling, run_case, same_bits
+from clika_ref_conformance.cases import Case, Check, Outcome, Run
+from clika_ref_conformance.execution.case_checks import Trial, most_telling, run_case, same_bits
 from clika_ref_conformance.execution.deviating import judge_run
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
@@ -76,10 +78,13 @@ class Pack:
     def _together(self, cases: Sequence[Case]) -> None:
         graph = merged([case.graph for case in cases])
         name_interface(graph, self.suite.registry.operators, (), ())
-        target = self.suite.target
+        runs = [Run(f"{self.name}-{i}", tuple(inputs)) for i, inputs in enumerate(_joint_inputs(cases))]
+        results: list[list[torch.Tensor]] = []
         with TemporaryDirectory(dir=self.suite.folder) as folder:
-            runner = target.load(target.compile(graph, Path(folder) / "model.onnx"))
-            results = [runner(inputs) for inputs in _joint_inputs(cases)]
+            trial = Trial(Case(self.name, graph, runs), self.suite, Path(folder))
+            trial.run_all(graph, lambda _, found: results.append(found))
+        if trial.found:  # each case is to say itself which declared error it raises
+            raise TargetError(trial.found[0][1].message)
         start = 0
         before: tuple[Case, Results] | None = None
         for case in cases:
