@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import is_contiguous_or_false
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.aliasing import Aliases, Traced
@@ -382,5 +384,5 @@ class Importer:
 
 
 def _is_plain(source: Any) -> bool:
-    fake = source.meta["val"]
-    return fake.is_contiguous() and fake.storage_offset() == 0
+    fake = source.meta["val"]  # asked without a guard, which would exclude lengths that eager takes
+    return is_contiguous_or_false(fake) and guard_or_false(fake.storage_offset() == 0)

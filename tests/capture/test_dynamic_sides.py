@@ -247,3 +247,12 @@ def test_a_graph_that_would_refuse_a_tracing_input_is_refused_itself():
     inputs = [(torch.rand(4, 3), torch.rand(4, 3)), (torch.rand(5, 3), torch.rand(1, 3))]
     with pytest.raises(ModelError, match=r"does not take input 2: input 'terms\.1' is float32\[1, 3\]"):
         clika_compile(Sum(), tracing_inputs=inputs)
+
+
+def test_strides_may_be_given_for_any_batch(agree):
+    """The importer's own question whether memory is contiguous excluded a batch of 1."""
+
+    def first_columns(x):
+        return (x * 2).as_strided((x.shape[0], 3), (x.shape[1], 1))
+
+    agree(first_columns, [torch.randn(2, 6), torch.randn(3, 9)], [torch.randn(1, 7), torch.randn(5, 4)])
