@@ -9,6 +9,7 @@ from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
+from odd_targets import Negating
 
 from clika_ref.core.registry import load_registry
 
@@ -46,26 +47,10 @@ def test_eager_itself_passes_with_a_dynamic_batch(tmp_path, name):
         assert found.verdict is Verdict.PASS, f"{check.name}: {found.comparison.message}"
 
 
-class Broken:
-    """Eager, whose results of some operator are negated."""
-
-    def __init__(self, kind):
-        self.inner, self.kind = Identity(), kind
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def load(self, artifact):
-        runner = self.inner.load(artifact)
-        if self.kind not in {op.name for op in artifact.facts["operators"].values()}:
-            return runner
-        return lambda inputs: [-r for r in runner(inputs)]
-
-
 def test_a_block_that_fails_is_cut_to_the_nodes_that_fail(tmp_path):
     task = blocks.tasks(suite(tmp_path))[1]
     assert (task.subject, task.dynamic) == ("resnet-basic", True)
-    captured, exported = blocks.checks(task, suite(tmp_path, Broken("conv2d")))
+    captured, exported = blocks.checks(task, suite(tmp_path, Negating("conv2d")))
     assert captured.run().verdict is Verdict.PASS
     found = exported.run()
     assert found.verdict is Verdict.VALUE
@@ -80,7 +65,7 @@ def test_wrong_choices_are_counted(tmp_path, monkeypatch):
     assert task.subject == "classes"
     *_, right = blocks.checks(task, suite(tmp_path))
     assert right.run().comparison.message == "96 of 96 choices are eager's"
-    *_, wrong = blocks.checks(task, suite(tmp_path, Broken("linear")))
+    *_, wrong = blocks.checks(task, suite(tmp_path, Negating("linear")))
     found = wrong.run()
     assert found.verdict is Verdict.VALUE
     assert "in 96 the best leads by more than 40 errors of eager" in found.comparison.message

@@ -13,6 +13,7 @@ from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
+from odd_targets import Negating
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.invariants import verify
@@ -92,22 +93,6 @@ def test_eager_itself_passes_every_graph(tmp_path):
         for check in graphs.checks(task, one):
             found = check.run()
             assert not found.verdict.is_failure, f"{check.name}: {found.comparison.message}"
-
-
-class Negating:
-    """Eager, which negates the first floating output of graphs that hold an operator."""
-
-    def __init__(self, kind):
-        self.inner, self.kind = Identity(), kind
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def load(self, artifact):
-        runner = self.inner.load(artifact)
-        if self.kind not in {op.name for op in artifact.facts["operators"].values()}:
-            return runner
-        return lambda inputs: [-1 - r if r.is_floating_point() else ~r for r in runner(inputs)]
 
 
 def test_a_failing_graph_is_reported_as_the_node_that_fails(tmp_path):

@@ -1,4 +1,4 @@
-"""A target that is eager but for one fault, which its field ``fault`` names."""
+"""Targets that are eager but for one fault: by name, or on graphs that hold some operator."""
 
 from dataclasses import dataclass, field
 
@@ -86,3 +86,19 @@ FAULTS = {
 def sevens(x):
     """Compute what the target with the fault ``sevens`` does."""
     return torch.full_like(x, 7.0)
+
+
+class Negating:
+    """Eager, whose results are ``-1 - y`` for graphs that hold an operator."""
+
+    def __init__(self, kind):
+        self.inner, self.kind = Identity(), kind
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def load(self, artifact):
+        runner = self.inner.load(artifact)
+        if self.kind not in {op.name for op in artifact.facts["operators"].values()}:
+            return runner
+        return lambda inputs: [-1 - r if r.is_floating_point() else ~r for r in runner(inputs)]
