@@ -273,6 +273,16 @@ def test_nothing_passes_where_rounding_decides_more_than_a_twentieth(clear: int,
     assert reference.judge([one, others + 1]).verdict is Verdict.VALUE, "what is wrong stays wrong"
 
 
+def test_what_has_no_limit_by_itself_has_none_in_a_graph() -> None:
+    drawing = Drawing(torch.tensor([math.inf, 1.0, 2.0]))
+    x = drawing.build("relu", drawing.values[0])
+    _, mean = drawing.build("var_mean", x, dim=(0,), correction=1, keepdim=False)
+    reference = drawing.reference(mean, x)
+    assert reference.eager[0].isnan(), "eager subtracts a mean that is infinite"
+    assert not reference.judge([torch.tensor(math.inf), drawing.inputs[0]]).verdict.is_failure
+    assert reference.judge([torch.tensor(math.inf), drawing.inputs[0] + 1]).verdict is Verdict.VALUE
+
+
 def test_ties_inside_a_graph_leave_the_order_open() -> None:
     drawing = Drawing(torch.tensor([0.0, -1.0, 0.0, 2.0]))
     order = drawing.build("argsort", drawing.build("relu", drawing.values[0]), dim=0, descending=False, stable=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -149,7 +150,9 @@ class Reference:
             return Expected(eager, eager, None, same=True, random=True)
         if runs:
             varied = [run[value] for run in runs if run[value].shape == eager.shape]
-            bound = jitter.deviation(centre, varied, eager.dtype) if is_float(eager) else None
+            bound, alone = None, exact.local[node].bounds[value.index]
+            if alone is not None:  # what has no limit by itself has none in a graph
+                bound = jitter.deviation(centre, varied, eager.dtype).where(~alone.isposinf(), math.inf)
             found = Expected(eager, centre, bound, varied, label="jitter")
         else:
             local = exact.local[node]
