@@ -104,6 +104,7 @@ def trace(
         _lines_inside(module),
         for_any_size(),
         _data_as_a_call(),
+        _inference_without_gradients(),
         _silenced(),
     ):
         return tracer.run(module, call, shapes)
@@ -136,6 +137,31 @@ def _data_as_a_call() -> Iterator[None]:
         yield
     finally:
         del torch.Tensor.data
+
+
+@contextlib.contextmanager
+def _inference_without_gradients() -> Iterator[None]:
+    """Let tracers, which know no other such region, take ``torch.inference_mode()`` for ``torch.no_grad()``."""
+    mode: Any = torch.inference_mode
+    before = mode.__enter__, mode.__exit__
+
+    def enter(self: Any) -> None:
+        if self.mode:
+            self.gradients = torch.set_grad_enabled(False)
+        else:
+            before[0](self)
+
+    def leave(self: Any, *error: Any) -> None:
+        if self.mode:
+            self.gradients.__exit__(*error)
+        else:
+            before[1](self, *error)
+
+    mode.__enter__, mode.__exit__ = enter, leave
+    try:
+        yield
+    finally:
+        mode.__enter__, mode.__exit__ = before
 
 
 @contextlib.contextmanager

@@ -131,6 +131,24 @@ def test_an_embedding_with_a_greatest_norm_is_trained():
     torch.testing.assert_close(module.weight.grad, original.weight.grad)
 
 
+def test_inference_mode_stops_gradients_too():
+    class Inferred(Frozen):
+        def forward(self, x):
+            with torch.inference_mode():
+                x = self.body(x)
+            with torch.inference_mode(False):
+                return self.head(x.clone())
+
+    original = Inferred()
+    module = clika_compile(original, tracing_inputs=[torch.randn(2, 4)], discard_input_model=False)
+    x = torch.randn(2, 4)
+    for net in (original, module):
+        net(x).square().sum().backward()
+    assert module.body.weight.grad is None
+    torch.testing.assert_close(module.head.weight.grad, original.head.weight.grad)
+    assert torch.inference_mode.__enter__.__qualname__ == "inference_mode.__enter__"
+
+
 def test_detach_in_forward_stops_the_same_gradients():
     class Detached(nn.Module):
         def __init__(self):
