@@ -94,11 +94,13 @@ def test_a_node_that_the_target_refuses_is_not_taken():
 
 
 def test_other_inputs_are_legal_too(growths):
-    for seed, growth in enumerate(growths[:20]):
-        case = case_of(growth, "case", Random(seed))
-        assert "typical" in [run.name for run in case.runs]
+    cases = [case_of(growth, "case", Random(seed)) for seed, growth in enumerate(growths[:20])]
+    for case in cases:
+        assert case.runs
         for run in case.runs:
             assert not has_undefined(case.graph, eager_values(case.graph, run.inputs))
+    with_all = [case for case in cases if len(case.runs) == 3]  # others read the sign of a zero in some of them
+    assert len(with_all) > len(cases) / 2
 
 
 @pytest.mark.parametrize(
