@@ -19,12 +19,22 @@ from clika_ref.core.rewriting import Rule, apply_rules
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.growing import Drawing, Growth
 from clika_ref_conformance.drawing.mentions import mentions, rules_of
+from clika_ref_conformance.drawing.varying import other_kind, same_kinds
 
 LENGTHS = (1, 2, 2, 3, 3, 4)
 """Nodes of a drawn chain, before anything in it is repeated."""
 
 UNDOING = 1 / 2
 """The share of chains that end in what they began with: what undoes an operator is most often another of its kind."""
+
+STRANGERS = 3
+"""Operators of a group that no drawn motif has, which are put in the place of others."""
+
+ROUNDS = 3
+"""How often each is tried."""
+
+PLACES = 2
+"""Motifs in which an operator of a table is tried in the place of others of it."""
 
 Fires = Callable[[Graph], bool]
 
@@ -46,6 +56,10 @@ class Motifs:
     """What was found for one pass."""
 
     cases: list[Case] = field(default_factory=list[Case])
+    varied: list[Case] = field(default_factory=list[Case])
+    """Those with other operators and attributes, near the drawn ones and found from them."""
+    listed: list[Case] = field(default_factory=list[Case])
+    """More of those: one for each operator of a long table, to be checked as they are."""
     silent: list[str] = field(default_factory=list[str])
     """The goals that no graph reached."""
     tried: int = 0
@@ -80,34 +94,97 @@ def find_motifs(
     """Draw chains until each goal of a pass has ``wanted`` different motifs, or ``patience`` chains bring no new one.
 
     A goal that has none yet is tried up to ``tries`` times. What a pass offers in ``motifs`` comes first: functions of
-    a builder that return the outputs of a graph.
+    a builder that return the outputs of a graph. What was found is then varied: see `_Search.vary`.
     """
     found = Motifs([*offered(p, operators)])
     for goal in goals_of(p, operators):
         random = Random(f"{p.name}-{goal.name}-{seed}")  # noqa: S311 - no secret
-        own = [case for case in found.cases if _fires(goal, case)]
-        known = {_signature(case) for case in own}
+        search = _Search(goal, operators, random, wanted, [case for case in found.cases if _fires(goal, case)])
+        known = len(search.own)
+        search.draw(tries, patience)
+        drawn = len(search.own)
+        search.vary()
+        found.cases += search.own[known:drawn]
+        found.varied += search.own[drawn : search.plain + wanted]
+        found.listed += search.own[search.plain + wanted :]
+        found.tried += search.tried
+        if not search.own:
+            found.silent.append(goal.name)
+    return found
+
+
+@dataclass
+class _Search:
+    """The motifs of one goal as they are found."""
+
+    goal: Goal
+    operators: Mapping[str, Operator]
+    random: Random
+    wanted: int
+    own: list[Case]
+    tried: int = 0
+    plain: int = 0
+    """How many there were before those that differ in an operator only."""
+
+    def draw(self, tries: int, patience: int) -> None:
+        """Draw chains until there are as many different motifs as are wanted."""
+        known = {_signature(case) for case in self.own}
         ends = Counter[str]()
-        share = -(-2 * wanted // max(len(goal.last), 1))
+        share = -(-2 * self.wanted // max(len(self.goal.last), 1))
         latest = 0
         for attempt in range(tries):
-            if len(own) >= wanted or (own and attempt - latest >= patience):
-                break
-            found.tried += 1
-            case = chain(random, operators, goal.groups, goal.last, attempt)
-            if case is None or not _fires(goal, case):
+            if len(self.own) >= self.wanted or (self.own and attempt - latest >= patience):
+                return
+            self.tried += 1
+            case = chain(self.random, self.operators, self.goal.groups, self.goal.last, attempt)
+            if case is None or not _fires(self.goal, case):
                 continue
-            small = smallest(case, lambda c, goal=goal: _fires(goal, c))
-            kinds = {node.kind for node in small.graph.nodes}.intersection(goal.last)
+            small = smallest(case, lambda c: _fires(self.goal, c))
+            kinds = {node.kind for node in small.graph.nodes}.intersection(self.goal.last)
             if _signature(small) not in known and all(ends[kind] < share for kind in kinds):
                 known.add(_signature(small))
                 ends.update(kinds)
-                own.append(small)
                 latest = attempt
-                found.cases.append(Case(f"{goal.name} {len(own)}", small.graph, small.runs))
-        if not own:
-            found.silent.append(goal.name)
-    return found
+                self._add(small)
+
+    def vary(self) -> None:
+        """Add motifs that hold what the drawn ones lack: what is wrong with a table or a pattern may show there only.
+
+        First those with an operator of each group that the goal mentions and that no drawn one has, then the same as
+        drawn with other sorts of attributes and operands, then one with each operator of the groups.
+        """
+        drawn = list(self.own)
+        traits = set().union(*map(_traits, drawn))
+        for group in self.goal.groups:
+            if all(kind not in group for kind, *_ in traits):
+                strangers = (self._instead(group, kind, drawn, kin=False) for kind in [*group[:STRANGERS]] * ROUNDS)
+                traits |= next(filter(None, (self._first(cases, traits) for cases in strangers)), set())
+        most = len(self.own) + 2 * self.wanted
+        for motif in self.random.sample(self.own, len(self.own)):
+            for cases in same_kinds(self.random, motif, self.operators):
+                traits |= self._first(cases, traits) if len(self.own) < most else set()
+        self.plain = len(self.own)
+        for group in self.goal.groups:
+            for kind in group:
+                some = self.random.sample(self.own, min(PLACES, len(self.own)))
+                traits |= self._first(self._instead(group, kind, some, kin=True), traits)
+
+    def _instead(self, group: Sequence[str], kind: str, motifs: Sequence[Case], *, kin: bool) -> Iterator[Case]:
+        for motif in motifs:
+            yield from other_kind(self.random, motif, self.operators, group, kind, kin=kin)
+
+    def _first(self, cases: Iterator[Case], known: set[Any]) -> set[Any]:
+        """Add the first case that is a motif and has traits that are not known; return its traits."""
+        for case in cases:
+            if not _traits(case) <= known and _fires(self.goal, case):
+                small = smallest(cut(case, None), lambda c: _fires(self.goal, c))
+                if not _traits(small) <= known:
+                    self._add(small)
+                    return _traits(small)
+        return set()
+
+    def _add(self, case: Case) -> None:
+        self.own.append(Case(f"{self.goal.name} {len(self.own) + 1}", case.graph, case.runs))
 
 
 def _fires(goal: Goal, case: Case) -> bool:
@@ -186,22 +263,34 @@ def _repeat(random: Random, growth: Growth) -> None:
 
 
 def _signature(case: Case) -> tuple[Any, ...]:
-    """What tells motifs apart: operators, in order, and where their operands come from."""
-
-    def role(item: Any) -> str:
-        if not isinstance(item, Value):
-            return type(item).__name__
-        return "constant" if item.is_constant else item.producer.kind if item.producer else "input"
-
-    def attribute(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return len(value), value == tuple(sorted(value, key=repr)), len(set(value)) < len(value)
-        return min(max(value, -1), 2) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    """What tells motifs apart: operators, in order, where their operands come from, and sorts of attributes."""
 
     def attributes(node: Node) -> tuple[Any, ...]:
-        return tuple(attribute(v) for _, v in sorted(node.attrs.items()) if not isinstance(v, float))
+        return tuple(_sort_of(v) for _, v in sorted(node.attrs.items()) if not isinstance(v, float))
 
-    return tuple((n.kind, tuple(map(role, n.inputs)), attributes(n)) for n in case.graph.nodes)
+    return tuple((n.kind, tuple(map(_role, n.inputs)), attributes(n)) for n in case.graph.nodes)
+
+
+def _role(item: Any) -> str:
+    if not isinstance(item, Value):
+        return type(item).__name__
+    return "constant" if item.is_constant else item.producer.kind if item.producer else "input"
+
+
+def _sort_of(value: Any) -> Any:
+    """What a pass may ask of an attribute: how long a tuple is and whether in order, whether a number is small."""
+    if isinstance(value, tuple):
+        return len(value), value == tuple(sorted(value, key=repr)), len(set(value)) < len(value)
+    return min(max(value, -1), 2) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+
+def _traits(case: Case) -> set[Any]:
+    """What a motif shows of each operator: the sorts of its attributes, and which operands are there and numbers."""
+    found: set[Any] = set()
+    for node in case.graph.nodes:
+        found.add((node.kind, tuple(type(v).__name__ for v in node.inputs)))
+        found.update((node.kind, name, _sort_of(v)) for name, v in node.attrs.items() if not isinstance(v, float))
+    return found
 
 
 def smallest(case: Case, wanted: Callable[[Case], bool]) -> Case:
@@ -269,6 +358,9 @@ def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node
         mapping.update(zip(node.outputs, twin.outputs, strict=True))
     for position, value in enumerate(graph.outputs):
         if position != drop and value in mapping and value.producer is not None and value.producer is not gone:
+            left.add_output(mapping[value])
+    for value in gone.inputs if gone else ():  # what nobody reads any more would be dead, and compared with nothing
+        if isinstance(value, Value) and value.producer is not None and not mapping[value].uses:
             left.add_output(mapping[value])
     if not left.outputs:
         for value in [v for n in left.nodes for v in n.outputs if not v.uses]:

@@ -17,6 +17,7 @@ from clika_ref_conformance.drawing.hosts import host
 from clika_ref_conformance.drawing.mentions import mentions
 from clika_ref_conformance.drawing.motifs import Motifs, find_motifs
 from clika_ref_conformance.drawing.reducing import reduce_case
+from clika_ref_conformance.drawing.varying import call_redrawn, random_instead
 from clika_ref_conformance.judging.pass_rules import Finding, check_pass, check_passes, copies
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
 from clika_ref_conformance.suite import Suite
@@ -24,25 +25,31 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 
 LEVEL = "passes"
 
-NEAR_MISSES: dict[str, near_misses.Makes] = {
+OF_CALLS: dict[str, near_misses.Makes] = {
     "attribute changed": near_misses.attribute_changed,
     "operands swapped": near_misses.operands_swapped,
     "scalar changed": near_misses.scalar_changed,
+    "dtype changed": near_misses.dtype_changed,
+    "special elements": near_misses.special_elements,
+    "literals alike": alike.literals_alike,
+    "sides alike": alike.sides_alike,
+    "round trips": alike.round_trips,
+    "call redrawn": call_redrawn,
+}
+"""What is changed in the calls of a motif, and what makes the graphs: of drawn motifs and of those varied from them."""
+
+OF_SURROUNDINGS: dict[str, near_misses.Makes] = {
     "read elsewhere": near_misses.read_elsewhere,
     "repeated": near_misses.repeated,
     "outputs changed": near_misses.outputs_changed,
     "leaves changed": near_misses.leaves_changed,
-    "dtype changed": near_misses.dtype_changed,
-    "special elements": near_misses.special_elements,
     "constants alike": alike.constants_alike,
-    "literals alike": alike.literals_alike,
     "numbers alike": alike.numbers_alike,
     "calls alike": alike.calls_alike,
-    "sides alike": alike.sides_alike,
-    "round trips": alike.round_trips,
+    "random instead": random_instead,
     "side freed": sides_freed,
 }
-"""What is changed in a motif, and what makes the graphs."""
+"""What is changed around them, for which it matters little which calls they are: of drawn motifs only."""
 
 GRAPHS_PER_MOTIF = 20
 """The profile's random graphs per pass over this are the motifs of each goal: 10 of the 200 of ``quick``."""
@@ -71,7 +78,8 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
         return [Check(HASH_SEEDS, _timed(HASH_SEEDS, lambda: hash_seeds(suite)))]
     trial = Trial(passes_of(suite)[task.subject], suite)
     named: list[tuple[str, Callable[[], Outcome]]] = [("fires", trial.fires), ("motifs", trial.motifs_kept)]
-    named += [(name, trial.near_miss(makes)) for name, makes in NEAR_MISSES.items()]
+    named += [(name, trial.near_miss(makes, varied=True)) for name, makes in OF_CALLS.items()]
+    named += [(name, trial.near_miss(makes, varied=False)) for name, makes in OF_SURROUNDINGS.items()]
     named += [("random graphs", trial.random_graphs), ("pipeline order", trial.pipeline_order)]
     named += [("random order", trial.random_order)]
     return [Check(name, _timed(name, run)) for name, run in named]
@@ -124,7 +132,8 @@ class Trial:
         """Fail if the pass, or a rule of it, fires on no graph that was found."""
         silent = self.motifs.silent
         if not silent:
-            message = f"{len(self.motifs.cases)} motifs of {self.motifs.tried} chains"
+            found = f"{len(self.motifs.cases)} motifs of {self.motifs.tried} chains"
+            message = f"{found}, and {len(self.motifs.varied)} varied from them"
             return Outcome("", Comparison(Verdict.PASS, message))
         message = (
             f"{self.p.name}: no graph was found on which {' and '.join(silent)} fires ({self.motifs.tried} chains of "
@@ -135,14 +144,14 @@ class Trial:
 
     def motifs_kept(self) -> Outcome:
         """Check the pass on its motifs."""
-        return self._check(self.motifs.cases)
+        return self._check([*self.motifs.cases, *self.motifs.varied, *self.motifs.listed])
 
-    def near_miss(self, makes: near_misses.Makes) -> Callable[[], Outcome]:
-        """Return the check of the pass on one sort of near misses of its motifs."""
+    def near_miss(self, makes: near_misses.Makes, *, varied: bool) -> Callable[[], Outcome]:
+        """Return the check of the pass on one sort of near misses of its motifs, ``varied`` ones too or drawn ones."""
         most = self.suite.profile.pass_graphs // 2
 
         def cases() -> Iterator[Case]:
-            for motif in self.motifs.cases:
+            for motif in (*self.motifs.cases, *(self.motifs.varied if varied else ())):
                 every = islice(makes(motif, self._operators), most)
                 yield from (replace(c, name=f"{motif.name}, {c.name}") for c in every if c is not None)
 

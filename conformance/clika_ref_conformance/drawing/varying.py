@@ -1,0 +1,198 @@
+"""Motifs varied: one call becomes that of another operator, or one drawn anew, and what reads it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Descriptions, random_draw
+from clika_ref_conformance.cases import Case
+from clika_ref_conformance.drawing.growing import UNCHECKED, Drawing, Leaf
+from clika_ref_conformance.drawing.near_misses import Operators, Rebuilding
+
+DRAWS = 8
+"""Calls drawn for each node in search of a motif."""
+
+NEAR_DRAWS = 3
+"""Calls drawn for each node of a motif, fitting its pattern or not."""
+
+FORMS = 3
+"""Different attributes with which another operator is tried on the operands that are there."""
+
+RANDOM = 6
+"""Random operators tried in the place of each node, at most."""
+
+NEUTRAL = (0, 1)
+"""Numbers that one operator or another takes no notice of."""
+
+Call = tuple[Operator, Sequence[Any], Mapping[str, Any]]
+"""Operator, operands, of which values are those of a motif, and attributes."""
+
+
+def other_kind(
+    random: Random, motif: Case, operators: Operators, group: Sequence[str], kind: str, *, kin: bool
+) -> Iterator[Case]:
+    """Yield ways to put an operator of a group in the place of each node that is in the group too, or is not."""
+    for position, node in enumerate(motif.graph.nodes):
+        if kind not in UNCHECKED and kind != node.kind and (node.kind in group) is kin:
+            yield from (_finished(new, motif) for new in _ways(random, motif, operators, position, operators[kind]))
+
+
+def same_kinds(random: Random, motif: Case, operators: Operators) -> Iterator[Iterator[Case]]:
+    """Yield, for each node, the motif with that one drawn anew."""
+    for position, node in enumerate(motif.graph.nodes):
+        yield (_finished(new, motif) for new in _redrawn(random, motif, operators, position, node.op))
+
+
+def _finished(new: Rebuilding, motif: Case) -> Case:
+    return new.growth.finish("varied", [new.now(v) for v in motif.graph.outputs])
+
+
+def call_redrawn(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Draw each call anew: with operands of other ranks and sides, and other attributes that go with them."""
+    random = Random(case.name)  # noqa: S311 - no secret
+    for position, node in enumerate(case.graph.nodes):
+        for new in _redrawn(random, case, operators, position, node.op, draws=NEAR_DRAWS):
+            yield new.done(f"{node.kind} {position} drawn anew")
+
+
+def _ways(random: Random, motif: Case, operators: Operators, position: int, op: Operator) -> Iterator[Rebuilding]:
+    node = list(motif.graph.nodes)[position]
+    for operands in _with_neutral(node.inputs):
+        for attrs in _sampled_attrs(op):
+            yield from _with_call(random, motif, operators, position, (op, operands, attrs))
+    yield from _redrawn(random, motif, operators, position, op)
+
+
+def _with_neutral(operands: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield operands as they are, and with each number replaced by those that are neutral in arithmetic."""
+    yield operands
+    for i, item in enumerate(operands):
+        if isinstance(item, int | float):
+            yield from ([*operands[:i], number, *operands[i + 1 :]] for number in NEUTRAL)
+
+
+def _sampled_attrs(op: Operator) -> list[Mapping[str, Any]]:
+    """Return the attributes of the first sampled calls that differ in them."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for seed in range(DRAWS if op.sampler else 0):
+        assert op.sampler is not None
+        call = op.sampler(random_draw(Random(seed)), Descriptions())  # noqa: S311 - no secret
+        attrs = op.call(*call.operands, **call.attrs).attrs
+        found.setdefault(repr(attrs), attrs)
+    return list(found.values())[:FORMS]
+
+
+def _redrawn(
+    random: Random, motif: Case, operators: Operators, position: int, op: Operator, *, draws: int = DRAWS
+) -> Iterator[Rebuilding]:
+    """Yield the motif with drawn calls of an operator at a node, on what other nodes made for it and new leaves.
+
+    Each comes as drawn, with all attributes as they were in the motif, and with one of them as it was.
+    """
+    node = list(motif.graph.nodes)[position]
+    for _ in range(draws if op.name not in UNCHECKED else 0):
+        new = _until(motif, operators, position)
+        drawn = new and Drawing(random, new.growth, 1.0).call(op, _made(new, node))
+        if not new or drawn is None:
+            continue
+        operands = _operands(new, node, drawn)
+        for attrs in _carried(node.attrs, drawn.attrs):
+            yield from _with_call(random, motif, operators, position, (op, operands, attrs))
+
+
+def _until(motif: Case, operators: Operators, position: int) -> Rebuilding | None:
+    """Build the motif again as far as a node, which is left out."""
+    new = Rebuilding.of(motif, operators)
+    new.take_leaves()
+    return new if all(map(new.take, list(motif.graph.nodes)[:position])) else None
+
+
+def _made(new: Rebuilding, node: Node) -> list[Value]:
+    """Return what stands for the operands of a node that other nodes made."""
+    return [new.now(v) for v in node.inputs if isinstance(v, Value) and v.producer is not None]
+
+
+def _operands(new: Rebuilding, old: Node, drawn: Node) -> list[Any]:
+    """Return the operands of a drawn call as values of the motif, and as leaves: inputs where they were inputs."""
+    known = {twin: value for value, twin in new.mapping.items()}
+    inputs = {i for i, v in enumerate(old.inputs) if isinstance(v, Value) and not v.is_constant and v.producer is None}
+    return [
+        known.get(v) or Leaf(new.growth.tensors[v], i not in inputs) if isinstance(v, Value) else v
+        for i, v in enumerate(drawn.inputs)
+    ]
+
+
+def _carried(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield drawn attributes: as they are, with all old ones, and with each old one that differs from the new."""
+    yield new
+    carried = {name: _as_long(old[name], value) for name, value in new.items() if name in old}
+    different = [name for name in carried if repr(carried[name]) != repr(new[name])]
+    if len(different) > 1:
+        yield {**new, **carried}
+    yield from ({**new, name: carried[name]} for name in different)
+
+
+def _as_long(old: Any, new: Any) -> Any:
+    """Return an old value; for a tuple of another length one that is alike: of equal numbers, or in ascending order."""
+    if not (isinstance(old, tuple) and isinstance(new, tuple)) or len(old) == len(new):
+        return old
+    if old and len(set(old)) == 1:
+        return old[:1] * len(new)
+    return tuple(range(len(new))) if old == tuple(range(len(old))) else new
+
+
+def _with_call(random: Random, motif: Case, operators: Operators, position: int, call: Call) -> Iterator[Rebuilding]:
+    """Yield the motif with another call at a node, if it is legal.
+
+    Where a node behind it does not take the new result, its other operands are drawn anew.
+    """
+    op, operands, attrs = call
+    new = _until(motif, operators, position)
+    placed = new and new.growth.place(op, [new.now(v) for v in operands], attrs)
+    if new and placed and _stands(new, list(motif.graph.nodes)[position:], placed, random):
+        yield new
+
+
+def _stands(new: Rebuilding, nodes: Sequence[Node], placed: Node, random: Random) -> bool:
+    """Let a call stand for the first of some nodes, and add the others; say whether that is legal."""
+    first, *rest = nodes
+    if len(placed.outputs) != len(first.outputs):
+        return False
+    new.mapping.update(zip(first.outputs, placed.outputs, strict=True))
+    return all(
+        (random.random() < 1 / 2 and _follows(random, new, node, keep=False))
+        or new.take(node)
+        or _follows(random, new, node, keep=True)
+        for node in rest
+    )
+
+
+def _follows(random: Random, new: Rebuilding, node: Node, *, keep: bool) -> bool:
+    """Add a node on operands that fit what it reads, with its own attributes where they are legal if asked."""
+    for _ in range(DRAWS // 2 if node.kind not in UNCHECKED else 0):
+        drawn = Drawing(random, new.growth, 1.0, 1.0).call(node.op, _made(new, node))
+        if drawn is not None and len(drawn.outputs) == len(node.outputs):
+            kept = new.growth.place(node.op, drawn.inputs, node.attrs) if keep else None
+            if kept is not None:
+                new.growth.graph.erase(drawn)
+            new.mapping.update(zip(node.outputs, (kept or drawn).outputs, strict=True))
+            return True
+    return False
+
+
+def random_instead(case: Case, operators: Operators) -> Iterator[Case | None]:
+    """Let a random operator stand in the place of each node, and read what it read."""
+    random = Random(case.name)  # noqa: S311 - no secret
+    drawing = [op for name, op in sorted(operators.items()) if op.random and op.sampler and name not in UNCHECKED]
+    nodes = list(case.graph.nodes)
+    for position, node in enumerate(nodes):
+        tensors = [v for v in node.inputs if isinstance(v, Value)]
+        for op in random.sample(drawing, min(RANDOM, len(drawing))) if tensors and node.kind not in UNCHECKED else ():
+            new = _until(case, operators, position)
+            placed = new and Drawing(random, new.growth, 1.0, 1.0).call(op, [new.now(v) for v in tensors])
+            if new and placed and _stands(new, nodes[position:], placed, random):
+                yield new.done(f"{op.name} at {position}")
