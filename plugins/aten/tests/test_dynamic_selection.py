@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from clika_ref_aten import counting, creation, cumulative, embedding, indexing, reduction, scattering, sorting, variance
+from clika_ref_aten import (
+    counting,
+    creation,
+    cumulative,
+    embedding,
+    indexing,
+    reduction,
+    scattering,
+    sorting,
+    spacing,
+    variance,
+)
 from one_operator import run_onnx
 
 from clika_ref.core.errors import TargetError
@@ -69,11 +80,11 @@ CALLS: list[tuple[Operator, tuple[Any, ...], dict[str, Any]]] = [
     (creation.arange, (), {"start": N, "end": -2, "step": -3, "dtype": torch.float32}),
     (creation.arange, (), {"start": 0.5, "end": N + 1, "step": 0.3}),
     (creation.arange, (), {"start": N, "end": -N, "step": -1.0, "dtype": torch.int64}),
-    (creation.linspace, (), {"start": -1.0, "end": 1.0, "steps": N}),
-    (creation.linspace, (), {"start": 0, "end": N - 1, "steps": M}),
-    (creation.linspace, (), {"start": 3, "end": -7, "steps": 2 * N + 1, "dtype": torch.int64}),
-    (creation.linspace, (), {"start": -1.5, "end": 2.5, "steps": M + N, "dtype": torch.int32}),
-    (creation.logspace, (), {"start": 0, "end": 2.5, "steps": N}),
+    (spacing.linspace, (), {"start": -1.0, "end": 1.0, "steps": N}),
+    (spacing.linspace, (), {"start": 0, "end": N - 1, "steps": M}),
+    (spacing.linspace, (), {"start": 3, "end": -7, "steps": 2 * N + 1, "dtype": torch.int64}),
+    (spacing.linspace, (), {"start": -1.5, "end": 2.5, "steps": M + N, "dtype": torch.int32}),
+    (spacing.logspace, (), {"start": 0, "end": 2.5, "steps": N}),
     (creation.eye, (), {"n": N, "m": M}),
     (creation.triu, (bools(2, N, M),), {"diagonal": N - 1}),
     (reduction.sum_, (floats(N, 3, M),), {"dim": (0, 2)}),
