@@ -11,7 +11,7 @@ from sampled_operators import shift
 from torch import Tensor
 
 from clika_ref.core.operators import operator
-from clika_ref.core.samples import TensorSample
+from clika_ref.core.samples import Descriptions, TensorSample
 
 
 @operator()
@@ -39,6 +39,18 @@ def test_any_two_options_of_two_decisions_meet():
 def test_the_first_row_is_the_plainest():
     (first, *_) = covering_calls(four, torch.float32, 0)
     assert (first.call.attrs["a"], first.call.attrs["d"]) == (0, "p")
+
+
+def test_what_is_listed_twice_and_tensors_that_show_more_are_drawn_more_often():
+    cover, s = Cover(random.Random(0)), Descriptions()
+    listed, ranks = [], []
+    for _ in range(30):
+        draw = CoveringDraw(cover, DtypeAxis(torch.float32, choices=False))
+        ranks.append(draw(s.tensor()).rank)
+        listed.append(draw(s.choice(0, 0, 1)))
+        cover.add(draw.row)
+    assert listed.count(0) == 20
+    assert ranks.count(0) == 6
 
 
 def test_a_cover_is_the_same_for_the_same_seed_and_another_for_another():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.generation import collect, shrink
+from clika_ref_conformance.drawing.generation import collect, collect_apart, shrink
 from clika_ref_conformance.drawing.hypothesis_driver import calls
 from hypothesis import strategies as st
 from sampled_operators import shift
@@ -20,6 +20,18 @@ def test_a_seed_decides_what_is_collected():
 
 def test_a_strategy_with_few_values_gives_those():
     assert sorted(collect(st.booleans(), 30, 0)) == [False, True]
+
+
+def test_values_apart_are_none_of_them_another_one_with_few_changes():
+    strategy = st.lists(st.integers(0, 10**9), min_size=9, max_size=9)
+    found = collect_apart(strategy, 60, 0)
+    assert found == collect_apart(strategy, 60, 0)
+    assert len(found) == 60
+    assert sum(not any(one) for one in found) == 1
+    pairs = [(a, b) for i, a in enumerate(found) for b in found[:i] if any(a) and any(b)]
+    assert not [pair for pair in pairs if sum(a == b != 0 for a, b in zip(*pair, strict=True)) > 2]
+    assert collect_apart(strategy, 0, 0) == []
+    assert collect_apart(st.booleans(), 3, 0) == collect(st.booleans(), 3, 0) + collect(st.booleans(), 3, 1)[1:]
 
 
 def test_a_failure_shrinks_to_the_smallest_value_that_fails():

@@ -37,6 +37,7 @@ def test_floats_get_wide_half_tiny_and_shifted_elements():
     assert runs["wide"].abs().max() > 64 > 1 / 64 > runs["wide"].abs().min()
     assert ((runs["ties"] * 8) % 1 == 0).all()
     assert {0.0, 0.5, 0.25, 0.125} <= set((runs["ties"] % 1).tolist())
+    assert ((runs["ties"] % 10).abs() == 5).any()  # what rounds either way to tens
     assert runs["tiny"].abs().max() <= 3.001e-3
     assert (runs["offset+30"] > 28).all()
     assert (runs["offset-50"] < -48).all()

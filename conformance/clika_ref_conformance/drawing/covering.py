@@ -19,6 +19,9 @@ from clika_ref_conformance.drawing.dtypes import DtypeAxis, choices_count, shows
 MOST_OPTIONS = 8
 """Options of one choice that are told apart; of a longer list the first and some others are taken."""
 
+EQUAL = (1, 1, 1)
+"""Weights of three options that are wanted equally often; where a tensor has no or short sides, little else shows."""
+
 IDLE_ROWS = 4
 """Rows without a new pair after which the cover is taken as whole: paths of a sampler are found by walking them."""
 
@@ -31,10 +34,18 @@ class Cover:
     pairs: set[tuple[Any, Any]] = field(default_factory=set[tuple[Any, Any]])
     used: Counter[Any] = field(default_factory=Counter[Any])
 
-    def best(self, row: Sequence[Any], key: Any, count: int) -> int:
-        """Return the option that meets the most options of a row for the first time; the least used of equals."""
-        fresh = [sum((other, (key, i)) not in self.pairs for other in row) for i in range(count)]
-        return min(range(count), key=lambda i: (-fresh[i], self.used[key, i], i))
+    def best(self, row: Sequence[Any], key: Any, weights: Sequence[int]) -> int:
+        """Return an option that was never used, or the one that meets the most options of a row for the first time.
+
+        What an option of weight 2 meets counts twice. Of equals it is the one used least for its weight.
+        """
+
+        def rank(i: int) -> tuple[Any, ...]:
+            used = self.used[key, i]
+            fresh = sum((other, (key, i)) not in self.pairs for other in row)
+            return min(used, 1), -fresh * weights[i], used / weights[i], i
+
+        return min(range(len(weights)), key=rank)
 
     def add(self, row: Sequence[Any]) -> bool:
         """Note a row; return whether anything in it is new."""
@@ -66,12 +77,12 @@ class CoveringDraw:
         match description:
             case Choice(options):
                 shown = _few(options)
-                return shown[self._pick(key, len(shown))]
+                return shown[self._pick(key, [weight for _, weight in shown])][0]
             case Integers(low, high):
                 return self._within(key, low, high)
             case Floats(low, high):
                 options = (low + (high - low) * 0.5, low, high) if high > low else (low,)
-                return options[self._pick(key, len(options))]
+                return options[self._pick(key, EQUAL[: len(options)])]
             case TensorDescription():
                 return self._tensor(key, description)
             case _:
@@ -80,13 +91,13 @@ class CoveringDraw:
 
     def _tensor(self, key: Any, d: TensorDescription) -> TensorSample:
         dtypes = tuple(dict.fromkeys(d.dtypes))
-        dtype = dtypes[self._pick((*key, "dtype"), len(dtypes))]
+        dtype = dtypes[self._pick((*key, "dtype"), [1] * len(dtypes))]
         shape = d.shape
         if shape is None:
-            rank = self._within((*key, "rank"), *d.rank)
+            rank = self._within((*key, "rank"), *d.rank, weights=(2, 1, 2))
             sides = [self.cover.random.randint(*d.side) for _ in range(rank)]
             low = d.side[0]
-            if rank and low <= 1 and self._pick((*key, "one"), 2):
+            if rank and low <= 1 and self._pick((*key, "one"), (2, 1)):
                 sides[self.cover.random.randrange(rank)] = max(low, 1)
             if rank and self.empty is not None:
                 sides[-1 - self.empty % rank] = 0
@@ -94,8 +105,8 @@ class CoveringDraw:
             shape = tuple(sides)
         return TensorSample(dtype, shape, d.low, d.high, d.domain, d.unique)
 
-    def _within(self, key: Any, low: int, high: int) -> int:
-        """Decide an integer of ``[low, high]``: one from the middle, the lowest, or the highest.
+    def _within(self, key: Any, low: int, high: int, weights: Sequence[int] = EQUAL) -> int:
+        """Decide an integer of ``[low, high]``: one from the middle, the lowest, or the highest, of these weights.
 
         Raises:
             ValueError: there is none, which a side of length 0 may bring about.
@@ -104,20 +115,22 @@ class CoveringDraw:
             msg = f"no integer lies in [{low}, {high}]"
             raise ValueError(msg)
         middle = self.cover.random.randint(low + 1, high - 1) if high - low > 1 else None
-        options = [n for n in (middle, low, high) if n is not None]
-        return options[self._pick(key, len(options) if low < high else 1)]
+        options = [(n, weight) for n, weight in zip((middle, low, high), weights, strict=True) if n is not None]
+        return options[self._pick(key, [weight for _, weight in options[: None if low < high else 1]])][0]
 
-    def _pick(self, key: Any, count: int) -> int:
-        if count == 1:
+    def _pick(self, key: Any, weights: Sequence[int]) -> int:
+        if len(weights) == 1:
             return 0
-        index = self.cover.best(self.row, key, count)
+        index = self.cover.best(self.row, key, weights)
         self.row.append((key, index))
         return index
 
 
-def _few(options: Sequence[Any]) -> list[Any]:
-    """Return the options that differ, at most `MOST_OPTIONS` of them."""
-    different = list({(type(o), repr(o)): o for o in options}.values())
+def _few(options: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Return the options that differ, at most `MOST_OPTIONS` of them, with how often each is listed."""
+    kinds = [(type(o), repr(o)) for o in options]
+    counts = Counter(kinds)
+    different = list({kind: (o, counts[kind]) for kind, o in zip(kinds, options, strict=True)}.values())
     if len(different) <= MOST_OPTIONS:
         return different
     return [different[i * (len(different) - 1) // (MOST_OPTIONS - 1)] for i in range(MOST_OPTIONS)]

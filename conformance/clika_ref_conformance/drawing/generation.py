@@ -14,12 +14,29 @@ from hypothesis.strategies import SearchStrategy
 
 T = TypeVar("T")
 
+BEFORE_MUTATION = 10
+"""So many valid values a health check of Hypothesis wants to see first."""
+
 
 def collect(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
     """Return ``count`` values of a strategy, the same for the same seed, or fewer where it has no more to give."""
     found: list[T] = []
     if count > 0:
         _generate(strategy, count, seed, found.append, (Phase.generate,))
+    return found[:count]
+
+
+def collect_apart(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
+    """Return ``count`` values as `collect` does, none of which is made of another one by few changes.
+
+    Behind `BEFORE_MUTATION` values Hypothesis draws half of what follows in that way, so it starts again there; each
+    time it starts with the plainest value, which is wanted once.
+    """
+    found: list[T] = []
+    for turn in range(count):
+        if len(found) >= count:
+            break
+        found += collect(strategy, min(BEFORE_MUTATION, count), seed + turn)[min(turn, 1) :]
     return found[:count]
 
 

@@ -148,14 +148,14 @@ def _vast(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
 
 
 def _ties(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Legal multiples of 1/2, 1/4 and 1/8 between -5 and 5: what rounds either way, what is whole, and what is equal.
+    """Up to ten times a half, a quarter, an eighth or 5: what rounds either way, what is whole, and what is equal.
 
     Of their products with powers of ten, and of their quotients, many lie in the middle of two integers too.
     """
-    low, high = (-5.0, 5.0) if sample.domain is None else (max(sample.domain[0], -5.0), min(sample.domain[1], 5.0))
-    parts = 2.0 ** torch.randint(1, 4, sample.shape, generator=generator)
-    chosen = low + (high - low) * torch.rand(sample.shape, generator=generator, dtype=torch.float64)
-    return _within(sample, (chosen * parts).round() / parts)
+    low = 0 if sample.domain is not None and sample.domain[0] >= 0 else -10
+    units = torch.tensor([0.5, 0.25, 0.125, 5.0], dtype=torch.float64)
+    chosen = units[torch.randint(0, len(units), sample.shape, generator=generator)]
+    return _within(sample, chosen * torch.randint(low, 11, sample.shape, generator=generator))
 
 
 def _tiny(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:

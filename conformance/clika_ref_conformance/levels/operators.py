@@ -16,7 +16,7 @@ from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.calls import DrawnCall, filled, shown
 from clika_ref_conformance.drawing.covering import covering_calls, empty_calls
 from clika_ref_conformance.drawing.dtypes import columns
-from clika_ref_conformance.drawing.generation import collect, shrink
+from clika_ref_conformance.drawing.generation import collect_apart, shrink
 from clika_ref_conformance.drawing.hypothesis_driver import calls
 from clika_ref_conformance.drawing.layouts import laid_out, literal_variants
 from clika_ref_conformance.drawing.realizing import graph_of
@@ -137,7 +137,7 @@ class Column:
 
     @functools.cached_property
     def _collected(self) -> list[DrawnCall]:
-        return collect(calls(self.op, self.dtype), self.suite.profile.drawn, self._seed("drawn"))
+        return collect_apart(calls(self.op, self.dtype), self.suite.profile.drawn, self._seed("drawn"))
 
     def _seed(self, name: str) -> int:
         return zlib.crc32(f"{self.op.name}/{self.dtype}/{name}/{self.suite.profile.seed}".encode()) % 2**24
