@@ -175,11 +175,11 @@ def draw_indices(draw, s, x, *, masks=True):
             position = draw(positions(s, x.shape[at + covered], shape=(), dtype=torch.int64, negative=True))
             return (*[None] * at, mask, position)
         return (*[None] * at, mask)
-    common = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 2))))
+    common = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.choice(1, 2, 0))))
     dims = [d for d in range(rank) if draw(s.booleans())] or [rank - 1]
     indices = [None] * (dims[-1] + 1)
     for d in dims:
-        shape = tuple(side if draw(s.booleans()) else 1 for side in common)[draw(s.integers(0, 1)) :]
+        shape = tuple(1 if draw(s.choice(False, False, True)) else side for side in common)[draw(s.choice(0, 0, 1)) :]
         dtype = draw(s.choice(torch.int64, torch.int32))
         indices[d] = draw(positions(s, x.shape[d], shape=shape, dtype=dtype, negative=True))
     return tuple(indices)

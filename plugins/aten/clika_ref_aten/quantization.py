@@ -128,7 +128,7 @@ def _(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
 def _(draw, s):
     dtype, quant_min, quant_max = draw(s.choice(*RANGES))
     low, high = bounds(dtype, quant_min, quant_max)
-    axis = draw(s.choice(None, 0, 1, -1))
+    axis = draw(s.choice(None, None, 0, 1, -1))
     rank = (0, 4) if axis is None else (2, 4)
     reach = 4.0 if high > 15 else 1.0
     floats = (torch.float32, torch.float16)
@@ -202,7 +202,7 @@ def _(op, x, scale, zero_point, *, dtype, axis):
 @dequantize.samples
 def _(draw, s):
     stored = draw(s.choice(*STORED))
-    axis = draw(s.choice(None, 0, 1, -1))
+    axis = draw(s.choice(None, None, 0, 1, -1))
     low, high = (-(2**30), 2**30) if stored == torch.int32 else bounds(stored, None, None)
     x = draw(s.tensor(rank=(0, 4) if axis is None else (2, 4), side=(1, 4), dtype=stored, low=low, high=high))
     scale, zero_point = _parameters(

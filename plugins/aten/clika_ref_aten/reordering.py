@@ -47,8 +47,9 @@ def _(op, x, *, shifts, dims):
 @roll.samples
 def _(draw, s):
     x = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
-    dims = draw(s.choice((), *((d,) for d in range(-x.rank, x.rank)), tuple(range(x.rank))))
-    return s.call(x, shifts=tuple(draw(s.choice(0, 1, -1, 3, -7)) for _ in dims or (0,)), dims=dims)
+    form = draw(s.choice("flat", "one", "all")) if x.rank else "flat"
+    dims = (draw(s.integers(-x.rank, x.rank - 1)),) if form == "one" else tuple(range(x.rank if form == "all" else 0))
+    return s.call(x, shifts=tuple(draw(s.choice(1, 0, -1, 3, -7)) for _ in dims or (0,)), dims=dims)
 
 
 def _rolled(op: Any, x: Any, dim: int, side: Any, shift: Any) -> Any:
