@@ -9,13 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import sympy
-
 from clika_ref.core.errors import PassError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.symbols import evaluate, is_symbolic
-from clika_ref.core.types import TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -141,34 +137,6 @@ def substitute(graph: Graph, old: Value, new: Value) -> None:
     if any(use.user is graph and isinstance(use.position, int) for use in old.uses):
         old.name, new.name = new.name, old.name
     graph.replace(old, new)
-
-
-def substitute_symbols(graph: Graph, mapping: Mapping[sympy.Symbol, Any]) -> None:
-    """Replace symbols by others, or by integers, in all types, operands, attributes and guards.
-
-    What the graph says of its symbols is left to the caller. A guard that holds for the integers is dropped.
-    """
-
-    def replaced(item: Any) -> Any:
-        if isinstance(item, tuple):
-            return tuple(map(replaced, item))
-        if not isinstance(item, sympy.Basic):
-            return item
-        result = item.xreplace(mapping)
-        return evaluate(result, {}) if not result.free_symbols else result
-
-    for value in graph.inputs:
-        value.type = TensorType(value.type.dtype, replaced(value.type.shape))
-    for node in graph.nodes:
-        node.attrs = {k: replaced(v) for k, v in node.attrs.items()}
-        for position, operand in enumerate(node.inputs):
-            if isinstance(operand, sympy.Basic):
-                graph.set_input(node, position, replaced(operand))
-        for value in node.outputs:
-            value.type = TensorType(value.type.dtype, replaced(value.type.shape))
-    guards = [type(g)(replaced(g.relation), g.line) for g in graph.guards]
-    graph.guards = [g for g in guards if is_symbolic(g.relation)]
-    graph.revision += 1
 
 
 def _bound(graph: Graph) -> set[str]:

@@ -13,9 +13,9 @@ import torch
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.rewriting import substitute_symbols
 from clika_ref.core.symbols import Symbol, named
 from clika_ref.input_checks import check_inputs
+from clika_ref.symbol_substitution import substitute_symbols
 
 
 def restrict_dynamic_sides(

@@ -1,0 +1,40 @@
+"""Symbols of a graph replaced by others, or by the lengths that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+
+from clika_ref.core.ir import Graph
+from clika_ref.core.symbols import evaluate, is_symbolic
+from clika_ref.core.types import TensorType
+
+
+def substitute_symbols(graph: Graph, mapping: Mapping[sympy.Symbol, Any]) -> None:
+    """Replace symbols by others, or by integers, in all types, operands, attributes and guards.
+
+    What the graph says of its symbols is left to the caller. A guard that holds for the integers is dropped.
+    """
+
+    def replaced(item: Any) -> Any:
+        if isinstance(item, tuple):
+            return tuple(map(replaced, item))
+        if not isinstance(item, sympy.Basic):
+            return item
+        result = item.xreplace(mapping)
+        return evaluate(result, {}) if not result.free_symbols else result
+
+    for value in graph.inputs:
+        value.type = TensorType(value.type.dtype, replaced(value.type.shape))
+    for node in graph.nodes:
+        node.attrs = {k: replaced(v) for k, v in node.attrs.items()}
+        for position, operand in enumerate(node.inputs):
+            if isinstance(operand, sympy.Basic):
+                graph.set_input(node, position, replaced(operand))
+        for value in node.outputs:
+            value.type = TensorType(value.type.dtype, replaced(value.type.shape))
+    guards = [type(g)(replaced(g.relation), g.line) for g in graph.guards]
+    graph.guards = [g for g in guards if is_symbolic(g.relation)]
+    graph.revision += 1

@@ -1,0 +1,148 @@
+"""The bounds of the judge: what rounding explains, what it does not, and what is too coarse all the same."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from clika_ref_conformance.verdicts import Verdict
+from judged import Drawing, randn, single, tf32
+from torch.nn import functional as F
+
+# Step 4
+
+
+def test_gelu_by_tanh_is_not_gelu_by_erf() -> None:
+    x = randn(64)
+    reference = single("gelu", x, approximate="none")
+    assert reference.judge([F.gelu(x)]).verdict is Verdict.PASS
+    assert reference.judge([F.gelu(x, approximate="tanh")]).verdict is Verdict.VALUE
+
+
+@pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16])
+def test_a_pair_of_casts_must_round(cast: torch.dtype) -> None:
+    drawing = Drawing(randn(32))
+    narrow = drawing.build("to", drawing.build("exp", drawing.values[0]), dtype=cast)
+    reference = drawing.reference(drawing.build("to", narrow, dtype=torch.float32))
+    assert reference.judge([drawing.inputs[0].exp().to(cast).float()]).verdict is Verdict.PASS
+    assert reference.judge([drawing.inputs[0].exp()]).verdict is Verdict.VALUE
+
+
+def test_epsilon_belongs_under_the_root() -> None:
+    x = randn(4, 16)
+    reference = single("layer_norm", x, None, None, normalized_shape=(16,), eps=1e-5)
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+    assert reference.judge([(x - mean) / (variance + 1e-5).sqrt()]).verdict is Verdict.PASS
+    assert reference.judge([(x - mean) / (variance.sqrt() + 1e-5)]).verdict is Verdict.VALUE
+
+
+def test_a_factor_rounded_to_half_precision_is_another_factor() -> None:
+    x = randn(8)
+    reference = single("mul", x, 1 / 3)
+    assert reference.judge([x * (1 / 3)]).verdict is Verdict.PASS
+    assert reference.judge([x * float(torch.tensor(1 / 3).half())]).verdict is Verdict.VALUE
+
+
+def test_a_composition_is_held_to_what_its_parts_allow() -> None:
+    x, target = randn(16), randn(16, seed=1)
+    reference = single("mse_loss", x, target, reduction=1)
+    right = ((x - target) ** 2).mean()
+    assert reference.judge([right]).verdict is Verdict.PASS
+    assert reference.judge([right * (1 + 2**-13)]).verdict is Verdict.VALUE
+
+
+def test_cancellation_in_a_graph_widens_its_bound_and_nothing_else_does() -> None:
+    drawing = Drawing(randn(16), torch.full((16,), 1e4))
+    x, far = drawing.values
+    moved = drawing.build("sub", drawing.build("add", x, far, alpha=1), far, alpha=1)
+    reference = drawing.reference(moved, drawing.build("mul", x, far))
+    lost, kept = (drawing.inputs[0] + 1e4) - 1e4, drawing.inputs[0] * 1e4
+    assert reference.judge([lost, kept]).verdict is Verdict.PASS
+    assert reference.judge([drawing.inputs[0], kept]).verdict is Verdict.PASS  # the exact value
+    assert reference.judge([lost, lost * 1e4]).verdict is Verdict.VALUE
+
+
+def test_where_rounding_decides_either_integer_is_right_and_counted() -> None:
+    x = torch.tensor([0.3, 0.7, 5.0])
+    drawing = Drawing(x, x + 1.5)
+    one = drawing.build("div", drawing.values[0], drawing.values[0], rounding_mode=None)
+    two = drawing.build("mul", one, drawing.values[1])
+    reference = drawing.reference(drawing.build("floor", one), drawing.build("floor", two))
+    eager = reference.eager
+    found = reference.judge([torch.tensor([0.0, 1.0, 0.0]), eager[1]])
+    assert not found.verdict.is_failure, found
+    assert reference.judge([torch.tensor([2.5, 1.0, 1.0]), eager[1]]).verdict is Verdict.VALUE
+    assert reference.judge([eager[0], eager[1] + 1]).verdict is Verdict.VALUE
+
+
+@pytest.mark.parametrize(("clear", "verdict"), [(19, Verdict.PASS), (18, Verdict.NOT_RUN)])
+def test_nothing_passes_where_rounding_decides_more_than_a_twentieth(clear: int, verdict: Verdict) -> None:
+    drawing = Drawing(torch.tensor([0.7]), torch.ones(clear))
+    x, y = drawing.values
+    reference = drawing.reference(
+        drawing.build("floor", drawing.build("div", x, x, rounding_mode=None)), drawing.build("relu", y)
+    )
+    one, others = reference.eager
+    for either in (one, one - 1):
+        found = reference.judge([either, others])
+        assert (found.verdict, found.ambiguous) == (verdict, 1), found
+    assert found.message == ("" if verdict is Verdict.PASS else "rounding decides 1 of 19 elements: either is right")
+    assert reference.judge([one, others + 1]).verdict is Verdict.VALUE, "what is wrong stays wrong"
+
+
+def test_what_has_no_limit_by_itself_has_none_in_a_graph() -> None:
+    drawing = Drawing(torch.tensor([math.inf, 1.0, 2.0]))
+    x = drawing.build("relu", drawing.values[0])
+    _, mean = drawing.build("var_mean", x, dim=(0,), correction=1, keepdim=False)
+    reference = drawing.reference(mean, x)
+    assert reference.eager[0].isnan(), "eager subtracts a mean that is infinite"
+    assert not reference.judge([torch.tensor(math.inf), drawing.inputs[0]]).verdict.is_failure
+    assert reference.judge([torch.tensor(math.inf), drawing.inputs[0] + 1]).verdict is Verdict.VALUE
+
+
+def test_ties_inside_a_graph_leave_the_order_open() -> None:
+    drawing = Drawing(torch.tensor([0.0, -1.0, 0.0, 2.0]))
+    order = drawing.build("argsort", drawing.build("relu", drawing.values[0]), dim=0, descending=False, stable=False)
+    reference = drawing.reference(order)
+    found = reference.judge([torch.tensor([2, 1, 0, 3])])
+    assert (found.verdict, found.ambiguous) == (Verdict.NOT_RUN, 3), found
+    assert reference.judge([torch.tensor([3, 1, 0, 2])]).verdict is Verdict.VALUE
+
+
+@pytest.mark.parametrize("terms", [64, 1024])
+def test_operands_rounded_to_tf32_are_caught(terms: int) -> None:
+    x, weight = randn(16, terms), randn(16, terms, seed=1)
+    reference = single("linear", x, weight, None)
+    found = reference.judge([F.linear(x, weight)])
+    assert (found.verdict, found.grade) == (Verdict.PASS, "A"), found
+    found = reference.judge([F.linear(tf32(x), tf32(weight))])
+    assert found.verdict in (Verdict.PRECISION, Verdict.VALUE), found
+
+
+def test_another_order_of_summation_is_no_error() -> None:
+    x, weight = randn(16, 512), randn(16, 512, seed=1)
+    backwards = F.linear(x.flip(1), weight.flip(1))
+    pairs = (x[:, None] * weight).sum(-1)
+    reference = single("linear", x, weight, None)
+    for other in (backwards, pairs):
+        assert reference.judge([other]).verdict is Verdict.PASS
+
+
+# Step 5
+
+
+def test_a_coarse_result_within_the_worst_case_fails_for_its_precision() -> None:
+    x, weight = randn(16, 2048), randn(16, 2048, seed=1)
+    reference = single("linear", x, weight, None)
+    found = reference.judge([F.linear(tf32(x), tf32(weight))])
+    assert found.verdict is Verdict.PRECISION, found
+    assert "sum of products" in found.message or "as coarse as eager" in found.message
+    assert found.grade == "D"
+
+
+def test_luck_of_eager_does_not_make_a_target_coarse() -> None:
+    x = torch.ones(8, 32)
+    reference = single("linear", x, torch.full((8, 32), 0.5), None)
+    near = reference.eager[0] * (1 + 2**-23)
+    assert reference.judge([near]).verdict is Verdict.PASS
