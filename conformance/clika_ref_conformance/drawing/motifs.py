@@ -33,7 +33,10 @@ STRANGERS = 3
 ROUNDS = 3
 """How often each is tried."""
 
-PLACES = 2
+EACH = 3
+"""Motifs added at most by drawing one call of a motif anew."""
+
+PLACES = 3
 """Motifs in which an operator of a table is tried in the place of others of it."""
 
 Fires = Callable[[Graph], bool]
@@ -162,11 +165,13 @@ class _Search:
         most = len(self.own) + 2 * self.wanted
         for motif in self.random.sample(self.own, len(self.own)):
             for cases in same_kinds(self.random, motif, self.operators):
-                traits |= self._first(cases, traits) if len(self.own) < most else set()
+                for _ in range(EACH):
+                    traits |= self._first(cases, traits) if len(self.own) < most else set()
         self.plain = len(self.own)
         for group in self.goal.groups:
+            kin = [motif for motif in self.own if any(node.kind in group for node in motif.graph.nodes)]
             for kind in group:
-                some = self.random.sample(self.own, min(PLACES, len(self.own)))
+                some = self.random.sample(kin, min(PLACES, len(kin)))
                 traits |= self._first(self._instead(group, kind, some, kin=True), traits)
 
     def _instead(self, group: Sequence[str], kind: str, motifs: Sequence[Case], *, kin: bool) -> Iterator[Case]:
