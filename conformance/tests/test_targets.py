@@ -84,3 +84,19 @@ def test_the_identity_is_what_eager_is_through_a_file(tmp_path, dtype):
     (result,) = Identity().load(alone)((x,))
     assert torch.equal(result, x[None])
     assert result.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_the_identity_refuses_a_damaged_file_in_our_own_words(tmp_path, kept):
+    artifact = Identity().compile(case_of(("relu", {})).graph, tmp_path / "model")
+    content = artifact.path.read_bytes()
+    artifact.path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(TargetError, match=r"model is damaged, compile it again: SafetensorError: "):
+        Identity().load(artifact)
+
+
+def test_the_identity_refuses_a_header_that_holds_no_graph(tmp_path):
+    artifact = Identity().compile(case_of(("relu", {})).graph, tmp_path / "model")
+    artifact.path.write_bytes(artifact.path.read_bytes().replace(b"nodes", b"modes"))
+    with pytest.raises(TargetError, match=r"model is damaged, compile it again: "):
+        Identity().load(artifact)

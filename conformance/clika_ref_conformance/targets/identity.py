@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
@@ -50,12 +51,20 @@ class Identity:
         return Artifact(path, self.name, inputs, outputs, {"operators": {n.op.name: n.op for n in graph.nodes}})
 
     def load(self, artifact: Artifact) -> Runner:
-        """Read a graph back."""
-        with safe_open(artifact.path, "pt") as file:
-            document = json.loads(file.metadata()["graph"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        """Read a graph back.
+
+        Raises:
+            TargetError: the file is damaged.
+        """
         own: Mapping[str, Operator] = artifact.facts.get("operators", {})
-        graph = graph_from_json(document, lambda name: own.get(name) or _installed().get(name), tensors)
+        try:
+            with safe_open(artifact.path, "pt") as file:
+                document = json.loads(file.metadata()["graph"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            graph = graph_from_json(document, lambda name: own.get(name) or _installed().get(name), tensors)
+        except (ClikaError, SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            msg = f"{artifact.path} is damaged, compile it again: {type(error).__name__}: {error}"
+            raise TargetError(msg) from error
 
         def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             with torch.no_grad():
