@@ -37,7 +37,10 @@ EACH = 3
 """Motifs added at most by drawing one call of a motif anew."""
 
 PLACES = 3
-"""Motifs in which an operator of a table is tried in the place of others of it."""
+"""Motifs in which an operator of a table is tried in the place of others of it, at least."""
+
+SHORT = 100
+"""All that are tried for a table, where it is so short that each may have more."""
 
 Fires = Callable[[Graph], bool]
 
@@ -171,7 +174,7 @@ class _Search:
         for group in self.goal.groups:
             kin = [motif for motif in self.own if any(node.kind in group for node in motif.graph.nodes)]
             for kind in group:
-                some = self.random.sample(kin, min(PLACES, len(kin)))
+                some = self.random.sample(kin, min(max(PLACES, SHORT // len(group)), len(kin)))
                 traits |= self._first(self._instead(group, kind, some, kin=True), traits)
 
     def _instead(self, group: Sequence[str], kind: str, motifs: Sequence[Case], *, kin: bool) -> Iterator[Case]:
