@@ -44,6 +44,12 @@ def test_importing_the_package_imports_nothing_heavy():
     assert loaded == []
 
 
+def test_importing_what_compiles_does_not_load_what_it_needs_when_called():
+    heavy = ("sympy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "hypothesis", "rich", "typer")
+    code = f"import sys; from clika_ref import clika_compile; print(*[m for m in {heavy!r} if m in sys.modules])"
+    assert fresh(code) == []
+
+
 def test_the_type_checker_sees_every_name_that_users_write():
     source = inspect.getsource(clika_ref)
     block = source[source.index("if TYPE_CHECKING") : source.index("HOMES")]

@@ -8,10 +8,10 @@ import sysconfig
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-import sympy
 import torch
 
 from clika_ref.capture.origins import short_line
@@ -25,7 +25,8 @@ LONG = 25
 _OWN = str(Path(__file__).parent.parent)
 _PACKAGES = str(Path(torch.__file__).parent.parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
-_TRACER = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sympy))
+_SPECS = map(find_spec, ("torch", "sympy"))  # found, not loaded: sympy takes a third of a second
+_TRACER = tuple(str(Path(spec.origin).parent) for spec in _SPECS if spec and spec.origin)
 
 
 @contextlib.contextmanager
