@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.targets.identity import Identity

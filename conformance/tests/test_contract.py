@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.drawing.neighbours import neighbours, traced_call
+from clika_ref_conformance.drawing.calls.neighbours import neighbours, traced_call
 from clika_ref_conformance.levels import contract
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict

@@ -5,8 +5,8 @@ import random
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.covering import Cover, CoveringDraw, covering_calls, empty_calls
-from clika_ref_conformance.drawing.dtypes import DtypeAxis, choices_count, columns
+from clika_ref_conformance.drawing.calls.covering import Cover, CoveringDraw, covering_calls, empty_calls
+from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count, columns
 from sampled_operators import shift
 from torch import Tensor
 

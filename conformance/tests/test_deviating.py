@@ -5,7 +5,7 @@ import math
 import torch
 from clika_ref_conformance.cases import Run
 from clika_ref_conformance.deviations import Deviation
-from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.execution.deviating import judge_run
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.verdicts import Verdict

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run, Task
-from clika_ref_conformance.drawing.resizing import draw, following, is_explained, leaves
-from clika_ref_conformance.drawing.symbolic_calls import symbolic_call
-from clika_ref_conformance.drawing.symbolic_graphs import with_dynamic_side
+from clika_ref_conformance.drawing.symbolic.calls import symbolic_call
+from clika_ref_conformance.drawing.symbolic.graphs import with_dynamic_side
+from clika_ref_conformance.drawing.symbolic.resizing import draw, following, is_explained, leaves
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.levels import dynamic
 from clika_ref_conformance.profiles import PROFILES

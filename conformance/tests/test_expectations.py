@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.reproducing.expectations import expectation
 from clika_ref_conformance.reproducing.repro_script import difference

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from clika_ref_conformance.drawing.calls.hypothesis_driver import calls
 from clika_ref_conformance.drawing.generation import collect, collect_apart, shrink
-from clika_ref_conformance.drawing.hypothesis_driver import calls
 from hypothesis import strategies as st
 from sampled_operators import shift
 

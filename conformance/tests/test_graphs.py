@@ -7,7 +7,7 @@ import pytest
 import torch
 from clika_ref_conformance.drawing.eager_values import eager_values, has_undefined, is_undefined, reads_signs_of_zeros
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs import (
+from clika_ref_conformance.drawing.graphs.growth import (
     LONGEST,
     MOST_ELEMENTS,
     SHORTEST,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.verdicts import Verdict
 

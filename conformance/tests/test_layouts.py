@@ -2,7 +2,7 @@
 
 import torch
 from clika_ref_conformance.cases import Run
-from clika_ref_conformance.drawing.layouts import laid_out, literal_variants
+from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_variants
 
 from clika_ref.core.operators import operator
 from clika_ref.core.samples import Call, TensorSample

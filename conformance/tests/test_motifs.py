@@ -6,8 +6,8 @@ import torch
 from clika_ref_cleanup.fold_batch_norm import RANKS
 from clika_ref_cleanup.layouts import ON_LAST_SIDE
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.motifs import cut, find_motifs
-from clika_ref_conformance.drawing.varying import call_redrawn, random_instead
+from clika_ref_conformance.drawing.motifs.finding import cut, find_motifs
+from clika_ref_conformance.drawing.motifs.varying import call_redrawn, random_instead
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph

@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.demand import DEMAND, NEIGHBOURS, in_demand, of_strangers, partners
 from clika_ref_conformance.drawing.eager_values import eager_values
-from clika_ref_conformance.drawing.graphs import Growth
-from clika_ref_conformance.drawing.pairs import Pairing
-from clika_ref_conformance.drawing.steering import Again, Drawn, Steered, changes_for, plain
+from clika_ref_conformance.drawing.graphs.demand import DEMAND, NEIGHBOURS, in_demand, of_strangers, partners
+from clika_ref_conformance.drawing.graphs.growth import Growth
+from clika_ref_conformance.drawing.graphs.pairs import Pairing
+from clika_ref_conformance.drawing.graphs.steering import Again, Drawn, Steered, changes_for, plain
 from clika_ref_conformance.execution import packing
 from clika_ref_conformance.execution.packing import SIZE, Pack, merged, packed_checks
 from clika_ref_conformance.levels import pairs

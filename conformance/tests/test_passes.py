@@ -7,7 +7,7 @@ import pytest
 import torch
 from broken_passes import BROKEN, WALK_A_SET, Broken
 from clika_ref_conformance.cases import Case, Run, Task
-from clika_ref_conformance.drawing.motifs import offered
+from clika_ref_conformance.drawing.motifs.finding import offered
 from clika_ref_conformance.judging import pass_rules
 from clika_ref_conformance.levels import passes
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results

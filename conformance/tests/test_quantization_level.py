@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.drawing.quantized import SHAPE, Grid, elements, grids
-from clika_ref_conformance.drawing.quantized_layers import LAYERS
+from clika_ref_conformance.drawing.quantized.layers import LAYERS
+from clika_ref_conformance.drawing.quantized.ranges import SHAPE, Grid, elements, grids
 from clika_ref_conformance.levels import quantization
 from clika_ref_conformance.profiles import Profile
 from clika_ref_conformance.suite import Suite

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from clika_ref_conformance.cases import Case, Check, Run, Task
-from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.execution.case_checks import case_check
 from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.execution.run import RunRequest

@@ -8,8 +8,8 @@ import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.eager_values import eager_values
-from clika_ref_conformance.drawing.graphs import Growth, case_of, grow, growable
-from clika_ref_conformance.drawing.reducing import reduce_case
+from clika_ref_conformance.drawing.graphs.growth import Growth, case_of, grow, growable
+from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.invariants import verify

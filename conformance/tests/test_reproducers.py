@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
-from clika_ref_conformance.drawing.realizing import graph_of
+from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.reporting.replaying import read_reproducer, replay

@@ -7,7 +7,7 @@ import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.eager_values import eager_values
-from clika_ref_conformance.drawing.variants import VARIANTS, variant_of
+from clika_ref_conformance.drawing.graphs.variants import VARIANTS, variant_of
 from clika_ref_conformance.levels import graphs
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from clika_ref_conformance.drawing.vectors import SPECIAL, runs_of, slots
+from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_of, slots
 
 from clika_ref.core.samples import TensorSample
 

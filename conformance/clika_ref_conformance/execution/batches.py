@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from clika_ref_conformance.cases import Case, Check, Outcome
-from clika_ref_conformance.drawing.reducing import reduce_case
+from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
 

@@ -19,9 +19,9 @@ from clika_ref.core.targets import Artifact
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs import graph_cases, growable
-from clika_ref_conformance.drawing.resizing import draw
-from clika_ref_conformance.drawing.symbolic_calls import static_case
+from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
+from clika_ref_conformance.drawing.symbolic.calls import static_case
+from clika_ref_conformance.drawing.symbolic.resizing import draw
 from clika_ref_conformance.execution.case_checks import is_chosen, run_case, same_bits
 from clika_ref_conformance.execution.fresh import FreshProcess, FreshProcessError, digest_of
 from clika_ref_conformance.suite import Suite

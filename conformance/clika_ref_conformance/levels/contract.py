@@ -20,12 +20,12 @@ from clika_ref.core.operators import Operator, schema_text
 from clika_ref.core.samples import Call
 from clika_ref.onnx_emission.emission import emit
 from clika_ref_conformance.cases import Check, Outcome, Task
-from clika_ref_conformance.drawing.calls import filled, shown
-from clika_ref_conformance.drawing.covering import covering_calls
-from clika_ref_conformance.drawing.dtypes import columns
-from clika_ref_conformance.drawing.neighbours import TracedCall, neighbours, traced_call
-from clika_ref_conformance.drawing.realizing import graph_of
-from clika_ref_conformance.drawing.vectors import runs_of
+from clika_ref_conformance.drawing.calls.covering import covering_calls
+from clika_ref_conformance.drawing.calls.drawn import filled, shown
+from clika_ref_conformance.drawing.calls.dtypes import columns
+from clika_ref_conformance.drawing.calls.neighbours import TracedCall, neighbours, traced_call
+from clika_ref_conformance.drawing.calls.realizing import graph_of
+from clika_ref_conformance.drawing.calls.vectors import runs_of
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 

@@ -16,12 +16,12 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import TensorSample
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
-from clika_ref_conformance.drawing.fixing import fixed_at
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs import graph_cases, growable
-from clika_ref_conformance.drawing.resizing import Drawing, Place, draw
-from clika_ref_conformance.drawing.symbolic_calls import SymbolicCall, symbolic_call
-from clika_ref_conformance.drawing.symbolic_graphs import BATCH, FRAGILE, with_dynamic_side
+from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
+from clika_ref_conformance.drawing.reducing.sides import fixed_at
+from clika_ref_conformance.drawing.symbolic.calls import SymbolicCall, symbolic_call
+from clika_ref_conformance.drawing.symbolic.graphs import BATCH, FRAGILE, with_dynamic_side
+from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, draw
 from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite

@@ -9,8 +9,8 @@ from random import Random
 
 from clika_ref_conformance.cases import Check, Task
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs import graph_cases, growable
-from clika_ref_conformance.drawing.variants import VARIANTS, variant_of
+from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
+from clika_ref_conformance.drawing.graphs.variants import VARIANTS, variant_of
 from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.suite import Suite
 

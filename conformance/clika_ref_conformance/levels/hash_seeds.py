@@ -14,9 +14,9 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass
 from clika_ref.core.registry import load_registry
-from clika_ref_conformance.drawing.hosts import host
-from clika_ref_conformance.drawing.mentions import mentions
-from clika_ref_conformance.drawing.motifs import find_motifs
+from clika_ref_conformance.drawing.motifs.finding import find_motifs
+from clika_ref_conformance.drawing.motifs.hosts import host
+from clika_ref_conformance.drawing.motifs.mentions import mentions
 
 GRAPHS = 10
 """Random graphs of each pass."""

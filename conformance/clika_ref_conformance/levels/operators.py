@@ -13,14 +13,14 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, TensorSample
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
-from clika_ref_conformance.drawing.calls import DrawnCall, filled, shown
-from clika_ref_conformance.drawing.covering import covering_calls, empty_calls
-from clika_ref_conformance.drawing.dtypes import columns
+from clika_ref_conformance.drawing.calls.covering import covering_calls, empty_calls
+from clika_ref_conformance.drawing.calls.drawn import DrawnCall, filled, shown
+from clika_ref_conformance.drawing.calls.dtypes import columns
+from clika_ref_conformance.drawing.calls.hypothesis_driver import calls
+from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_variants
+from clika_ref_conformance.drawing.calls.realizing import graph_of
+from clika_ref_conformance.drawing.calls.vectors import runs_of, slots
 from clika_ref_conformance.drawing.generation import collect_apart, shrink
-from clika_ref_conformance.drawing.hypothesis_driver import calls
-from clika_ref_conformance.drawing.layouts import laid_out, literal_variants
-from clika_ref_conformance.drawing.realizing import graph_of
-from clika_ref_conformance.drawing.vectors import runs_of, slots
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.execution.packing import Pack
 from clika_ref_conformance.suite import Suite

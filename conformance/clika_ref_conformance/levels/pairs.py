@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clika_ref_conformance.cases import Check, Task
-from clika_ref_conformance.drawing.demand import in_demand, of_strangers, partners
-from clika_ref_conformance.drawing.pairs import Pairing
+from clika_ref_conformance.drawing.graphs.demand import in_demand, of_strangers, partners
+from clika_ref_conformance.drawing.graphs.pairs import Pairing
 from clika_ref_conformance.execution.packing import packed_checks
 from clika_ref_conformance.suite import Suite
 

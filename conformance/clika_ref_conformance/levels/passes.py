@@ -11,13 +11,13 @@ from random import Random
 
 from clika_ref.core.passes import Pass, Pipeline, ordered
 from clika_ref_conformance.cases import Case, Check, Outcome, Task
-from clika_ref_conformance.drawing import alike, near_misses
-from clika_ref_conformance.drawing.freed_sides import sides_freed
-from clika_ref_conformance.drawing.hosts import host
-from clika_ref_conformance.drawing.mentions import mentions
-from clika_ref_conformance.drawing.motifs import Motifs, find_motifs
-from clika_ref_conformance.drawing.reducing import reduce_case
-from clika_ref_conformance.drawing.varying import call_redrawn, random_instead
+from clika_ref_conformance.drawing.motifs import alike, near_misses
+from clika_ref_conformance.drawing.motifs.finding import Motifs, find_motifs
+from clika_ref_conformance.drawing.motifs.freed_sides import sides_freed
+from clika_ref_conformance.drawing.motifs.hosts import host
+from clika_ref_conformance.drawing.motifs.mentions import mentions
+from clika_ref_conformance.drawing.motifs.varying import call_redrawn, random_instead
+from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 from clika_ref_conformance.judging.pass_rules import Finding, check_pass, check_passes, copies
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
 from clika_ref_conformance.suite import Suite

@@ -18,8 +18,8 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission.packing import pack_int4, unpack_int4
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
-from clika_ref_conformance.drawing.quantized import SHAPE, Grid, elements, grids
-from clika_ref_conformance.drawing.quantized_layers import LAYERS, Layer, layer_case
+from clika_ref_conformance.drawing.quantized.layers import LAYERS, Layer, layer_case
+from clika_ref_conformance.drawing.quantized.ranges import SHAPE, Grid, elements, grids
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict

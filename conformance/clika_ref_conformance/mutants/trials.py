@@ -10,8 +10,8 @@ from random import Random
 
 from clika_ref.core.ir import Graph
 from clika_ref_conformance.cases import Case, Check, Outcome, Task
-from clika_ref_conformance.drawing.hosts import host
-from clika_ref_conformance.drawing.reducing import reduce_case
+from clika_ref_conformance.drawing.motifs.hosts import host
+from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.checking import planned, run_check
 from clika_ref_conformance.execution.levels import LEVELS, level_at

@@ -21,8 +21,8 @@ from clika_ref.core.samples import Call, TensorSample, realize
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.realizing import graph_of
-from clika_ref_conformance.drawing.resizing import Drawing, Place, following, is_explained
+from clika_ref_conformance.drawing.calls.realizing import graph_of
+from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, following, is_explained
 
 
 @dataclass(frozen=True)

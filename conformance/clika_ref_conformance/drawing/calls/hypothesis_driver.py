@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Floats, Integers, TensorDescription, TensorSample
-from clika_ref_conformance.drawing.calls import DrawnCall, sampled
-from clika_ref_conformance.drawing.dtypes import DtypeAxis, choices_count, shows
+from clika_ref_conformance.drawing.calls.drawn import DrawnCall, sampled
+from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count, shows
 
 
 def calls(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:

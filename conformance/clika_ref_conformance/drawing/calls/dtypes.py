@@ -11,7 +11,7 @@ import torch
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import FLOATING, Call, Choice, TensorDescription, TensorSample, random_draw
-from clika_ref_conformance.drawing.calls import sampled
+from clika_ref_conformance.drawing.calls.drawn import sampled
 
 ANY_FLOAT = (torch.float32,)
 """The dtypes of a description that names none: it means any float."""

@@ -15,7 +15,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.eager_values import eager_values
-from clika_ref_conformance.drawing.fixing import fewer_symbols
+from clika_ref_conformance.drawing.reducing.sides import fewer_symbols
 
 Fails = Callable[[Case], bool]
 """Whether a case still fails in the way that is looked for; it may raise, which counts as no."""

@@ -13,8 +13,8 @@ import torch
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Floats, Integers, TensorDescription, TensorSample
-from clika_ref_conformance.drawing.calls import DrawnCall, sampled
-from clika_ref_conformance.drawing.dtypes import DtypeAxis, choices_count, shows
+from clika_ref_conformance.drawing.calls.drawn import DrawnCall, sampled
+from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count, shows
 
 MOST_OPTIONS = 8
 """Options of one choice that are told apart; of a longer list the first and some others are taken."""

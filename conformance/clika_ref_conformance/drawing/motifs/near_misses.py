@@ -19,7 +19,7 @@ from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.samples import Descriptions, random_draw
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.growing import UNCHECKED, Growth, Leaf
+from clika_ref_conformance.drawing.motifs.growing import UNCHECKED, Growth, Leaf
 
 Operators = Mapping[str, Operator]
 Makes = Callable[[Case, Operators], Iterator[Case | None]]

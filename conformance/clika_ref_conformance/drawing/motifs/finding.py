@@ -17,9 +17,9 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass
 from clika_ref.core.rewriting import Rule, apply_rules
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.growing import Drawing, Growth
-from clika_ref_conformance.drawing.mentions import mentions, rules_of
-from clika_ref_conformance.drawing.varying import other_kind, same_kinds
+from clika_ref_conformance.drawing.motifs.growing import Drawing, Growth
+from clika_ref_conformance.drawing.motifs.mentions import mentions, rules_of
+from clika_ref_conformance.drawing.motifs.varying import other_kind, same_kinds
 
 LENGTHS = (1, 2, 2, 3, 3, 4)
 """Nodes of a drawn chain, before anything in it is repeated."""

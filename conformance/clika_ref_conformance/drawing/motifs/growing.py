@@ -18,7 +18,7 @@ from clika_ref.core.samples import Call, Descriptions, TensorDescription, Tensor
 from clika_ref.core.symbols import is_symbolic, resolve
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.echoes import echo, telling
+from clika_ref_conformance.drawing.motifs.echoes import echo, telling
 
 ATTENTION = "scaled_dot_product_attention"  # it divides by the number of shared heads, which may be 0
 TRUSTING = (
@@ -163,7 +163,7 @@ class Drawing:
     def call(self, op: Operator, pool: Sequence[Value] = (), *, echoing: bool = False) -> Node | None:
         """Add one drawn call, on values of the pool where they fit; None where the draw was not legal.
 
-        With ``echoing`` it may answer calls that are there already; see `clika_ref_conformance.drawing.echoes`.
+        With ``echoing`` it may answer calls that are there already; see `clika_ref_conformance.drawing.motifs.echoes`.
         """
         if op.sampler is None:
             return None

@@ -10,8 +10,8 @@ from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Descriptions, random_draw
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.growing import UNCHECKED, Drawing, Leaf
-from clika_ref_conformance.drawing.near_misses import Operators, Rebuilding
+from clika_ref_conformance.drawing.motifs.growing import UNCHECKED, Drawing, Leaf
+from clika_ref_conformance.drawing.motifs.near_misses import Operators, Rebuilding
 
 DRAWS = 8
 """Calls drawn for each node in search of a motif."""

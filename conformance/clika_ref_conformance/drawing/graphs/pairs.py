@@ -13,7 +13,7 @@ from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, random_draw
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.graphs import Growth, PlacedSample, case_of
+from clika_ref_conformance.drawing.graphs.growth import Growth, PlacedSample, case_of
 
 CHAIN, TAPPED, FORKED = "{}->{}", "{}->{}, tapped", "{}, {}"
 ATTEMPTS = 24

@@ -36,7 +36,7 @@ from clika_ref_conformance.drawing.eager_values import (
     reads_signs_of_zeros,
     type_of,
 )
-from clika_ref_conformance.drawing.steering import Again, Steered, changes_for, plain
+from clika_ref_conformance.drawing.graphs.steering import Again, Steered, changes_for, plain
 
 MOST_ELEMENTS = 4096
 """Of any tensor: larger ones cost time and find nothing more."""

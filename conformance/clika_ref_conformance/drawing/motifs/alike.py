@@ -14,8 +14,8 @@ from torch import Tensor
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.growing import UNCHECKED, Drawing, Leaf
-from clika_ref_conformance.drawing.near_misses import Operators, Rebuilding, is_checked, sampled_values
+from clika_ref_conformance.drawing.motifs.growing import UNCHECKED, Drawing, Leaf
+from clika_ref_conformance.drawing.motifs.near_misses import Operators, Rebuilding, is_checked, sampled_values
 
 ALIKE = 4
 """Places at which two large constants differ, one at a time."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Draw, Floats, Integers, random_draw
-from clika_ref_conformance.drawing.calls import sampled
+from clika_ref_conformance.drawing.calls.drawn import sampled
 
 Decisions = Sequence[tuple[Any, Any]]
 """What a sampler asked for and was given, in order."""

@@ -1,0 +1,1 @@
+"""Graphs of integers: ranges, and layers between quantized tensors with their exact results."""

@@ -1,0 +1,1 @@
+"""A failing case made small: fewer nodes, plainer elements, shorter and fixed sides."""

@@ -1,0 +1,1 @@
+"""Graphs with dynamic sides, and inputs of many lengths for them."""
