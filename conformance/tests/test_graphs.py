@@ -7,17 +7,8 @@ import pytest
 import torch
 from clika_ref_conformance.drawing.eager_values import eager_values, has_undefined, is_undefined, reads_signs_of_zeros
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.growth import (
-    LONGEST,
-    MOST_ELEMENTS,
-    SHORTEST,
-    Growth,
-    case_of,
-    fits,
-    graph_cases,
-    grow,
-    growable,
-)
+from clika_ref_conformance.drawing.graphs.drawing import MOST_ELEMENTS, GraphDrawing, fits
+from clika_ref_conformance.drawing.graphs.growth import LONGEST, SHORTEST, case_of, graph_cases, grow, growable
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.invariants import verify
@@ -32,36 +23,36 @@ s = Descriptions()
 
 
 def grown(seed, **options):
-    return grow(OPERATORS, Growth(random_draw(Random(seed)), **options))
+    return grow(OPERATORS, GraphDrawing(random_draw(Random(seed)), **options))
 
 
 @pytest.fixture(scope="module")
-def growths():
+def drawings():
     return [grown(seed) for seed in range(60)]
 
 
-def test_every_grown_graph_keeps_the_invariants_and_its_size(growths):
-    for growth in growths:
+def test_every_grown_graph_keeps_the_invariants_and_its_size(drawings):
+    for growth in (d.growth for d in drawings):
         verify(growth.graph)
         assert SHORTEST <= len(growth.graph) <= LONGEST
         assert growth.graph.outputs
-        assert all(t.numel() <= MOST_ELEMENTS for t in growth.values.values())
+        assert all(t.numel() <= MOST_ELEMENTS for t in growth.tensors.values())
 
 
-def test_the_types_of_a_grown_graph_are_what_eager_returns(growths):
-    for growth in growths:
-        values = eager_values(growth.graph, [growth.values[v] for v in growth.graph.inputs])
+def test_the_types_of_a_grown_graph_are_what_eager_returns(drawings):
+    for growth in (d.growth for d in drawings):
+        values = eager_values(growth.graph, [growth.tensors[v] for v in growth.graph.inputs])
         for value, tensor in values.items():
             assert (value.type.dtype, value.type.shape) == (tensor.dtype, tuple(tensor.shape))
 
 
-def test_fewer_than_five_percent_of_the_calls_are_rejected(growths):
-    assert sum(len(g.rejected) for g in growths) < 0.05 * sum(g.tried for g in growths)
+def test_fewer_than_five_percent_of_the_calls_are_rejected(drawings):
+    assert sum(len(d.growth.rejected) for d in drawings) < 0.05 * sum(d.tried for d in drawings)
 
 
-def test_graphs_share_weights_and_return_inner_values_inputs_and_values_twice(growths):
+def test_graphs_share_weights_and_return_inner_values_inputs_and_values_twice(drawings):
     seen = Counter()
-    for graph in (g.graph for g in growths):
+    for graph in (d.growth.graph for d in drawings):
         seen["shared"] += any(len(v.uses) > 1 for v in graph.constants.values())
         seen["inner"] += any(len(v.uses) > 1 and v.producer for v in graph.outputs)
         seen["pass-through"] += any(v in graph.inputs for v in graph.outputs)
@@ -73,12 +64,12 @@ def test_graphs_share_weights_and_return_inner_values_inputs_and_values_twice(gr
     assert len(seen) == 7
 
 
-def test_an_operator_meets_its_operand_again_with_other_attributes(growths):
+def test_an_operator_meets_its_operand_again_with_other_attributes(drawings):
     again = 0
-    for graph in (g.graph for g in growths):
+    for graph in (d.growth.graph for d in drawings):
         calls = [(n.kind, n.inputs[0]) for n in graph.nodes if n.inputs and isinstance(n.inputs[0], Value)]
         again += len(set(calls)) < len(calls)
-    assert again > len(growths) / 3
+    assert again > len(drawings) / 3
 
 
 def test_a_strategy_gives_the_same_graphs_for_the_same_seed():
@@ -88,13 +79,13 @@ def test_a_strategy_gives_the_same_graphs_for_the_same_seed():
 
 
 def test_a_node_that_the_target_refuses_is_not_taken():
-    growth = grown(3, refusal=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None)
+    growth = grown(3, refusal=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None).growth
     assert all(not any(isinstance(v, Value) for v in n.inputs[:1]) for n in growth.graph.nodes)
-    assert any(reason.endswith(": no") for reason in growth.rejected)
+    assert any(reason == "no" for _, reason in growth.rejected)
 
 
-def test_other_inputs_are_legal_too(growths):
-    cases = [case_of(growth, "case", Random(seed)) for seed, growth in enumerate(growths[:20])]
+def test_other_inputs_are_legal_too(drawings):
+    cases = [case_of(drawing, "case", Random(seed)) for seed, drawing in enumerate(drawings[:20])]
     for case in cases:
         assert case.runs
         for run in case.runs:

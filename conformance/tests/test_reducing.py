@@ -8,7 +8,8 @@ import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.eager_values import eager_values
-from clika_ref_conformance.drawing.graphs.growth import Growth, case_of, grow, growable
+from clika_ref_conformance.drawing.graphs.drawing import GraphDrawing
+from clika_ref_conformance.drawing.graphs.growth import case_of, grow, growable
 from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 
 from clika_ref.core.inference import Builder
@@ -29,7 +30,7 @@ def kinds(case):
 
 def grown(seed):
     random = Random(seed)
-    return case_of(grow(OPERATORS, Growth(random_draw(random))), f"case {seed}", random)
+    return case_of(grow(OPERATORS, GraphDrawing(random_draw(random))), f"case {seed}", random)
 
 
 def test_a_faulty_operator_is_reduced_to_one_call():

@@ -13,7 +13,8 @@ from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, random_draw
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.graphs.growth import Growth, PlacedSample, case_of
+from clika_ref_conformance.drawing.graphs.drawing import GraphDrawing, PlacedSample
+from clika_ref_conformance.drawing.graphs.growth import case_of
 
 CHAIN, TAPPED, FORKED = "{}->{}", "{}->{}, tapped", "{}, {}"
 ATTEMPTS = 24
@@ -34,9 +35,9 @@ class Pairing:
     def _drawn_starts(self) -> Iterator[tuple[int, Call]]:
         for index in range(STARTS):
             seed = zlib.crc32(f"{self.first.name}-{self.seed}-{index}".encode())
-            growth = Growth(random_draw(Random(seed)), dtypes=DTYPES, seed=seed)  # noqa: S311 - no secret
-            call = growth.drawn(self.first)
-            if growth.take(self.first, call) is not None:
+            drawing = GraphDrawing(random_draw(Random(seed)), dtypes=DTYPES, seed=seed)  # noqa: S311 - no secret
+            call = drawing.drawn(self.first)
+            if drawing.take(self.first, call) is not None:
                 yield seed, call
 
     def cases(self, second: Operator, *, fork: bool) -> Iterator[Case]:
@@ -47,8 +48,8 @@ class Pairing:
         names = self.first.name, second.name
         found = self._joined(second, forked=False)
         if found is not None:
-            growth, one, two = found
-            case = _returning(growth, two.outputs, CHAIN.format(*names), self.seed)
+            drawing, one, two = found
+            case = _returning(drawing, two.outputs, CHAIN.format(*names), self.seed)
             graph = case.graph.clone()
             for value in next(graph.nodes).outputs:
                 graph.add_output(value)
@@ -56,28 +57,28 @@ class Pairing:
             yield case
         found = self._joined(second, forked=True) if fork else None
         if found is not None:
-            growth, one, two = found
-            yield _returning(growth, (*one.outputs, *two.outputs), FORKED.format(*names), self.seed)
+            drawing, one, two = found
+            yield _returning(drawing, (*one.outputs, *two.outputs), FORKED.format(*names), self.seed)
 
-    def _joined(self, second: Operator, *, forked: bool) -> tuple[Growth, Node, Node] | None:
+    def _joined(self, second: Operator, *, forked: bool) -> tuple[GraphDrawing, Node, Node] | None:
         """Draw calls until the second reads what the first makes (or, forked, what it reads)."""
         random = Random(f"{self.first.name}-{second.name}-{forked}-{self.seed}")  # noqa: S311 - draws keep no secret
         for attempt in range(ATTEMPTS if self.starts else 0):
             seed, start = self.starts[attempt % len(self.starts)]
-            growth = Growth(random_draw(random), dtypes=DTYPES, seed=seed)
-            one = growth.take(self.first, start)
+            drawing = GraphDrawing(random_draw(random), dtypes=DTYPES, seed=seed)
+            one = drawing.take(self.first, start)
             if one is None:
                 return None
             for source in [v for v in (one.inputs if forked else one.outputs) if isinstance(v, Value)]:
-                call = growth.drawn(second, source)
+                call = drawing.drawn(second, source)
                 if any(isinstance(o, PlacedSample) and o.value is source for o in call.operands):
-                    two = growth.take(second, call)
+                    two = drawing.take(second, call)
                     if two is not None:
-                        return growth, one, two
+                        return drawing, one, two
         return None
 
 
-def _returning(growth: Growth, outputs: Iterable[Value], name: str, seed: int) -> Case:
+def _returning(drawing: GraphDrawing, outputs: Iterable[Value], name: str, seed: int) -> Case:
     for value in outputs:
-        growth.graph.add_output(value)
-    return case_of(growth, name, Random(seed))  # noqa: S311 - draws keep no secret
+        drawing.growth.graph.add_output(value)
+    return case_of(drawing, name, Random(seed))  # noqa: S311 - draws keep no secret

@@ -14,7 +14,8 @@ from torch import Tensor
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.motifs.growing import UNCHECKED, Drawing, Leaf
+from clika_ref_conformance.drawing.growing import Leaf
+from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED, Drawing
 from clika_ref_conformance.drawing.motifs.near_misses import Operators, Rebuilding, is_checked, sampled_values
 
 ALIKE = 4
@@ -24,15 +25,15 @@ MANY = 2000
 """Elements of a large constant: more than a pass that takes samples reads."""
 
 
-def constants_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
+def constants_alike(case: Case, _: Operators) -> Iterator[Case | None]:
     """Add a constant like one of the motif's, or two large ones, which differ in one element or in the sign of zero."""
-    originals = [t for v, t in Rebuilding.of(case, operators).leaves if v.is_constant and t.numel()]
+    originals = [t for v, t in Rebuilding.of(case).leaves if v.is_constant and t.numel()]
     large = torch.linspace(-1, 1, MANY)
     pairs = [(large, _another(large, place)) for place in random_places(MANY)]
     pairs += [(t, _another(t, place)) for t in originals for place in (0, -1)]
     pairs += [(torch.zeros(3), -torch.zeros(3)), (torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))]
     for number, (one, other) in enumerate(pairs):
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves()
         if not new.take_nodes():
             return
@@ -55,12 +56,12 @@ def _another(tensor: Tensor, place: int) -> Tensor:
 PAIRS = ((0.0, -0.0), (1, 2), (1.0, 2.0), (0, 1))
 
 
-def literals_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
+def literals_alike(case: Case, _: Operators) -> Iterator[Case | None]:
     """Give all calls of one operator one number, and the last of them one that is like it."""
     kinds = {node.kind: None for node in case.graph.nodes if any(isinstance(v, int | float) for v in node.inputs)}
     for kind, (one, other) in product(kinds, PAIRS):
         nodes = [node for node in case.graph.nodes if node.kind == kind]
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves()
         numbers = {id(node): other if node is nodes[-1] and len(nodes) > 1 else one for node in nodes}
         legal = all(new.take(n, _with_number(n, numbers[id(n)]) if n in nodes else None) for n in case.graph.nodes)
@@ -83,7 +84,7 @@ def calls_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
     random = Random(case.name)  # noqa: S311 - no secret
     simple = sorted(name for name, op in operators.items() if op.error.kind in SIMPLE and name not in UNCHECKED)
     for kind in random.sample(simple, min(CALLS, len(simple))):
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves()
         if not new.take_nodes():
             return
@@ -113,7 +114,7 @@ def _twin(random: Random, new: Rebuilding, node: Node) -> Node | None:
 
 def numbers_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
     """Divide the first float of a motif by 0.0 and by -0.0: of all numbers that are equal these two are not alike."""
-    new = Rebuilding.of(case, operators)
+    new = Rebuilding.of(case)
     new.take_leaves()
     floats = [new.mapping[v] for v, t in new.leaves if t.is_floating_point()]
     divide: Operator | None = operators.get("div")
@@ -122,12 +123,12 @@ def numbers_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
         yield new.done("zeros alike", [q.output for q in quotients if q is not None])
 
 
-def sides_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
+def sides_alike(case: Case, _: Operators) -> Iterator[Case | None]:
     """Give all sides one length, and calls of one operator the same attributes or a turn."""
     for length, (how, change) in product((None, 2, 3), CHANGES.items()) if is_checked(case) else ():
         if length is None and how == "as they are":
             continue
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves(lambda _, leaf, length=length: replace(leaf, tensor=_cut(leaf.tensor, length)))
         first: dict[str, Node] = {}
         legal = all(new.take(node, attrs=change(first.setdefault(node.kind, node), node)) for node in case.graph.nodes)
@@ -177,13 +178,13 @@ DETAILED = (0.1, -1.7, 1e-6, 70001.0, 2.0**31 - 1, -(2.0**24) - 1, 0.0, 3.0)
 """Elements of which each narrower dtype loses some."""
 
 
-def round_trips(case: Case, operators: Operators) -> Iterator[Case | None]:
+def round_trips(case: Case, _: Operators) -> Iterator[Case | None]:
     """Cast from each dtype to each other and back, where the motif casts more than once."""
     casts = [node for node in case.graph.nodes if set(map(type, node.attrs.values())) == {torch.dtype}]
     if len(casts) < TWICE or not is_checked(case):
         return
     for there, back in product(DTYPES, DTYPES):
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves(lambda _, leaf, back=back: replace(leaf, tensor=_detailed(leaf.tensor, back)))
         targets = {id(node): there for node in casts[:-1]} | {id(casts[-1]): back}
         nodes = [(n, {name: targets[id(n)] for name in n.attrs} if n in casts else n.attrs) for n in case.graph.nodes]

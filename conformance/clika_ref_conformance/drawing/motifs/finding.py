@@ -17,7 +17,8 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass
 from clika_ref.core.rewriting import Rule, apply_rules
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.motifs.growing import Drawing, Growth
+from clika_ref_conformance.drawing.growing import Growth
+from clika_ref_conformance.drawing.motifs.drawing import Drawing
 from clika_ref_conformance.drawing.motifs.mentions import mentions, rules_of
 from clika_ref_conformance.drawing.motifs.varying import other_kind, same_kinds
 
@@ -167,7 +168,7 @@ class _Search:
                 traits |= next(filter(None, (self._first(cases, traits) for cases in strangers)), set())
         most = len(self.own) + 2 * self.wanted
         for motif in self.random.sample(self.own, len(self.own)):
-            for cases in same_kinds(self.random, motif, self.operators):
+            for cases in same_kinds(self.random, motif):
                 for _ in range(EACH):
                     traits |= self._first(cases, traits) if len(self.own) < most else set()
         self.plain = len(self.own)
@@ -231,7 +232,7 @@ def chain(
     attempt: int = 0,
 ) -> Case | None:
     """Draw a chain of calls, each on what the one before returned, ending in one of the operators ``last``."""
-    growth = Growth(operators)
+    growth = Growth()
     drawing = Drawing(random, growth, 0.9, random.choice((0.0, 0.5, 1.0, 1.0)))
     everything = sorted(operators)
     pool: list[Value] = []

@@ -12,25 +12,25 @@ from clika_ref.core.ir import Value
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.motifs.growing import Leaf
+from clika_ref_conformance.drawing.growing import Leaf
 from clika_ref_conformance.drawing.motifs.near_misses import Operators, Rebuilding, is_checked
 
 SYMBOL = "n"
 
 
-def sides_freed(case: Case, operators: Operators) -> Iterator[Case | None]:
+def sides_freed(case: Case, _: Operators) -> Iterator[Case | None]:
     """Make one side of an input dynamic, or all inputs' sides of that length, in attributes too where that is legal."""
     for value in case.graph.inputs if is_checked(case) else ():
         for dim in range(value.type.rank):
             for alike in (False, True):
                 for in_attributes in (True, False):
-                    made = _freed(case, operators, Side(value.name, dim), alike=alike, in_attributes=in_attributes)
+                    made = _freed(case, Side(value.name, dim), alike=alike, in_attributes=in_attributes)
                     if made is not None:
                         yield made
                         break
 
 
-def _freed(case: Case, operators: Operators, side: Side, *, alike: bool, in_attributes: bool) -> Case | None:
+def _freed(case: Case, side: Side, *, alike: bool, in_attributes: bool) -> Case | None:
     """Return the case with a side of an input freed; None where its types would hold for one size only."""
     size = next(int(v.type.shape[side.dim or 0]) for v in case.graph.inputs if v.name == side.name)
     places = {
@@ -41,7 +41,7 @@ def _freed(case: Case, operators: Operators, side: Side, *, alike: bool, in_attr
     }
     if not size or (alike and len(places) == 1) or (in_attributes and not _mentions(case, size)):
         return None
-    new = Rebuilding.of(case, operators)
+    new = Rebuilding.of(case)
     new.growth.sizes[SYMBOL] = size
 
     def free(value: Value, leaf: Leaf) -> Leaf:

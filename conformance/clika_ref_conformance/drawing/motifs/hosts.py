@@ -8,7 +8,7 @@ from random import Random
 from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.motifs.growing import Drawing
+from clika_ref_conformance.drawing.motifs.drawing import Drawing
 from clika_ref_conformance.drawing.motifs.near_misses import Rebuilding
 
 NODES = (1, 4)
@@ -22,7 +22,7 @@ def host(
     random: Random, motif: Case, operators: Mapping[str, Operator], groups: Sequence[Sequence[str]]
 ) -> Case | None:
     """Draw nodes, place a motif on what they made where types agree, and draw more; None where it is not legal."""
-    new = Rebuilding.of(motif, operators)
+    new = Rebuilding.of(motif)
     drawing = Drawing(random, new.growth, 0.7, random.choice((0.1, 0.5)))
     swarm = [random.choice(random.choice(groups) if groups else sorted(operators)) for _ in range(2)]
     swarm += random.choices(sorted(operators), k=3)

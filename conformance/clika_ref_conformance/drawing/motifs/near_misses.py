@@ -19,7 +19,8 @@ from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.samples import Descriptions, random_draw
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.motifs.growing import UNCHECKED, Growth, Leaf
+from clika_ref_conformance.drawing.growing import Growth, Leaf
+from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED
 
 Operators = Mapping[str, Operator]
 Makes = Callable[[Case, Operators], Iterator[Case | None]]
@@ -56,9 +57,9 @@ class Rebuilding:
     mapping: dict[Value, Any]
 
     @classmethod
-    def of(cls, case: Case, operators: Operators) -> Rebuilding:
+    def of(cls, case: Case) -> Rebuilding:
         """Start with nothing but an empty graph."""
-        return cls(case, Growth(operators), {})
+        return cls(case, Growth(), {})
 
     @property
     def leaves(self) -> list[tuple[Value, Tensor]]:
@@ -106,12 +107,12 @@ class Rebuilding:
 
 
 def _changed_calls(
-    case: Case, operators: Operators, changes: Callable[[Node], Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]]
+    case: Case, changes: Callable[[Node], Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]]
 ) -> Iterator[Case | None]:
     """Yield the case with one call changed, for each node and each change of it."""
     for position, node in enumerate(case.graph.nodes):
         for what, inputs, attrs in changes(node) if node.kind not in UNCHECKED else ():
-            new = Rebuilding.of(case, operators)
+            new = Rebuilding.of(case)
             new.take_leaves()
             legal = all(
                 new.take(n, inputs, attrs) if n is node else new.take(n) for n in case.graph.nodes
@@ -119,7 +120,7 @@ def _changed_calls(
             yield new.done(f"{node.kind} {position}: {what}") if legal else None
 
 
-def attribute_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+def attribute_changed(case: Case, _: Operators) -> Iterator[Case | None]:
     """Give one attribute another value: a near one, or one that the operator's samples have."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
@@ -127,7 +128,7 @@ def attribute_changed(case: Case, operators: Operators) -> Iterator[Case | None]
             for other in other_values(node.op, name, value):
                 yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
 
-    return _changed_calls(case, operators, changes)
+    return _changed_calls(case, changes)
 
 
 def other_values(op: Operator, name: str, value: Any) -> list[Any]:
@@ -177,7 +178,7 @@ def _sampled(op: Operator, name: str) -> Iterator[Any]:
         yield op.call(*call.operands, **call.attrs).attrs[name]
 
 
-def operands_swapped(case: Case, operators: Operators) -> Iterator[Case | None]:
+def operands_swapped(case: Case, _: Operators) -> Iterator[Case | None]:
     """Swap the first two operands of a call, and replace the second by the first."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
@@ -186,13 +187,13 @@ def operands_swapped(case: Case, operators: Operators) -> Iterator[Case | None]:
             yield "swapped", [second, first, *rest], node.attrs
             yield "same operand twice", [first, first, *rest], node.attrs
 
-    return _changed_calls(case, operators, changes)
+    return _changed_calls(case, changes)
 
 
 NUMBERS = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, math.nan, math.inf, True)
 
 
-def scalar_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+def scalar_changed(case: Case, _: Operators) -> Iterator[Case | None]:
     """Write a number as another literal type, another number, or a tensor of rank 0 or 1, and a tensor as a number."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
@@ -201,7 +202,7 @@ def scalar_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
                 shown = f"tensor of rank {other.tensor.ndim}" if isinstance(other, Leaf) else repr(other)
                 yield f"operand {i} is {shown}", [*node.inputs[:i], other, *node.inputs[i + 1 :]], node.attrs
 
-    return _changed_calls(case, operators, changes)
+    return _changed_calls(case, changes)
 
 
 def _scalars(item: Any) -> Iterator[Any]:
@@ -215,32 +216,32 @@ def _scalars(item: Any) -> Iterator[Any]:
             yield Leaf(torch.tensor([item]), constant)
 
 
-def read_elsewhere(case: Case, operators: Operators) -> Iterator[Case | None]:
+def read_elsewhere(case: Case, _: Operators) -> Iterator[Case | None]:
     """Let something else read a value inside the motif: before its own reader and behind it, by node and as output."""
     inner = [v for node in case.graph.nodes for v in node.outputs]
-    leaves = [v for v, _ in Rebuilding.of(case, operators).leaves]
+    leaves = [v for v, _ in Rebuilding.of(case).leaves]
     for value in (*inner, *leaves):
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves()
         if not new.take_nodes():
             return
         tap = new.growth.place(conformance_tap, [new.mapping[value]], {})
         yield new.done(f"%{value.name} is read elsewhere", tap.outputs, tapped=False) if tap else None
         for first in (True, False):
-            new = Rebuilding.of(case, operators)
+            new = Rebuilding.of(case)
             new.take_leaves()
             if new.take_nodes():
                 yield new.done(f"%{value.name} is an output too", [new.mapping[value]], first=first, tapped=False)
 
 
-def repeated(case: Case, operators: Operators) -> Iterator[Case | None]:
+def repeated(case: Case, _: Operators) -> Iterator[Case | None]:
     """Repeat the motif: on the same inputs, on others with shared or equal constants, and on its own result."""
     for name, share_inputs, share_constants in (
         ("twice on one input", True, True),
         ("twice, constants shared", False, True),
         ("twice, constants equal", True, False),
     ):
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves()
         if new.take_nodes():
             before = [new.now(v) for v in case.graph.outputs]
@@ -249,7 +250,7 @@ def repeated(case: Case, operators: Operators) -> Iterator[Case | None]:
                     other = tensor.clone() if value.is_constant else tensor.flip(0) if tensor.ndim else tensor
                     new.mapping[value] = new.growth.leaf(Leaf(other, value.is_constant, name=f"{value.name}_again"))
             yield new.done(name, before, first=True) if new.take_nodes() else None
-    new = Rebuilding.of(case, operators)
+    new = Rebuilding.of(case)
     new.take_leaves()
     if case.graph.inputs and new.take_nodes():
         results = [new.now(v) for v in case.graph.outputs]
@@ -259,22 +260,22 @@ def repeated(case: Case, operators: Operators) -> Iterator[Case | None]:
             yield new.done("on its own result") if new.take_nodes() else None
 
 
-def outputs_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+def outputs_changed(case: Case, _: Operators) -> Iterator[Case | None]:
     """Return something twice, inputs and constants too, not everything, and in another order; add an unused input."""
-    leaves = [v for v, _ in Rebuilding.of(case, operators).leaves]
+    leaves = [v for v, _ in Rebuilding.of(case).leaves]
     own = case.graph.outputs
     ways: list[tuple[str, Sequence[Value], bool]] = [("every output twice", own, False), ("leaves too", leaves, True)]
     for name, extra, first in ways:
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves()
         if new.take_nodes():
             yield new.done(name, [new.now(v) for v in extra], first=first, tapped=False)
     for position, value in enumerate(own if len(own) > 1 else ()):
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves()
         if new.take_nodes():
             yield new.growth.finish(f"output {position} alone", [new.now(value)])
-    new = Rebuilding.of(case, operators)
+    new = Rebuilding.of(case)
     new.growth.leaf(Leaf(torch.zeros(2, 3), name="unused"))
     new.take_leaves()
     if new.take_nodes():
@@ -282,19 +283,19 @@ def outputs_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
         yield new.done("unused input, and not the last node", tap.outputs, tapped=False) if tap else None
 
 
-def leaves_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+def leaves_changed(case: Case, _: Operators) -> Iterator[Case | None]:
     """Make a constant an input and an input a constant, compute a leaf, and overwrite one in the call."""
-    for value, tensor in Rebuilding.of(case, operators).leaves:
-        yield _with_leaf(case, operators, value, Leaf(tensor, not value.is_constant, name="other_role"))
-        yield _with_leaf(case, operators, value, Leaf(tensor, constant=True, name="clika.lifted_tensor_9"))
-        new = Rebuilding.of(case, operators)
+    for value, tensor in Rebuilding.of(case).leaves:
+        yield _with_leaf(case, value, Leaf(tensor, not value.is_constant, name="other_role"))
+        yield _with_leaf(case, value, Leaf(tensor, constant=True, name="clika.lifted_tensor_9"))
+        new = Rebuilding.of(case)
         new.take_leaves()
         tap = new.growth.place(conformance_tap, [new.mapping[value]], {})
         if tap is not None:
             new.mapping[value] = tap.output
             if new.take_nodes():
                 yield new.done(f"%{value.name} is computed")
-            new = Rebuilding.of(case, operators)
+            new = Rebuilding.of(case)
             new.take_leaves()
             plain = new.mapping[value]
             step = new.growth.place(conformance_step, [plain], {})
@@ -304,8 +305,8 @@ def leaves_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
                 yield made
 
 
-def _with_leaf(case: Case, operators: Operators, value: Value, leaf: Leaf) -> Case | None:
-    new = Rebuilding.of(case, operators)
+def _with_leaf(case: Case, value: Value, leaf: Leaf) -> Case | None:
+    new = Rebuilding.of(case)
     new.take_leaves(lambda v, old: leaf if v is value else old)
     return new.done(f"%{value.name} is {leaf.name}") if new.take_nodes() else None
 
@@ -313,13 +314,13 @@ def _with_leaf(case: Case, operators: Operators, value: Value, leaf: Leaf) -> Ca
 DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 
-def dtype_changed(case: Case, operators: Operators) -> Iterator[Case | None]:
+def dtype_changed(case: Case, _: Operators) -> Iterator[Case | None]:
     """Give all tensors of one dtype another, or one tensor alone."""
-    leaves = Rebuilding.of(case, operators).leaves
+    leaves = Rebuilding.of(case).leaves
     chosen = [[v for v, _ in leaves if v.type.dtype == d] for d in {t.dtype: None for _, t in leaves}]
     chosen += [[v] for v, _ in leaves if len(leaves) > 1]
     for dtype, values in product(DTYPES, chosen) if is_checked(case) else ():
-        new = Rebuilding.of(case, operators)
+        new = Rebuilding.of(case)
         new.take_leaves(partial(_in_dtype, values, dtype))
         yield new.done(f"{dtype} at {[v.name for v in values]}") if new.take_nodes() else None
 

@@ -10,7 +10,8 @@ from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Descriptions, random_draw
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.motifs.growing import UNCHECKED, Drawing, Leaf
+from clika_ref_conformance.drawing.growing import Leaf
+from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED, Drawing
 from clika_ref_conformance.drawing.motifs.near_misses import Operators, Rebuilding
 
 DRAWS = 8
@@ -38,33 +39,33 @@ def other_kind(
     """Yield ways to put an operator of a group in the place of each node that is in the group too, or is not."""
     for position, node in enumerate(motif.graph.nodes):
         if kind not in UNCHECKED and kind != node.kind and (node.kind in group) is kin:
-            yield from (_finished(new, motif) for new in _ways(random, motif, operators, position, operators[kind]))
+            yield from (_finished(new, motif) for new in _ways(random, motif, position, operators[kind]))
 
 
-def same_kinds(random: Random, motif: Case, operators: Operators) -> Iterator[Iterator[Case]]:
+def same_kinds(random: Random, motif: Case) -> Iterator[Iterator[Case]]:
     """Yield, for each node, the motif with that one drawn anew."""
     for position, node in enumerate(motif.graph.nodes):
-        yield (_finished(new, motif) for new in _redrawn(random, motif, operators, position, node.op))
+        yield (_finished(new, motif) for new in _redrawn(random, motif, position, node.op))
 
 
 def _finished(new: Rebuilding, motif: Case) -> Case:
     return new.growth.finish("varied", [new.now(v) for v in motif.graph.outputs])
 
 
-def call_redrawn(case: Case, operators: Operators) -> Iterator[Case | None]:
+def call_redrawn(case: Case, _: Operators) -> Iterator[Case | None]:
     """Draw each call anew: with operands of other ranks and sides, and other attributes that go with them."""
     random = Random(case.name)  # noqa: S311 - no secret
     for position, node in enumerate(case.graph.nodes):
-        for new in _redrawn(random, case, operators, position, node.op, draws=NEAR_DRAWS):
+        for new in _redrawn(random, case, position, node.op, draws=NEAR_DRAWS):
             yield new.done(f"{node.kind} {position} drawn anew")
 
 
-def _ways(random: Random, motif: Case, operators: Operators, position: int, op: Operator) -> Iterator[Rebuilding]:
+def _ways(random: Random, motif: Case, position: int, op: Operator) -> Iterator[Rebuilding]:
     node = list(motif.graph.nodes)[position]
     for operands in _with_neutral(node.inputs):
         for attrs in _sampled_attrs(op):
-            yield from _with_call(random, motif, operators, position, (op, operands, attrs))
-    yield from _redrawn(random, motif, operators, position, op)
+            yield from _with_call(random, motif, position, (op, operands, attrs))
+    yield from _redrawn(random, motif, position, op)
 
 
 def _with_neutral(operands: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -86,27 +87,25 @@ def _sampled_attrs(op: Operator) -> list[Mapping[str, Any]]:
     return list(found.values())[:FORMS]
 
 
-def _redrawn(
-    random: Random, motif: Case, operators: Operators, position: int, op: Operator, *, draws: int = DRAWS
-) -> Iterator[Rebuilding]:
+def _redrawn(random: Random, motif: Case, position: int, op: Operator, *, draws: int = DRAWS) -> Iterator[Rebuilding]:
     """Yield the motif with drawn calls of an operator at a node, on what other nodes made for it and new leaves.
 
     Each comes as drawn, with all attributes as they were in the motif, and with one of them as it was.
     """
     node = list(motif.graph.nodes)[position]
     for _ in range(draws if op.name not in UNCHECKED else 0):
-        new = _until(motif, operators, position)
+        new = _until(motif, position)
         drawn = new and Drawing(random, new.growth, 1.0).call(op, _made(new, node))
         if not new or drawn is None:
             continue
         operands = _operands(new, node, drawn)
         for attrs in _carried(node.attrs, drawn.attrs):
-            yield from _with_call(random, motif, operators, position, (op, operands, attrs))
+            yield from _with_call(random, motif, position, (op, operands, attrs))
 
 
-def _until(motif: Case, operators: Operators, position: int) -> Rebuilding | None:
+def _until(motif: Case, position: int) -> Rebuilding | None:
     """Build the motif again as far as a node, which is left out."""
-    new = Rebuilding.of(motif, operators)
+    new = Rebuilding.of(motif)
     new.take_leaves()
     return new if all(map(new.take, list(motif.graph.nodes)[:position])) else None
 
@@ -145,13 +144,13 @@ def _as_long(old: Any, new: Any) -> Any:
     return tuple(range(len(new))) if old == tuple(range(len(old))) else new
 
 
-def _with_call(random: Random, motif: Case, operators: Operators, position: int, call: Call) -> Iterator[Rebuilding]:
+def _with_call(random: Random, motif: Case, position: int, call: Call) -> Iterator[Rebuilding]:
     """Yield the motif with another call at a node, if it is legal.
 
     Where a node behind it does not take the new result, its other operands are drawn anew.
     """
     op, operands, attrs = call
-    new = _until(motif, operators, position)
+    new = _until(motif, position)
     placed = new and new.growth.place(op, [new.now(v) for v in operands], attrs)
     if new and placed and _stands(new, list(motif.graph.nodes)[position:], placed, random):
         yield new
@@ -192,7 +191,7 @@ def random_instead(case: Case, operators: Operators) -> Iterator[Case | None]:
     for position, node in enumerate(nodes):
         tensors = [v for v in node.inputs if isinstance(v, Value)]
         for op in random.sample(drawing, min(RANDOM, len(drawing))) if tensors and node.kind not in UNCHECKED else ():
-            new = _until(case, operators, position)
+            new = _until(case, position)
             placed = new and Drawing(random, new.growth, 1.0, 1.0).call(op, [new.now(v) for v in tensors])
             if new and placed and _stands(new, nodes[position:], placed, random):
                 yield new.done(f"{op.name} at {position}")

@@ -1,0 +1,109 @@
+"""Drawn calls on the values of a graph, of which some answer calls that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call, Descriptions, TensorDescription, TensorSample, random_draw, realize
+from clika_ref.core.symbols import is_symbolic
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.drawing.growing import Growth, Leaf
+from clika_ref_conformance.drawing.motifs.echoes import echo, telling
+
+ATTENTION = "scaled_dot_product_attention"  # it divides by the number of shared heads, which may be 0
+TRUSTING = (
+    ATTENTION,
+    "as_strided",
+    "as_strided_scatter",
+    "binary_cross_entropy",
+    "ctc_loss",
+    "embedding_bag",
+    "weight_norm",
+)
+UNCHECKED = frozenset({*TRUSTING, "lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Operators of which PyTorch trusts the attributes: with others than they were drawn with, they corrupt memory."""
+
+LONGEST_SIDE = 8
+"""A value may stand for a drawn tensor if none of its sides is longer: graphs stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing(TensorSample):
+    """A value of the graph that stands where a sampler asked for a tensor."""
+
+    value: Value | None = None
+
+
+@dataclass
+class Drawing:
+    """Draws calls of operators onto the values of a growth: ``standing`` of the tensors asked for are those values."""
+
+    random: Random
+    growth: Growth
+    standing: float = 0.8
+    constants: float = 0.3
+    """The share of new tensors that are constants rather than inputs."""
+
+    def __post_init__(self) -> None:
+        """Seed the elements from the same source as everything else."""
+        self.generator = torch.Generator().manual_seed(self.random.getrandbits(62))
+
+    def call(self, op: Operator, pool: Sequence[Value] = (), *, echoing: bool = False) -> Node | None:
+        """Add one drawn call, on values of the pool where they fit; None where the draw was not legal.
+
+        With ``echoing`` it may answer calls that are there already; see `clika_ref_conformance.drawing.motifs.echoes`.
+        """
+        if op.sampler is None:
+            return None
+        drawn: Call = op.sampler(self._driver(pool), Descriptions())
+        full = op.call(*drawn.operands, **drawn.attrs)
+        operands = [self._operand(o) for o in full.operands]
+        if echoing and op.name not in UNCHECKED:
+            attrs = echo(self.random, self.growth.graph, op.name, full.attrs)
+            node = self.growth.place(op, telling(self.random, operands), attrs)
+            if node is not None:
+                return node
+        return self.growth.place(op, operands, full.attrs)
+
+    def _driver(self, pool: Sequence[Value]) -> Callable[[Any], Any]:
+        anything = random_draw(self.random)
+
+        def draw(description: Any, /) -> Any:
+            if isinstance(description, TensorDescription) and self.random.random() < self.standing:
+                fitting = [v for v in pool if fits(v.type, description)]
+                if fitting:
+                    value = self.random.choice(fitting)
+                    d = description
+                    sides: Any = value.type.shape
+                    return _Standing(value.type.dtype, sides, d.low, d.high, d.domain, d.unique, value)
+            return anything(description)
+
+        return draw
+
+    def _operand(self, operand: Any) -> Any:
+        if isinstance(operand, _Standing):
+            return operand.value
+        if not isinstance(operand, TensorSample):
+            return operand
+        constant = self.random.random() < self.constants
+        literal = constant and self.random.random() < 1 / 4
+        name = f"clika.lifted_tensor_{len(self.growth.graph.constants)}" if literal else ""
+        return Leaf(realize(operand, self.generator), constant, name=name)
+
+
+def fits(kind: TensorType, description: TensorDescription) -> bool:
+    """Whether a value of a type may stand where a sampler describes a tensor."""
+    if kind.dtype not in description.dtypes or description.unique or is_symbolic(kind.shape):
+        return False
+    if description.shape is not None:
+        return kind.shape == description.shape
+    low, high = description.rank
+    longest = max(description.side[1], LONGEST_SIDE)
+    return low <= kind.rank <= high and all(description.side[0] <= int(side) <= longest for side in kind.shape)
