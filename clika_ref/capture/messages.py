@@ -45,7 +45,7 @@ def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:
     """Return the error that names every call that cannot be mapped."""
     shown = "\n".join(f"  {call}" for call in dict.fromkeys(map(str, calls)))
     return ModelError(
-        f"{name} makes {len(calls)} calls that no operator serves:\n{shown}\n"
+        f"{name} makes {len(calls)} call{'s' * (len(calls) > 1)} that no operator serves:\n{shown}\n"
         "Declare the operators in a plugin (CONTRIBUTING.md shows one), or rewrite those lines."
     )
 
