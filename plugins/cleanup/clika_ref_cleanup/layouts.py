@@ -37,6 +37,9 @@ REDUCTIONS = frozenset(("sum", "mean", "nansum", "nanmean", "amax", "amin", "log
 ON_LAST_SIDE = frozenset(("linear", "layer_norm", "rms_norm"))
 """Operators that work along the last side of the first operand, and alike at each place of the others."""
 
+MOVABLE = ON_LAST_SIDE | ELEMENTWISE | REDUCTIONS | ALONG_SIDES.keys()
+"""Operators of which there are calls that compute alike in another order of sides."""
+
 
 def inverse(order: Order) -> Order:
     """Return the permutation that undoes another.
@@ -83,6 +86,8 @@ def moved_attrs(node: Node, order: Order) -> dict[str, Any]:
 
 def carriers(node: Node) -> tuple[int, ...] | None:
     """Return the operands that must be permuted alike for the results to be; None where no order of sides would do."""
+    if node.kind not in MOVABLE:
+        return None
     outputs = {value.type.rank for value in node.outputs}
     if len(outputs) != 1 or outputs <= {0, 1}:
         return None
@@ -93,7 +98,7 @@ def carriers(node: Node) -> tuple[int, ...] | None:
         if sides_of(node) is None or (node.kind in REDUCTIONS and not node.attrs["keepdim"]):
             return None
         return tuple(range(len(node.inputs))) if {_rank(v) for v in node.inputs} == outputs else None
-    return tuple(range(len(node.inputs))) if node.kind in ELEMENTWISE else None
+    return tuple(range(len(node.inputs)))
 
 
 def _rank(operand: Any) -> int | None:

@@ -58,14 +58,12 @@ class PushTransposes:
         while revision != graph.revision:
             revision = graph.revision
             apply_rules(graph, [reduce_before_permute], operators)
-            if any(node.kind == "permute" for node in graph.nodes):
-                for last_stays in (False, True):
-                    self._push(graph, operators, last_stays=last_stays)
-
-    def _push(self, graph: Graph, operators: Mapping[str, Operator], *, last_stays: bool) -> None:
-        pushing = _Pushing(graph, operators, self.limit_bytes, last_stays)
-        for nodes in pushing.regions():
-            pushing.improve(nodes)
+            kinds = {node.kind for node in graph.nodes}
+            if "permute" in kinds:
+                for last_stays in (False, True) if kinds & ON_LAST_SIDE else (False,):
+                    pushing = _Pushing(graph, operators, self.limit_bytes, last_stays)
+                    for nodes in pushing.regions():
+                        pushing.improve(nodes)
 
 
 @rule(*sorted(REDUCTIONS))
@@ -96,12 +94,16 @@ class _Pushing:
     def regions(self) -> list[list[Node]]:
         """Return the connected sets of nodes that an order of sides passes through, each in the order of the graph.
 
-        Nodes are connected by a value that one makes and the other reads, or by a permute whose result both read.
+        Nodes are connected by a value that one makes and the other reads, or by a permute whose result both read. Sets
+        beside no permute are left out, as they have none to save.
         """
         bound = {symbol.side.name for symbol in self.graph.symbols.values()}
         parent: dict[Node, Node] = {}
         reader: dict[Node, Node] = {}
+        beside: list[Node] = []
         for node in self.graph.nodes:
+            if node.kind == "permute" and node.inputs[0].producer in parent:
+                beside.append(node.inputs[0].producer)
             read = self._carried(node)
             if read is None or any(v.name in bound for v in node.outputs):
                 continue
@@ -109,12 +111,17 @@ class _Pushing:
             for value in read:
                 maker = value.producer
                 if maker is not None and maker.kind == "permute":
+                    beside.append(node)
                     maker = reader.setdefault(maker, node)
                 if maker in parent:
                     parent[_root(parent, node)] = _root(parent, maker)
+        wanted = {_root(parent, node) for node in beside}
+        if self.last_stays:  # the others have been treated in any order
+            wanted &= {_root(parent, node) for node in parent if node.kind in ON_LAST_SIDE}
         found: dict[Node, list[Node]] = {}
         for node in parent:
-            found.setdefault(_root(parent, node), []).append(node)
+            if (root := _root(parent, node)) in wanted:
+                found.setdefault(root, []).append(node)
         return list(found.values())
 
     def _carried(self, node: Node) -> list[Value] | None:
