@@ -79,8 +79,10 @@ def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
 
     def go(road: Callable[..., Any], name: str, **options: Any) -> float:
         made = model.make()
+        target = folder / f"{name}.onnx"
+        target.unlink(missing_ok=True)  # all write a new file: ours would keep the old one until the new one is whole
         start, busy = time.perf_counter(), time.process_time()
-        result = road(made, small, large, folder / f"{name}.onnx", **options)
+        result = road(made, small, large, target, **options)
         seconds = time.perf_counter() - start
         processor[name].append(time.process_time() - busy)
         if result is not None:
