@@ -164,9 +164,14 @@ def _callee(module_or_func: Any) -> Callee:
 
 def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
     named = [*callee.module.named_parameters(), *callee.module.named_buffers()]
-    spoiled = [name for name, tensor in named if tensor.is_floating_point() and bool(tensor.isnan().any())]
+    spoiled = [name for name, tensor in named if tensor.is_floating_point() and _has_nan(tensor)]
     if spoiled:
         log.warning(f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN")
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    """Whether any element is NaN; of most tensors a sum tells that none is, in a tenth of the time."""
+    return bool(tensor.sum(dtype=torch.float32).isnan()) and bool(tensor.isnan().any())
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ class Value:
     @property
     def data(self) -> torch.Tensor | None:
         """The elements of a constant."""
-        return self._data() if callable(self._data) else self._data
+        return self._data if self.formula is None else self.formula()
 
     @data.setter
     def data(self, data: Data | None) -> None:
@@ -75,9 +75,9 @@ class Value:
         return self._data is not None
 
     @property
-    def is_deferred(self) -> bool:
-        """Whether reading the data computes it."""
-        return callable(self._data)
+    def formula(self) -> Callable[[], torch.Tensor] | None:
+        """What computes the data of a constant when it is read, None where it is there; equal ones compute alike."""
+        return self._data if callable(self._data) else None
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}"

@@ -137,7 +137,7 @@ class _Emission:
     def _constant(self, value: Value) -> None:
         onnx = self._declare(value)
         assert onnx.shape is not None
-        if value.is_deferred:  # computed where it is written, one at a time
+        if value.formula is not None:  # computed where it is written, one at a time
             onnx.const_value = ir.LazyTensor(
                 lambda: _tensor(value), dtype=to_onnx(value.type.dtype), shape=onnx.shape, name=value.name
             )

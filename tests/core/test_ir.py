@@ -335,7 +335,7 @@ def test_data_that_a_function_computes_is_computed_where_it_is_read_and_not_befo
     graph.returns(graph("neg", value))
     twin = graph.clone()
     verify(twin)
-    assert (value.is_constant, value.is_deferred, twin.constants["scaled"].is_deferred, reads) == (True, True, True, [])
+    assert (value.is_constant, bool(value.formula), bool(twin.constants["scaled"].formula), reads) == (True, True, True, [])
     assert torch.equal(twin.constants["scaled"].data, torch.full((2, 3), 0.5))
     assert len(reads) == 1
 
@@ -344,4 +344,4 @@ def test_the_type_of_computed_data_is_found_where_it_is_not_given(graph):
     value = graph.add_constant(lambda: torch.zeros(2, 3), "zeros")
     assert value.type == FLOATS
     value.data = torch.ones(2, 3)
-    assert not value.is_deferred
+    assert value.formula is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -51,9 +51,22 @@ def fold_batch_norm(node: Node, build: Builder):
     if not _stays_finite(weight, scale, shift):
         return Skip("the folded weight overflows", 6)
     base = weight.name.removesuffix("weight").rstrip(".") or node.name
-    scaled = build.constant(lambda: _scaled(layer, weight.data, scale), weight.name, weight.type)
+    made_of = (weight, bias, *statistics, node.attrs["eps"], layer.kind, layer.attrs.get("groups"))
+    scaled = build.constant(_Folded(made_of, layer, scale), weight.name, weight.type)
     shifted = build.constant(shift.to(weight.type.dtype), bias.name if bias else f"{base}.bias")
     return build(layer.op, x, scaled, shifted, types=(node.output.type,), **layer.attrs)
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A folded weight, computed where it is read; two that are made of the same are equal."""
+
+    made_of: tuple[Any, ...]
+    layer: Node = field(compare=False)
+    scale: torch.Tensor = field(compare=False)
+
+    def __call__(self) -> torch.Tensor:
+        return _scaled(self.layer, self.made_of[0].data, self.scale)
 
 
 def _padded(operands: tuple[Any, ...], count: int) -> tuple[Any, ...]:

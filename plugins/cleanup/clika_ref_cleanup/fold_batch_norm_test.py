@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from clika_ref.core.inference import infer
+from clika_ref.core.registry import load_registry
 from clika_ref.core.rewriting import Misses, apply_rules
 from clika_ref_cleanup import fold_batch_norm as module
 from clika_ref_cleanup.fold_batch_norm import FoldBatchNorm, fold_batch_norm
+from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
 
 LAYERS = [
     ("conv1d", (2, 4, 9), (6, 4, 3), {}),
@@ -49,7 +51,7 @@ def test_it_folds_into_each_layer(sketch, case, bias):
 def test_the_folded_weights_are_rounded_once(sketch):
     y = layer(sketch, ("linear", (5, 4), (6, 4), {}), dtype=torch.float16)
     sketch.returns(normalized(sketch, y, dtype=torch.float16)).clean(FoldBatchNorm())
-    assert sketch.graph.constants["conv.weight_1"].is_deferred, "a second set of weights exists before it is written"
+    assert sketch.graph.constants["conv.weight_1"].formula, "a second set of weights exists before it is written"
     constants = {name: v.data.detach().double() for name, v in sketch.graph.constants.items()}
     gamma, beta, mean, var = (constants[f"bn.{n}"] for n in ("weight", "bias", "running_mean", "running_var"))
     scale = gamma / (var + 1e-5).sqrt()
@@ -153,3 +155,18 @@ def test_a_product_is_the_same_in_any_number_of_parts(monkeypatch, part):
     monkeypatch.setattr(module, "PART", part)
     weight, factors = torch.randn(6, 4, 3, 3), torch.randn(6, 1, 1, 1, dtype=torch.float64)
     assert torch.equal(module.scaled_in_parts(weight, factors), (weight.double() * factors).float())
+
+
+def test_a_layer_that_is_called_twice_is_folded_into_one_weight_that_merging_need_not_compute(sketch, monkeypatch):
+    x, w = sketch("tanh", sketch.input(1, 6, 5)), sketch.constant(torch.randn(6, 6, 3), "shared")
+    statistics = [sketch.constant(torch.rand(6) + 0.5, f"bn.{name}") for name in ("weight", "bias", "mean", "var")]
+    for operand in (x, sketch("relu", x)):
+        sketch.returns(sketch("batch_norm", sketch("conv1d", operand, w, None), *statistics))
+    operators = load_registry().operators
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "scaled_in_parts", None)
+        FoldBatchNorm()(sketch.graph, operators)
+        MergeEqualConstants()(sketch.graph, operators)
+    one, other = (value.producer for value in sketch.graph.outputs)
+    assert one.inputs[1] is other.inputs[1]
+    assert one.inputs[1].data.shape == w.type.shape

@@ -88,7 +88,7 @@ class _Folding:
 
     def fold(self, name: str) -> None:
         """Compute in order, put constants where folded values meet other readers, forget those that are unread then."""
-        data = next((v.data for v in self.graph.constants.values() if not v.is_deferred), None)
+        data = next((v.data for v in self.graph.constants.values() if v.formula is None), None)
         device = torch.device("cpu") if data is None else data.device
         for node in self.graph.nodes:
             if self._is_foldable(node):
@@ -116,7 +116,7 @@ class _Folding:
     def _is_known(self, value: Value) -> bool:
         if value in self.known:
             return True
-        if value.is_deferred or value.data is None:  # what is deferred is large, and made to be written
+        if value.formula is not None or value.data is None:  # what is deferred is large, and made to be written
             return False
         return value.data.device.type != "meta" and self.may_read(value)
 

@@ -33,23 +33,26 @@ class MergeEqualConstants:
     removes: ClassVar[str] = "repeated constants"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
-        """Compare elements only within groups of one dtype and shape."""
-        groups: dict[Hashable, list[Value]] = {}
-        for name, value in graph.constants.items():
-            device = None if value.is_deferred or value.data is None else value.data.device
-            if value.uses and name not in graph.state and (device is None or device.type != "meta"):
-                groups.setdefault((value.type, device), []).append(value)
-        for group in groups.values():
+        """Compare elements only within groups of one dtype and shape; what is still to be computed, by its formula."""
+        used = [v for name, v in graph.constants.items() if v.uses and name not in graph.state]
+        for same in _parts([v for v in used if v.formula is not None], lambda v: v.formula):
+            _merge(graph, same)
+        there = [v for v in used if v.formula is None and v.data is not None and v.data.device.type != "meta"]
+        for group in _parts(there, lambda v: (v.type, v.data.device)):
             for alike in _parts(group, _sample):
                 for same in _parts(alike, _digest):
-                    for value in same[1:]:
-                        if keeps_name(graph, value, same[0]):
-                            substitute(graph, value, same[0])
+                    _merge(graph, same)
 
 
-def _parts(values: list[Value], key: Callable[[Value], bytes]) -> list[list[Value]]:
+def _merge(graph: Graph, same: list[Value]) -> None:
+    for value in same[1:]:
+        if keeps_name(graph, value, same[0]):
+            substitute(graph, value, same[0])
+
+
+def _parts(values: list[Value], key: Callable[[Value], Hashable]) -> list[list[Value]]:
     """Split values by what a function says of them; those that stand alone, which it need not see, are left out."""
-    found: dict[bytes, list[Value]] = {}
+    found: dict[Hashable, list[Value]] = {}
     for value in values if len(values) > 1 else ():
         found.setdefault(key(value), []).append(value)
     return [part for part in found.values() if len(part) > 1]

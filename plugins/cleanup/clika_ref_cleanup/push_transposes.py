@@ -135,7 +135,7 @@ class _Pushing:
 
     def _is_cheap(self, value: Value) -> bool:
         """Whether a constant can be permuted beforehand."""
-        if value.is_deferred or value.data is None or value.name in self.graph.state:
+        if value.formula is not None or value.data is None or value.name in self.graph.state:
             return False
         return value.data.nbytes <= self.limit_bytes or len(value.uses) == 1
 
