@@ -38,7 +38,7 @@ class MergeEqualConstants:
         for same in _parts([v for v in used if v.formula is not None], lambda v: v.formula):
             _merge(graph, same)
         there = [v for v in used if v.formula is None and v.data is not None and v.data.device.type != "meta"]
-        for group in _parts(there, lambda v: (v.type, v.data.device)):
+        for group in _parts(there, _kind):
             for alike in _parts(group, _sample):
                 for same in _parts(alike, _digest):
                     _merge(graph, same)
@@ -56,6 +56,11 @@ def _parts(values: list[Value], key: Callable[[Value], Hashable]) -> list[list[V
     for value in values if len(values) > 1 else ():
         found.setdefault(key(value), []).append(value)
     return [part for part in found.values() if len(part) > 1]
+
+
+def _kind(value: Value) -> Hashable:
+    assert value.data is not None
+    return value.type, value.data.device
 
 
 def _bits(value: Value) -> torch.Tensor:
