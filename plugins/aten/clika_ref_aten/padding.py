@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,9 +30,14 @@ def pad_(x: Tensor, *, pad: tuple[int, ...], mode: str = "constant", value: floa
 
     Negative numbers take elements away. ``mode``: ``constant`` adds ``value`` (0 if None), ``reflect`` mirrors at the
     outermost elements, ``replicate`` repeats them, ``circular`` continues with those of the other end.
+
+    Raises:
+        ValueError: ``circular`` adds more elements than are left, of which eager returns memory that nobody wrote.
     """
     if mode == "constant":
         return torch.constant_pad_nd(x, pad, 0 if value is None else value)
+    if mode == "circular":
+        _check_wrapped(x.shape, pad)
     return F.pad(x, pad, mode)
 
 
@@ -51,6 +57,8 @@ def _(op, x, *, pad, mode, value):
 
 @pad_.types
 def _(x, *, pad, mode, value):
+    if mode == "circular":
+        _check_wrapped(x.shape, pad)
     sides = (tidy(n + before + after) for n, (before, after) in zip(x.shape, _ends(x.rank, pad), strict=True))
     return TensorType(x.dtype, tuple(sides))
 
@@ -114,7 +122,7 @@ def _trimmed(op: Any, x: Any, ends: list[tuple[Dim, Dim]], shape: tuple[Dim, ...
 def _wrapped(op: Any, x: Any, pad: Any) -> Any:
     """Return ``x`` with its other end before and after each side; what is taken away is gone before that."""
     ends = _ends(op.rank(x), pad)
-    kept = tuple(tidy(n - _positive(-a) - _positive(-b)) for n, (a, b) in zip(op.shape(x), ends, strict=True))
+    kept = _kept(op.shape(x), ends)
     x = _trimmed(op, x, ends, kept)
     for dim, pair in enumerate(ends):
         before, after = map(_positive, pair)
@@ -122,3 +130,19 @@ def _wrapped(op: Any, x: Any, pad: Any) -> Any:
         tail = [] if after == 0 else [cut(op, x, dim, end=after)]
         x = op.Concat(*head, x, *tail, axis=dim) if head or tail else x
     return x
+
+
+def _kept(shape: Sequence[Dim], ends: list[tuple[Dim, Dim]]) -> tuple[Dim, ...]:
+    """Return the sides of what negative paddings leave."""
+    return tuple(tidy(n - _positive(-a) - _positive(-b)) for n, (a, b) in zip(shape, ends, strict=True))
+
+
+def _check_wrapped(shape: Sequence[Dim], pad: Any) -> None:
+    """Refuse a circular padding by more than there is, where that is so at every size."""
+    ends = _ends(len(shape), pad)
+    for dim, (kept, pair) in enumerate(zip(_kept(shape, ends), ends, strict=True)):
+        for n in pair:
+            if is_nonnegative(n - kept - 1):
+                raise ValueError(
+                    f"circular padding by {n} needs as many elements of side {dim}, of which {kept} are left"
+                )

@@ -18,6 +18,7 @@ from clika_ref_aten import (
     layer_normalization,
     linear,
     logic,
+    padding,
     powers,
     recurrent,
     resampling,
@@ -150,6 +151,15 @@ def test_groups_of_unknown_number_are_refused():
 def test_glu_of_an_odd_side_is_refused():
     with pytest.raises(PassError, match=r"glu halves side 1 of float32\[2, 3\], whose length is odd"):
         infer(gating.glu, (TensorType(torch.float32, (2, 3)),), {"dim": 1})
+
+
+@pytest.mark.parametrize("ends", [(2, -2), (-3, 1), (-1, 3)])
+def test_a_circular_padding_by_more_than_is_left_is_refused_whose_elements_nobody_wrote(ends):
+    message = r"circular padding by \d needs as many elements of side 1, of which \d are left"
+    with pytest.raises(PassError, match=r"pad\(float32\[2, 3\].*" + message):
+        infer(padding.pad_, (TensorType(torch.float32, (2, 3)),), {"pad": ends, "mode": "circular", "value": None})
+    with pytest.raises(ValueError, match=message):
+        padding.pad_(torch.rand(2, 3), pad=ends, mode="circular")
 
 
 def test_weight_norm_of_an_empty_weight_does_not_end_the_process():
