@@ -9,6 +9,7 @@ from clika_ref_conformance.drawing.eager_values import eager_values, has_undefin
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.drawing import MOST_ELEMENTS, GraphDrawing, fits
 from clika_ref_conformance.drawing.graphs.growth import LONGEST, SHORTEST, case_of, graph_cases, grow, growable
+from clika_ref_conformance.drawing.growing import Growth, Leaf
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.invariants import verify
@@ -82,6 +83,24 @@ def test_a_node_that_the_target_refuses_is_not_taken():
     growth = grown(3, refusal=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None).growth
     assert all(not any(isinstance(v, Value) for v in n.inputs[:1]) for n in growth.graph.nodes)
     assert any(reason == "no" for _, reason in growth.rejected)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "attrs", "free"),
+    [
+        ("one_hot", [torch.tensor([0, 2])], {"num_classes": 3}, {"num_classes": -1}),
+        ("repeat_interleave", [torch.ones(2), torch.tensor([1, 2])], {"output_size": 3}, {"output_size": None}),
+    ],
+)
+def test_a_call_whose_sizes_depend_on_elements_is_not_taken_where_the_type_rule_says_so(name, tensors, attrs, free):
+    op = REGISTRY.operators[name]
+    growth = Growth()
+    leaves = [Leaf(t) for t in tensors]
+    complete = op.call(*leaves, **attrs)
+    assert growth.place(op, leaves, complete.attrs) is not None
+    assert growth.place(op, leaves, {**complete.attrs, **free}) is None
+    ((_, reason),) = growth.rejected
+    assert "depends on the data" in reason
 
 
 def test_other_inputs_are_legal_too(drawings):

@@ -112,7 +112,11 @@ SAMPLED = 4
 
 @cache
 def _is_always_inferable(op: Operator) -> bool:
-    """Whether types can be inferred of sampled calls: a fact of the operator, so that every process draws alike."""
+    """Whether types can be inferred of sampled calls: a fact of the operator, so that every process draws alike.
+
+    Of an operator with a type rule it is not asked: it may infer most calls and refuse the few whose sizes depend on
+    elements, as `one_hot` without a number of classes.
+    """
     for seed in range(SAMPLED):
         draw = random_draw(Random(seed))  # noqa: S311 - no secret
         call = op.sampler(draw, Descriptions()) if op.sampler else Call(())
@@ -128,8 +132,8 @@ def _is_always_inferable(op: Operator) -> bool:
 def _types(
     op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], results: Sequence[torch.Tensor], *, dynamic: bool
 ) -> Sequence[TensorType]:
-    """Infer the types of a call, or where no side is dynamic, read them off: inference takes longer than eager."""
-    if dynamic or op.sampler is None or not _is_always_inferable(op):
+    """Infer the types of a call, or read them off: without a type rule, inference takes longer than eager."""
+    if dynamic or op.type_rule is not None or op.sampler is None or not _is_always_inferable(op):
         return infer(op, operands, attrs)
     return [type_of(r) for r in results]
 
