@@ -52,6 +52,31 @@ def test_a_composition_is_held_to_what_its_parts_allow() -> None:
     assert reference.judge([right * (1 + 2**-13)]).verdict is Verdict.VALUE
 
 
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [("sum", {"dim": (1,)}), ("mean", {"dim": (1,)}), ("cumsum", {"dim": 1}), ("nansum", {"dim": (1,)})],
+)
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_what_an_infinity_makes_of_a_sum_is_special_and_not_an_overflow_that_may_be_anything(
+    op: str, attrs: dict[str, object], in_graph: bool
+) -> None:
+    drawing = Drawing(torch.tensor([[1.0, math.inf, 2.0], [1.0, 2.0, 3.0]]))
+    operand = drawing.build("relu", drawing.values[0]) if in_graph else drawing.values[0]
+    reference = drawing.reference(drawing.build(op, operand, **attrs))
+    (eager,) = reference.eager
+    assert reference.judge([eager]).verdict is Verdict.PASS
+    for wrong in (0.0, -math.inf, math.nan, torch.finfo(torch.float32).max):
+        changed = torch.where(eager.isinf(), wrong, eager)
+        assert reference.judge([changed]).verdict.is_failure, wrong
+
+
+def test_a_sum_of_finite_terms_that_may_overflow_has_no_limit_beside_an_infinity() -> None:
+    largest = torch.finfo(torch.float32).max
+    reference = single("sum", torch.tensor([math.inf, -largest, -largest]), dim=(0,))
+    for right in (math.inf, math.nan):  # the finite terms first: minus infinity, and then no number
+        assert reference.judge([torch.tensor(right)]).verdict is Verdict.PASS, right
+
+
 def test_cancellation_in_a_graph_widens_its_bound_and_nothing_else_does() -> None:
     drawing = Drawing(randn(16), torch.full((16,), 1e4))
     x, far = drawing.values

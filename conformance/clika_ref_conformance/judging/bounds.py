@@ -64,14 +64,15 @@ def products(call: Call, results: list[torch.Tensor], formats: Formats) -> list[
 
     Where operands are rounded, it is run once more on absolute values that are an ulp larger. An average of ones is
     one, however many there are: it has as many terms as elements fall on one result. Integers that are summed to floats
-    weigh as the floats that they become.
+    weigh as the floats that they become. Infinities and NaN weigh nothing: what they make of a sum, rounding leaves as
+    it is, while an infinite weight says that a sum of finite terms may overflow.
     """
     if not call.floats:
         call = _of_floats(call)
-    weights = _scaled(call, abs, torch.abs).run()
+    weights = _scaled(call, abs, lambda x: _finite(x.abs())).run()
     ones = _scaled(call, lambda _: 1, torch.ones_like).run()
     found: list[Products] = []
-    larger = _scaled(call, abs, formats.raised).run() if formats.rounds_operands else weights
+    larger = _scaled(call, abs, lambda x: formats.raised(_finite(x))).run() if formats.rounds_operands else weights
     for result, weight, one, more in zip(results, weights, ones, larger, strict=True):
         fewest = _averaged(call, result)
         terms = one.double().abs().nan_to_num(1.0, 1.0).clamp(min=fewest) + 1

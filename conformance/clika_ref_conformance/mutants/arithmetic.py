@@ -254,3 +254,10 @@ def _(original, op, x):
     (x,) = op.promote(x)
     turn = op.like(x, 2 * math.pi)
     return op.Sin(op.Sub(x, op.Mul(op.Round(op.Div(x, turn)), turn)))
+
+
+@FAULTS.lowering("mean", "an infinite mean becomes the largest number")
+def _(original, op, x, **attrs):
+    mean = original(op, x, **attrs)
+    largest = torch.finfo(op.result.dtype).max
+    return op.Min(op.Max(mean, op.like(mean, -largest)), op.like(mean, largest)) if _is_float(op) else mean
