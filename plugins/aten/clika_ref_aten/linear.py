@@ -33,7 +33,13 @@ def _product(op, a, b):
 
 @operator(aten.linear.default, quant=compute(weight=1, axis=0, bias=2), error=DOT)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x[..., k] @ weight[n, k].T + bias[n]``; a weight of rank 1 gives one number for each row."""
+    """``x[..., k] @ weight[n, k].T + bias[n]``; a weight of rank 1 gives one number for each row.
+
+    Raises:
+        ValueError: the bias has another dtype, which eager takes or refuses by how the elements of ``x`` lie in memory.
+    """
+    if bias is not None and bias.dtype != x.dtype:
+        raise ValueError(f"linear of {x.dtype} takes no bias of {bias.dtype}; convert it to {x.dtype}")
     return F.linear(x, weight, bias)
 
 

@@ -162,6 +162,15 @@ def test_a_circular_padding_by_more_than_is_left_is_refused_whose_elements_nobod
         padding.pad_(torch.rand(2, 3), pad=ends, mode="circular")
 
 
+def test_a_bias_of_another_dtype_is_refused_however_the_rows_lie_in_memory():
+    x, weight, bias = torch.rand(2, 3, 4), torch.rand(5, 4), torch.rand(5, dtype=torch.float64)
+    for rows in (x, x.transpose(0, 1)):
+        with pytest.raises(
+            ValueError, match=r"linear of torch\.float32 takes no bias of torch\.float64; convert it to"
+        ):
+            linear.linear(rows, weight, bias)
+
+
 def test_weight_norm_of_an_empty_weight_does_not_end_the_process():
     assert_agrees(vector_norms.weight_norm, torch.zeros(0, 3), torch.zeros(0, 1))
     assert_agrees(vector_norms.weight_norm, torch.zeros(2, 0), torch.zeros(2, 1))
