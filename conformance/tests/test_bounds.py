@@ -70,6 +70,28 @@ def test_what_an_infinity_makes_of_a_sum_is_special_and_not_an_overflow_that_may
         assert reference.judge([changed]).verdict.is_failure, wrong
 
 
+@pytest.mark.parametrize(
+    ("op", "x", "attrs"),
+    [
+        ("add", torch.tensor([math.inf, 1.0], dtype=torch.float64), {"alpha": 1}),
+        ("exp", torch.tensor([1e4, 1.0], dtype=torch.float64), {}),
+        ("var", torch.tensor([math.inf, 1.0, 2.0]), {"dim": (0,)}),
+        ("std", torch.tensor([math.inf, 1.0, 2.0]), {"dim": (0,)}),
+        ("logsumexp", torch.empty(2, 0), {"dim": (1,)}),
+    ],
+)
+def test_no_bound_lets_another_number_pass_for_a_special_one(
+    op: str, x: torch.Tensor, attrs: dict[str, object]
+) -> None:
+    reference = single(op, x, *([2.0] if op == "add" else []), **attrs)
+    assert reference.judge(reference.eager).verdict is Verdict.PASS
+    for index, eager in enumerate(reference.eager):
+        for wrong in (0.0, torch.finfo(x.dtype).max):
+            changed = [*reference.eager]
+            changed[index] = eager.masked_fill(~eager.isfinite(), wrong)
+            assert reference.judge(changed).verdict is Verdict.SPECIAL, (index, wrong)
+
+
 def test_a_sum_of_finite_terms_that_may_overflow_has_no_limit_beside_an_infinity() -> None:
     largest = torch.finfo(torch.float32).max
     reference = single("sum", torch.tensor([math.inf, -largest, -largest]), dim=(0,))

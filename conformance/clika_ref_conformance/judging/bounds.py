@@ -132,8 +132,10 @@ def softmax(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     """
     x, u = _finite(call.first), unit_of(dtype)
     dim: Any = call.attribute("dim", 1)
-    if x.ndim == 0 or x.numel() == 0:
-        return EXP_ULPS * ulp_of(torch.maximum(result.abs(), x.abs()), dtype) if x.ndim == 0 else result.abs()
+    if x.numel() == 0:
+        return torch.zeros_like(result)
+    if x.ndim == 0:
+        return EXP_ULPS * ulp_of(torch.maximum(result.abs(), x.abs()), dtype)
     keepdim = result.ndim == x.ndim
     top = x.abs().amax(dim, keepdim=keepdim)
     terms = x.numel() / max(top.numel(), 1)
@@ -159,11 +161,12 @@ def variance(call: Call, results: list[torch.Tensor], dtype: AnyFormat) -> list[
     """Bounds of ``var``, ``std``, ``var_mean`` and ``std_mean``: ``2 K u mean(x^2)``, also where done in one pass.
 
     The mean squared enters as both are subtracted; a deviation is bounded by the roots of the ends of that interval.
+    The mean itself has no limit beside an infinity, of which eager makes NaN as it subtracts it.
     """
     x, u = call.first, unit_of(dtype)
-    first = results[0].abs()
+    first = _finite(results[0].abs())
     terms = x.numel() / max(first.numel(), 1)
-    square = x.square()
+    square = _finite(x).square()
     dim = next((v for v in (call.attrs.get("dim"), *call.operands[1:2]) if v is not None), None)
     dims = tuple(range(x.ndim)) if dim is None or dim in ((), []) else dim
     mean = square.mean(dims, keepdim=first.ndim == x.ndim).reshape(first.shape)

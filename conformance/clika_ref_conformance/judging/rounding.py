@@ -82,8 +82,8 @@ def ulp_of(values: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     """Return the distance between neighbours of ``dtype`` at each of the ``values``, in float64; NaN counts as zero."""
     info = limits_of(dtype)
     magnitude = values.double().abs().nan_to_num(0.0, info.max).clamp(info.smallest_normal, info.max)
-    exponent = torch.frexp(magnitude).exponent.double()  # as integers, ldexp would raise 2 to them in float32
-    return torch.ldexp(torch.tensor(info.eps / 2, dtype=torch.float64), exponent)
+    exponent = torch.frexp(magnitude).exponent.double() - 1  # as integers, ldexp would raise 2 to them in float32
+    return torch.ldexp(torch.tensor(info.eps, dtype=torch.float64), exponent)  # 2 ** 1024 is no float64
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
