@@ -15,6 +15,7 @@ from clika_ref_conformance.levels import artifacts
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
+from odd_targets import Beginner
 
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
@@ -177,3 +178,16 @@ def test_what_a_target_cannot_run_here_is_left_to_other_levels_whatever_it_raise
     found = artifacts.Bench(suite).carried_over(artifacts.input_order_case(suite))
     assert found.verdict is Verdict.NOT_RUN
     assert found.comparison.message.endswith("which other levels show: the device is gone")
+
+
+def test_files_of_what_a_target_refuses_are_no_failures(tmp_path):
+    found = outcomes("files", suite_of(tmp_path, Beginner()))
+    assert {o.verdict for o in found.values()} == {Verdict.UNSUPPORTED}
+    assert found["damaged-0"].comparison.message == "matmul: only relu so far"
+    assert found["inputs of one shape"].comparison.message == "sub: only relu so far"
+
+
+def test_graphs_of_which_a_target_refuses_every_call_are_not_run(tmp_path):
+    found = outcomes("graphs", suite_of(tmp_path, Beginner(known=())))
+    assert {o.verdict for o in found.values()} == {Verdict.NOT_RUN}
+    assert found["graph-000"].comparison.message == "the target refuses every call that was drawn for the graph"

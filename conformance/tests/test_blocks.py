@@ -9,7 +9,7 @@ from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
-from odd_targets import Negating
+from odd_targets import Beginner, Negating
 
 from clika_ref.core.registry import load_registry
 
@@ -88,3 +88,12 @@ def test_a_graph_that_is_not_the_module_is_found(tmp_path):
     found = trial.captured()
     assert found.verdict is Verdict.VALUE
     assert found.run == "batch-3-0"
+
+
+def test_the_choices_of_a_block_that_a_target_refuses_are_not_counted(tmp_path):
+    one = suite(tmp_path, Beginner())
+    (task,) = [t for t in blocks.tasks(one) if t.subject == "text-classifier" and not t.dynamic]
+    found = {check.name: check.run() for check in blocks.checks(task, one)}
+    assert found["captured"].verdict is Verdict.PASS
+    assert found["top-1"].verdict is Verdict.UNSUPPORTED
+    assert found["top-1"].comparison.message.endswith(": only relu so far")

@@ -13,7 +13,7 @@ from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
-from odd_targets import Negating
+from odd_targets import Beginner, Negating
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.invariants import verify
@@ -104,3 +104,11 @@ def test_a_failing_graph_is_reported_as_the_node_that_fails(tmp_path):
     assert found.verdict in (Verdict.VALUE, Verdict.SPECIAL)
     assert found.name == "graph-00, passes"
     assert [n.kind for n in found.case.graph.nodes] == [kind]
+
+
+def test_a_target_that_refuses_every_operator_passes_no_graph_and_fails_none(tmp_path):
+    one = suite(tmp_path, Beginner(known=()))
+    (task,) = graphs.tasks(one)
+    found = [check.run() for check in graphs.checks(task, one)]
+    assert {o.verdict for o in found} == {Verdict.NOT_RUN}
+    assert found[0].comparison.message == "the target refuses every call that was drawn for the graph"

@@ -59,6 +59,21 @@ def most_telling(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparis
     return "", Comparison(Verdict.PASS)
 
 
+def refusal_of(graph: Graph, suite: Suite) -> Comparison | None:
+    """Return what the target says against a node of a lowered graph, before anything is compiled; None where nothing.
+
+    A refusal that raises is the target's fault.
+    """
+    for node in graph.nodes:
+        try:
+            reason = suite.target.refusal(node)
+        except Exception as error:  # noqa: BLE001 - a target may raise anything
+            return Comparison(Verdict.CONTRACT, f"refusal({node!r}) failed: {_described(error)}")
+        if reason is not None:
+            return Comparison(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
+    return None
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, in whatever words."""
     found: BaseException | None = error
@@ -124,13 +139,9 @@ class Trial:
             raise _Stop(Verdict.CONTRACT, f"lowering the graph failed: {_described(error)}") from error
 
     def _refuse(self, graph: Graph) -> None:
-        for node in graph.nodes:
-            try:
-                reason = self.suite.target.refusal(node)
-            except Exception as error:
-                raise _Stop(Verdict.CONTRACT, f"refusal({node!r}) failed: {_described(error)}") from error
-            if reason is not None:
-                raise _Stop(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
+        refused = refusal_of(graph, self.suite)
+        if refused is not None:
+            raise _Stop(refused.verdict, refused.message)
 
     def _reference(self, run: Run) -> Reference:
         self.run = run.name

@@ -22,7 +22,8 @@ from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
 from clika_ref_conformance.drawing.symbolic.calls import static_case
 from clika_ref_conformance.drawing.symbolic.resizing import draw
-from clika_ref_conformance.execution.case_checks import is_chosen, run_case, same_bits
+from clika_ref_conformance.execution.batches import NO_NODES
+from clika_ref_conformance.execution.case_checks import is_chosen, refusal_of, run_case, same_bits
 from clika_ref_conformance.execution.fresh import FreshProcess, FreshProcessError, digest_of
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -94,7 +95,12 @@ class Bench:
         here, twice, there = (folder / name for name in ("here", "twice", "there"))
         for each in (here, twice, there):
             each.mkdir()
+        if not len(case.graph):
+            return Comparison(Verdict.NOT_RUN, NO_NODES)
         target, inputs, graph = self.suite.target, case.runs[0].inputs, self.suite.lowered(case)
+        refused = refusal_of(graph, self.suite)
+        if refused is not None:
+            return refused
         try:
             artifact = target.compile(graph.clone(), here / "model.onnx", **options)
             outputs = target.load(artifact)([t.clone() for t in inputs])
@@ -119,8 +125,12 @@ class Bench:
 
     def damaged(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
         """Damage an artifact, and load and run it in the other process: an error there must be one of ours."""
+        graph = self.suite.lowered(case)
+        refused = refusal_of(graph, self.suite)
+        if refused is not None:
+            return Outcome(name, refused, case.runs[0].name)
         with TemporaryDirectory(dir=self.suite.folder) as folder:
-            artifact = self.suite.target.compile(self.suite.lowered(case), Path(folder) / "model.onnx", **EXTERNAL)
+            artifact = self.suite.target.compile(graph, Path(folder) / "model.onnx", **EXTERNAL)
             what = damage(Path(folder))
             comparison = self._told(artifact, case, what, is_cut=is_cut)
         return Outcome(name, comparison, case.runs[0].name)

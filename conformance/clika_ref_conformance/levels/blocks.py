@@ -21,7 +21,7 @@ from clika_ref_conformance.blocks import sequences, vision
 from clika_ref_conformance.blocks.block import Block
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.execution.batches import Batch
-from clika_ref_conformance.execution.case_checks import most_telling
+from clika_ref_conformance.execution.case_checks import most_telling, refusal_of
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -101,18 +101,25 @@ class Trial:
 
     def chosen(self) -> Outcome:
         """Count the choices in which the target agrees with eager, where rounding does not decide them."""
+        lowered = self._lowered()
+        refused = refusal_of(lowered, self.suite)
+        if refused is not None:
+            return Outcome("top-1", refused)
         inputs = [self._inputs(TRACED, seed) for seed in range(100, 100 + SAMPLES)]
-        actual = [result[0] for result in self._run(inputs)]
+        actual = [result[0] for result in self._run(lowered, inputs)]
         double = copy.deepcopy(self.module).double()
         with torch.no_grad():
             eager = [_results(self.module, i)[0] for i in inputs]
             exact = [_results(double, [*map(_doubled, i)])[0] for i in inputs]
         return Outcome("top-1", agreement(torch.cat(eager), torch.cat(exact), torch.cat(actual)))
 
-    def _run(self, inputs: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    def _lowered(self) -> Graph:
         graph = self.graph.clone()
         lower(graph, self.suite.registry, self.suite.target)
         name_interface(graph, self.suite.registry.operators, (), ())
+        return graph
+
+    def _run(self, graph: Graph, inputs: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         with TemporaryDirectory(dir=self.suite.folder) as folder:
             runner = self.suite.target.load(self.suite.target.compile(graph, Path(folder) / "model.onnx"))
             return [runner(i) for i in inputs]

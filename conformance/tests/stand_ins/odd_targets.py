@@ -102,3 +102,20 @@ class Negating:
         if self.kind not in {op.name for op in artifact.facts["operators"].values()}:
             return runner
         return lambda inputs: [-1 - r if r.is_floating_point() else ~r for r in runner(inputs)]
+
+
+@dataclass(frozen=True)
+class Beginner(Identity):
+    """Eager of some operators; it refuses all others, and fails on them where it is asked to compile them anyway."""
+
+    name: str = "beginner"
+    known: tuple = ("relu",)
+
+    def refusal(self, node):
+        return None if node.op.name in self.known else f"only {', '.join(self.known)} so far"
+
+    def compile(self, graph, path, **options):
+        for node in graph.nodes:
+            if self.refusal(node) is not None:
+                raise RuntimeError(f"no kernel of {node.op.name}")
+        return super().compile(graph, path, **options)

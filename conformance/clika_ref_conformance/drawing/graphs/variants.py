@@ -121,6 +121,8 @@ def _input_as_constant(case: Case, _: Operators, random: Random) -> Case | None:
 
 
 def _output_twice(case: Case, _: Operators, random: Random) -> Case | None:
+    if not case.graph.outputs:  # the target refused whatever was drawn
+        return None
     case.graph.add_output(random.choice(case.graph.outputs))
     return case
 
