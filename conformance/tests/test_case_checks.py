@@ -34,6 +34,8 @@ def test_a_target_without_fault_passes(tmp_path, passes):
         ("memory", Verdict.MEMORY, "compiling ran out of memory"),
         ("no-list", Verdict.STRUCTURE, "returned a Tensor instead of a list of tensors"),
         ("arrays", Verdict.STRUCTURE, "returned a list of ndarray instead"),
+        ("elsewhere", Verdict.STRUCTURE, "output 0 is strided on meta; a runner returns strided tensors on the CPU"),
+        ("sparse", Verdict.STRUCTURE, "output 0 is sparse_coo on cpu; a runner returns strided tensors on the CPU"),
         ("too-many", Verdict.STRUCTURE, "returned 2 outputs instead of 1"),
         ("too-few", Verdict.STRUCTURE, "returned 0 outputs instead of 1"),
         ("dtype", Verdict.STRUCTURE, "float64"),

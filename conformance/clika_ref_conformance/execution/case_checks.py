@@ -183,6 +183,10 @@ class Trial:
             raise _Stop(Verdict.STRUCTURE, f"the runner returned a {_kind(results)} instead of a list of tensors")
         if len(results) != count:
             raise _Stop(Verdict.STRUCTURE, f"the runner returned {len(results)} outputs instead of {count}")
+        for index, result in enumerate(results):
+            if result.device.type != "cpu" or result.layout is not torch.strided:
+                kind = f"{str(result.layout).removeprefix('torch.')} on {result.device}"
+                raise _Stop(Verdict.STRUCTURE, f"output {index} is {kind}; a runner returns strided tensors on the CPU")
         for index, (old, new) in enumerate(zip(before, run.inputs, strict=True)):
             if not same_bits(old, new):
                 raise _Stop(Verdict.CONTRACT, f"the target wrote into its input {index}")

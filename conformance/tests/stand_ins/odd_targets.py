@@ -64,6 +64,8 @@ FAULTS = {
     "run-raises": _raises,
     "no-list": lambda r, i, s: r[0],
     "arrays": lambda r, i, s: [t.numpy() for t in r],
+    "elsewhere": lambda r, i, s: [t.to("meta") for t in r],
+    "sparse": lambda r, i, s: [t.to_sparse() for t in r],
     "too-many": lambda r, i, s: [*r, r[0]],
     "too-few": lambda r, i, s: [],
     "dtype": lambda r, i, s: [t.double() for t in r],
