@@ -70,6 +70,14 @@ def test_failures_are_printed_and_end_with_1(answer):
     assert "identity FAILED: 2 checks of 1 tasks in 1.5 s (quick, seed 0): 1 fail:value, 1 pass" in found.output
 
 
+def test_a_failure_names_the_call_that_it_is_about_once(answer):
+    facts = {"call": "relu(float32[3])"}
+    bare, quoting = "output 0 is off", "the samples draw relu(float32[3]), which eager refuses"
+    answer(*(result(text, Verdict.VALUE, text, facts=facts) for text in (bare, quoting)))
+    assert f"\n  relu(float32[3]): {bare}\n" in run().output
+    assert f"\n  {quoting}\n" in run().output
+
+
 def test_only_the_first_failures_are_printed(answer):
     answer(*(result(str(i), Verdict.VALUE) for i in range(25)))
     assert "... and 5 failures more" in run().output

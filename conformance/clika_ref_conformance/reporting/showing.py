@@ -94,7 +94,7 @@ def show(record: RunRecord, console: Console) -> None:
     failures = record.failures
     for result in failures[:SHOWN]:
         console.print(f"{result.verdict}: {result.task}: {result.name}" + _where(result), style="red", markup=False)
-        console.print(_indented(result.comparison.message), markup=False, soft_wrap=True)
+        console.print(_indented(_with_call(result)), markup=False, soft_wrap=True)
     if len(failures) > SHOWN:
         console.print(f"... and {len(failures) - SHOWN:,} failures more, all in the report (--out)", markup=False)
     for problem in (*record.problems, *record.imbalance()):
@@ -109,6 +109,12 @@ def _where(result: Result) -> str:
     parts = [f"inputs {result.run}" if result.run else "", result.reproducer]
     shown = ", ".join(part for part in parts if part)
     return f" ({shown})" if shown else ""
+
+
+def _with_call(result: Result) -> str:
+    """Return the message with the call that it is about, where there is one that it does not quote itself."""
+    call, message = result.facts.get("call", ""), result.comparison.message
+    return message if call in message else f"{call}: {message}"
 
 
 def _indented(text: str) -> str:
