@@ -70,7 +70,8 @@ def _is_part(a: Dim, b: Dim) -> bool:
 def extent(side: Dim, start: Any, end: Any, step: Dim) -> Dim:
     """Return how many elements ``[start:end:step]`` selects of a side.
 
-    An expression of which the sign is unknown is taken to lie within the side, as the exporter takes it.
+    An expression of which the sign is unknown is taken to lie within the side, as the exporter takes it; that of
+    ``x[:n - 1]`` does not where ``n`` is 0, and then selects nothing.
     """
     start, end = (0 if start is None else start), (None if end == FAR else end)
     first = most(side + start, 0) if isinstance(start, int) and start < 0 else start
@@ -80,7 +81,12 @@ def extent(side: Dim, start: Any, end: Any, step: Dim) -> Dim:
     elif is_nonnegative(last):
         last = least(last, side)
     length = tidy(last - first)
-    if isinstance(length, int) or (isinstance(start, int) and start != 0) or isinstance(end, int):
+    if (
+        isinstance(length, int)
+        or is_nonnegative(side - last)
+        or (isinstance(start, int) and start != 0)
+        or isinstance(end, int)
+    ):
         length = most(length, 0)
     return length if step == 1 else quotient(length + step - 1, step)
 

@@ -176,3 +176,11 @@ def test_bfloat16_is_stretched_in_a_dtype_that_runtimes_stretch():
     graph.add_output(graph.insert(Node(op, (x,), {"size": (2, 3)}), infer(op, (x,), {"size": (2, 3)})).output)
     kinds = [node.op_type for node in emit(graph).graph]
     assert kinds == ["Cast", "Expand", "Cast"]
+
+
+def test_of_no_elements_a_slice_up_to_the_last_one_has_none():
+    (op,) = (o for o in clika_ref_operators() if o.name == "slice")
+    x = Graph("sliced").add_input(TensorType(torch.float32, (n,)), "x")
+    for start in (None, 0):
+        (found,) = infer(op, (x,), {"dim": 0, "start": start, "end": n - 1, "step": 1})
+        assert [evaluate(found.shape[0], {"n": length}) for length in (0, 1, 5)] == [0, 0, 4]
