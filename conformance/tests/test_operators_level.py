@@ -6,6 +6,7 @@ import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.levels import operators
 from clika_ref_conformance.verdicts import Verdict
+from odd_targets import Beginner
 from sampled_operators import named, shift, suite_of
 from torch import Tensor
 
@@ -40,6 +41,13 @@ def test_drawn_calls_are_compiled_together_and_by_themselves_where_the_pack_was_
     assert {c.run().verdict for c in together if c.name.startswith("drawn-0")} == {Verdict.PASS}
     with pytest.raises(pytest.fail.Exception, match="compiled by itself"):
         named(alone, "drawn-00").run()
+
+
+def test_no_check_of_an_operator_that_a_target_refuses_passes(tmp_path):
+    refused = replace(suite_of(shift, folder=tmp_path), target=Beginner())
+    found = verdicts(operators.checks(Task("operators", "shift", "float32"), refused))
+    assert found[operators.PACK] is Verdict.NOT_RUN
+    assert set(found.values()) == {Verdict.NOT_RUN, Verdict.UNSUPPORTED}
 
 
 def test_the_plan_is_the_same_every_time(tmp_path):
@@ -153,7 +161,7 @@ def test_an_output_type_that_cannot_be_inferred_breaks_the_contract(tmp_path):
 
 def test_fewer_drawn_calls_than_planned_are_accounted_for(tmp_path, monkeypatch):
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
-    monkeypatch.setattr(operators, "collect", lambda *args: [])
+    monkeypatch.setattr(operators, "collect_apart", lambda *args: [])
     outcome = named(checks(picky, tmp_path), "drawn-00").run()
     assert (outcome.verdict, outcome.comparison.message) == (Verdict.NOT_RUN, "there are only 0 different calls")
 

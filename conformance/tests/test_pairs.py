@@ -267,6 +267,20 @@ def test_a_refused_case_stays_out_of_the_pack(tmp_path):
     assert target.compiled == [6]
 
 
+def test_a_pack_passes_only_where_it_shows_something_to_be_right(tmp_path):
+    class Refusing(Faulty):
+        def refusal(self, node):
+            return "nothing yet"
+
+    cases = cases_of("softmax", "gelu")
+    for target, message in ((Refusing(), "the target refuses all of it"), (Odd(fault="sevens"), "judged wrong")):
+        found = Pack("pack", cases, suite(tmp_path, target)).run()
+        assert found.verdict is Verdict.NOT_RUN
+        assert found.comparison.message.endswith(message)
+    found = Pack("pack", [], suite(tmp_path)).run()
+    assert (found.verdict, found.comparison.message) == (Verdict.NOT_RUN, "there is nothing to compile together")
+
+
 def test_packs_hold_a_bounded_number_of_cases(tmp_path):
     cases = cases_of("gelu", "relu", "tanh", "mean", "add", "mul", "neg", "exp", "sum", "cat", "stack")
     checks = packed_checks(cases, suite(tmp_path))

@@ -55,10 +55,15 @@ class Pack:
     """What was judged right in the pack, by the name of the case."""
 
     def run(self) -> Outcome:
-        """Run the pack; it passes whatever becomes of it, as each of its cases is a check of its own."""
+        """Run the pack; it passes where it shows a case to be right, and fails never: its cases are checks too."""
         cases = [c for c in self.cases if not any(self.suite.target.refusal(n) is not None for n in c.graph.nodes)]
-        message = self._try(cases) if cases else "the target refuses all of it"
-        return Outcome(self.name, Comparison(Verdict.PASS, message))
+        if not cases:
+            message = "the target refuses all of it" if self.cases else "there is nothing to compile together"
+            return Outcome(self.name, Comparison(Verdict.NOT_RUN, message))
+        message = self._try(cases)
+        if not self.found:
+            message = f"none of it is right together, so each case is run by itself: {message or 'judged wrong'}"
+        return Outcome(self.name, Comparison(Verdict.PASS if self.found else Verdict.NOT_RUN, message))
 
     def outcome(self, case: Case) -> Outcome:
         """Return the outcome of a case: from the pack where it passed there, or else by itself."""
