@@ -111,8 +111,7 @@ def _apply(
         raise PassError(msg)
     if not all(keeps_name(graph, old, new) for old, new in zip(node.outputs, replacements, strict=True)):
         return None
-    made: list[Node] = []
-    step = node._previous
+    made, step = list[Node](), node._previous
     while step is not None and step is not previous:
         made.append(step)
         step = step._previous
@@ -120,9 +119,11 @@ def _apply(
     readers = [u.user for v in node.outputs for u in v.uses if isinstance(u.user, Node)]
     for old, new in zip(node.outputs, replacements, strict=True):
         substitute(graph, old, new)
-    producers = [v.producer for v in node.inputs if isinstance(v, Value) and v.producer]
-    erase_dead(graph, node)
-    return [*made, *producers, *readers]
+    less_read = dict.fromkeys(v for gone in erase_dead(graph, node) for v in gone.inputs if isinstance(v, Value))
+    producers = [v.producer for v in less_read if v.producer]
+    # Who alone still reads a value may now do with it what it could not beside others.
+    alone = [u.user for v in less_read if len(v._uses) == 1 for u in v._uses if isinstance(u.user, Node)]
+    return [*made, *producers, *readers, *alone]
 
 
 def keeps_name(graph: Graph, old: Value, new: Value) -> bool:
@@ -143,14 +144,14 @@ def _bound(graph: Graph) -> set[str]:
     return {symbol.side.name for symbol in graph.symbols.values()}
 
 
-def erase_dead(graph: Graph, *roots: Node) -> int:
-    """Erase nodes that nobody reads (nor a symbol), and what thereby becomes unread; return how many."""
-    stack, erased, bound = list(roots), 0, _bound(graph)
+def erase_dead(graph: Graph, *roots: Node) -> list[Node]:
+    """Erase nodes that nobody reads (nor a symbol), and what thereby becomes unread; return them."""
+    stack, erased, bound = list(roots), list[Node](), _bound(graph)
     while stack:
         node = stack.pop()
         if node not in graph or any(v._uses or v.name in bound for v in node.outputs):
             continue
         graph.erase(node)
-        erased += 1
+        erased.append(node)
         stack.extend(v.producer for v in node.inputs if isinstance(v, Value) and v.producer)
     return erased
