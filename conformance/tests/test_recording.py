@@ -96,6 +96,12 @@ def test_inputs_on_which_the_target_hangs_are_recorded_too(tmp_path):
     assert "Timeout" in done.stderr
 
 
+def test_a_target_that_ends_the_process_as_if_all_were_well_is_recorded_too(tmp_path):
+    path = record_end(dead(), setup(tmp_path, "Leaving"))
+    (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
+    assert torch.equal(run.inputs[0], torch.arange(3.0))
+
+
 def test_a_check_that_lives_has_no_reproducer(tmp_path):
     assert record_end(dead(), replace(setup(tmp_path, ""), target="identity")) == ""
     assert list((tmp_path / "cases").iterdir()) == []

@@ -29,6 +29,11 @@ class Sleepy(Deadly):
         time.sleep(1000)
 
 
+class Leaving(Deadly):
+    def die(self):
+        raise SystemExit(0)
+
+
 class Fatal(Identity):
     """Dies while it compiles."""
 
