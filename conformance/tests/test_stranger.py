@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +11,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TARGET = "reference_evaluator.target:TARGET"
+EXAMPLE = ROOT / "examples/reference_evaluator"
+TARGET = f"{EXAMPLE.name}.target:TARGET"
+TASKS = ("operators/relu/float32", "dynamic/relu/float32", "operators/log_softmax/float32")
 
 
-def clika_ref(*words, folder=ROOT / "examples"):
-    """Run the command line in a process of its own, as a stranger would."""
+def clika_ref(*words, folder):
+    """Run the command line in a process of its own that finds no module in its folder by itself, as the script does."""
+    main = "from clika_ref.command_line.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", "from clika_ref.command_line.cli import main; main()", "conformance", *map(str, words)],
+        [sys.executable, "-P", "-c", main, "conformance", *map(str, words)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -25,26 +30,50 @@ def clika_ref(*words, folder=ROOT / "examples"):
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """The report of a run of two operators, one of which deviates as declared."""
-    folder = tmp_path_factory.mktemp("stranger") / "report"
-    options = ("-k", "operators/relu/float32", "-k", "operators/log_softmax/float32", "--workers", "1")
-    done = clika_ref("run", "--target", TARGET, "--level", "operators", *options, "--out", folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+def home(tmp_path_factory):
+    """A folder that holds what the stranger wrote, and nothing else."""
+    folder = tmp_path_factory.mktemp("stranger")
+    shutil.copytree(EXAMPLE, folder / EXAMPLE.name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
+
+
+@pytest.fixture(scope="module")
+def report(home):
+    """The report of a run of two operators, one of which deviates as declared."""
+    options = (*(word for task in TASKS for word in ("-k", task)), "--workers", "1")
+    done = clika_ref("run", "--target", TARGET, *options, "--out", "report", folder=home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return home / "report"
+
+
+def test_nothing_in_our_packages_knows_the_strangers_target():
+    ours = [ROOT / "clika_ref", ROOT / "plugins", ROOT / "conformance/clika_ref_conformance"]
+    files = [p for folder in ours for kind in ("py", "toml", "txt") for p in folder.rglob(f"*.{kind}")]
+    assert len(files) > 300
+    assert [p for p in files if EXAMPLE.name in p.read_text(encoding="utf-8")] == []
 
 
 def test_a_strangers_target_goes_from_its_module_to_the_page(report):
     document = json.loads((report / "report.json").read_text())
-    assert {task["subject"]: task["verdict"] for task in document["tasks"]} == {
-        "relu": "pass",
-        "log_softmax": "deviation:declared",
+    verdicts = {(t["level"], t["subject"]): t["verdict"] for t in document["tasks"]}
+    assert verdicts == {
+        ("operators", "relu"): "pass",
+        ("dynamic", "relu"): "pass",
+        ("operators", "log_softmax"): "deviation:declared",
     }
     assert sum(document["verdicts"].values()) == document["planned"] > 50
+    assert (report / "junit.xml").stat().st_size > 0
+
+
+def test_the_matrix_has_a_cell_for_each_task_with_halves_for_static_and_dynamic_sides(report):
     page = (report / "index.html").read_text(encoding="utf-8")
     assert f"Conformance of {TARGET}" in page
-    assert '<th scope="row">log_softmax</th>' in page
-    assert (report / "junit.xml").stat().st_size > 0
+    rows = dict(re.findall(r'<th scope="row">(relu|log_softmax)</th>(<td>.*)', page))
+    halves = {name: re.findall(r'<button class="(\w+)[^>]* title="([^:]*):', cells) for name, cells in rows.items()}
+    assert halves == {
+        "relu": [("pass", "operators/relu/float32"), ("pass", "dynamic/relu/float32/dynamic")],
+        "log_softmax": [("declared", "operators/log_softmax/float32")],
+    }
 
 
 def test_its_declared_deviation_is_seen(report):
@@ -54,8 +83,7 @@ def test_its_declared_deviation_is_seen(report):
 
 
 def test_without_the_declaration_it_fails_and_every_kind_of_failure_replays(report, tmp_path):
-    source = (ROOT / "examples/reference_evaluator/target.py").read_text(encoding="utf-8")
-    (tmp_path / "undeclared.py").write_text(source, encoding="utf-8")
+    shutil.copy(EXAMPLE / "target.py", tmp_path / "undeclared.py")
     words = ("--target", "undeclared:TARGET")
     options = ("-k", "operators/log_softmax/float32", "--level", "operators", "--workers", "1", "--out", tmp_path)
     done = clika_ref("run", *words, *options, folder=tmp_path)
@@ -69,14 +97,14 @@ def test_without_the_declaration_it_fails_and_every_kind_of_failure_replays(repo
     assert refused.returncode == 2
     assert "replay it with --target undeclared:TARGET" in refused.stderr
 
-    worse = clika_ref("diff", report / "report.json", tmp_path / "report.json")
+    worse = clika_ref("diff", report / "report.json", tmp_path / "report.json", folder=tmp_path)
     assert worse.returncode == 1
     assert "worse: operators/log_softmax/float32: " in worse.stdout
     assert "The target was reference_evaluator.target:TARGET and is undeclared:TARGET." in worse.stdout.replace(
         "\n", " "
     )
-    assert clika_ref("diff", tmp_path / "report.json", report / "report.json").returncode == 0
-    joined = clika_ref("report", report / "report.json", tmp_path / "report.json", "-o", tmp_path / "both.html")
+    assert clika_ref("diff", tmp_path / "report.json", report / "report.json", folder=tmp_path).returncode == 0
+    joined = clika_ref("report", report / "report.json", tmp_path / "report.json", "-o", "both.html", folder=tmp_path)
     assert joined.returncode == 0
     page = (tmp_path / "both.html").read_text(encoding="utf-8")
     assert page.count('class="target"') == 2
@@ -85,6 +113,6 @@ def test_without_the_declaration_it_fails_and_every_kind_of_failure_replays(repo
 
 def test_a_report_that_is_none_is_named(tmp_path):
     (tmp_path / "a.json").write_text("{}")
-    done = clika_ref("diff", tmp_path / "a.json", tmp_path / "a.json")
+    done = clika_ref("diff", "a.json", "a.json", folder=tmp_path)
     assert done.returncode == 2
     assert "a.json is no report of a conformance run" in done.stderr.replace("\n", " ")
