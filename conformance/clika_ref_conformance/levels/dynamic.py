@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import TensorSample
+from clika_ref.core.samples import Choice, TensorDescription, TensorSample
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
 from clika_ref_conformance.drawing.reducing.sides import fixed_at
-from clika_ref_conformance.drawing.symbolic.calls import SymbolicCall, symbolic_call
+from clika_ref_conformance.drawing.symbolic.calls import SymbolicCall, has_no_elements, symbolic_call
 from clika_ref_conformance.drawing.symbolic.graphs import BATCH, FRAGILE, with_dynamic_side
 from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, draw
 from clika_ref_conformance.execution.batches import Batch
@@ -37,7 +40,7 @@ GRAPHS = "random graphs"
 PATIENCE = 12
 """Calls that are drawn for each that is wanted: some have no side that may vary, and most are like another."""
 
-OWN_RULE = 4
+OWN_RULE = 5
 """As many times the calls has an operator with a type rule of its own: sizes it computes are computed by the target."""
 
 
@@ -150,20 +153,35 @@ class Pool:
     seed: int
     count: int
     """How many calls are wanted."""
+    symbolic: dict[int, SymbolicCall | str] = field(default_factory=dict[int, SymbolicCall | str], repr=False)
+    """What was made of drawn calls so far, by their `id`: it takes longer than drawing them."""
 
     @cached_property
     def drawings(self) -> list[Drawing]:
-        """Drawn calls, in an order in which each brings as many new pairs of decisions as any that is left would."""
+        """Drawn calls: first as many as are wanted, each of which brings the largest share of new pairs of decisions.
+
+        Of equals it is the one with most sides. By count, calls of many decisions would always come first. What shows
+        little of its decisions comes last.
+        """
         left = [draw(self.op, f"{self.seed}-{turn}") for turn in range(PATIENCE * self.count)]
         pairs = {id(drawing): set(combinations(_decisions(drawing), 2)) for drawing in left}
         chosen: list[Drawing] = []
+        last: list[Drawing] = []
         seen: set[object] = set()
-        while left:
-            best = max(left, key=lambda drawing: len(pairs[id(drawing)] - seen))
+
+        def rank(drawing: Drawing) -> tuple[float, int]:
+            own = pairs[id(drawing)]
+            return len(own - seen) / max(len(own), 1), _sides(drawing)
+
+        while left and len(chosen) < self.count:
+            best = max(left, key=rank)
             left.remove(best)
-            seen |= pairs[id(best)]
-            chosen.append(best)
-        return chosen
+            if has_no_elements(best) or (len(last) < self.count > 2 * len(chosen) and self._has_fixed_sides(best)):
+                last.append(best)
+            else:
+                seen |= pairs[id(best)]
+                chosen.append(best)
+        return [*chosen, *left, *last]
 
     def call(self, index: int) -> SymbolicCall | str:
         """Return a call that has sides to vary, another one for each index, or say why there is none."""
@@ -171,22 +189,41 @@ class Pool:
             return "two runs of it may differ, as it declares"
         found: SymbolicCall | str = "nothing was drawn"
         for drawing in self.drawings[index :: self.count]:
-            found = symbolic_call(drawing)
+            found = self._symbolic(drawing)
             if isinstance(found, SymbolicCall) and not next(found.graph.nodes).is_random and len(found.runs()) > 1:
                 return found
         return found if isinstance(found, str) else "every call that was drawn is random, or legal at one size only"
 
+    def _has_fixed_sides(self, drawing: Drawing) -> bool:
+        """Whether a side that was drawn can only have the length that it was drawn with."""
+        found = self._symbolic(drawing)
+        return isinstance(found, str) or any(p.dim is not None and p not in found.places for p in drawing.ranges)
 
-def _decisions(drawing: Drawing) -> list[tuple[str, str]]:
-    """Return what makes a call another one: its attributes, and of each operand the kind, the rank and sides of 1."""
-    call = drawing.call
-    operands = [
-        (f"{i}", f"{len(o.shape)}: {[d for d, n in enumerate(o.shape) if n == 1]}")
-        if isinstance(o, TensorSample)
-        else (f"{i}", type(o).__name__)
-        for i, o in enumerate(call.operands)
-    ]
-    return [*operands, *((name, repr(value)) for name, value in sorted(call.attrs.items()))]
+    def _symbolic(self, drawing: Drawing) -> SymbolicCall | str:
+        if id(drawing) not in self.symbolic:
+            self.symbolic[id(drawing)] = symbolic_call(drawing)
+        return self.symbolic[id(drawing)]
+
+
+def _sides(drawing: Drawing) -> int:
+    """Return how many sides the operands of a call have."""
+    return sum(len(o.shape) for o in drawing.call.operands if isinstance(o, TensorSample | torch.Tensor))
+
+
+def _decisions(drawing: Drawing) -> list[tuple[int, object]]:
+    """Return what was decided, in classes: what follows from it, as the last place of a side does, tells less apart."""
+    return [(at, _class_of(description, value)) for at, (description, value) in enumerate(drawing.decided)]
+
+
+def _class_of(description: Any, value: Any) -> object:
+    """Return which option it is, or which end of a range if any, or the rank of a tensor and whether a side is 1."""
+    match description:
+        case Choice(options):
+            return [repr(option) for option in options].index(repr(value))
+        case TensorDescription():
+            return len(value.shape), 1 in value.shape
+        case _:
+            return value == description.low, value == description.high
 
 
 def case_of(found: SymbolicCall, runs: Sequence[Run], name: str) -> Case:

@@ -33,6 +33,8 @@ class SymbolicCall:
     graph: Graph
     places: Sequence[Place]
     expressions: Mapping[int, sympy.Basic]
+    ranges: Mapping[Place, tuple[int, int]]
+    """The lengths of each free size at which the expressions hold."""
     carried: Sequence[Place] = ()
     """Sizes that no operand has: each is the length of a further input, which nothing reads."""
 
@@ -75,7 +77,7 @@ class SymbolicCall:
                 yield name, drawing, operands
 
     def _sizes(self) -> Iterator[tuple[str, dict[Place, int]]]:
-        ranges = [(max(low, 0), high) for low, high in map(self.drawing.ranges.__getitem__, self.places)]
+        ranges = [(max(low, 0), high) for low, high in map(self.ranges.__getitem__, self.places)]
         random = Random(self.drawing.seed)  # noqa: S311 - draws tests, not keys
         yield "as drawn", {}
         yield "maximum", dict(zip(self.places, (high for _, high in ranges), strict=True))
@@ -145,6 +147,17 @@ def filled(drawing: Drawing, name: str) -> list[Any] | None:
     return operands
 
 
+def has_no_elements(drawing: Drawing) -> bool:
+    """Whether an operand or a result of a drawn call has no elements, so that little of the call shows."""
+    operands = filled(drawing, "elements")
+    if operands is None:
+        return False
+    with torch.no_grad():
+        results = drawing.op(*operands, **drawing.call.attrs)
+    tensors = [*_tensors(operands), *([results] if isinstance(results, torch.Tensor) else results)]
+    return any(not tensor.numel() for tensor in tensors)
+
+
 def _has_no_legal_element(sample: TensorSample) -> bool:
     """Whether a tensor has elements, none of which can be legal: positions along a side of length 0."""
     return sample.domain is not None and sample.domain[0] > sample.domain[1] and 0 not in sample.shape
@@ -164,17 +177,17 @@ def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCa
     places = [p for p in free if _is_readable(p, drawing.call, expressions, anywhere=carried)]
     if not places:
         return "no side of the drawn call may vary"
-    places = [p for p in places if _is_lawful(p, expressions, drawing)]
-    if not places:
+    ranges = {p: found for p in places if (found := _lawful_range(p, expressions, drawing)) is not None}
+    if not ranges:
         return "its numbers follow the sizes by no expression"
     reasons: list[str] = []
-    whole = _attempt(drawing, expressions, places, reasons)
+    whole = _attempt(drawing, expressions, ranges, reasons)
     if whole is not None:
         return whole
     best: SymbolicCall | None = None
     taken: list[Place] = []
-    for place in places:
-        found = _attempt(drawing, expressions, [*taken, place], reasons)
+    for place in ranges:
+        found = _attempt(drawing, expressions, {p: ranges[p] for p in (*taken, place)}, reasons)
         if found is not None:
             best, taken = found, [*taken, place]
     return reasons[0] if best is None else best
@@ -199,16 +212,28 @@ def _tensor_sides(call: Call) -> Iterator[tuple[int, int, int]]:
         position += 1
 
 
-def _is_lawful(place: Place, expressions: Mapping[int, sympy.Basic], drawing: Drawing) -> bool:
-    """Whether the numbers of the call are what the expressions say, at every other length of this size."""
+def _lawful_range(place: Place, expressions: Mapping[int, sympy.Basic], drawing: Drawing) -> tuple[int, int] | None:
+    """Return the lengths around the drawn one at which the numbers of the call are what the expressions say.
+
+    None where these are not most of the lengths. Some numbers follow a size only from some length on: that of
+    ``x[-2:]`` is 2, but not of a single element.
+    """
     if any(place.symbol in e.free_symbols and not _is_whole(e) for e in expressions.values()):
-        return False
-    low, high = drawing.ranges[place]
-    for length in range(low, min(high, low + 8) + 1):
+        return None
+    first, last = drawing.ranges[place]
+    high = min(last, first + 8)
+
+    def holds(length: int) -> bool:
         found = drawing.resized({place: length})
-        if found is not None and not is_explained(expressions, drawing, found, {place: length}):
-            return False
-    return True
+        return found is None or is_explained(expressions, drawing, found, {place: length})
+
+    here = drawing.size(place)
+    below = itertools.takewhile(holds, range(min(here, high), first - 1, -1))
+    above = itertools.takewhile(holds, range(min(here, high), high + 1))
+    lawful = [*below, *above]
+    if not lawful or 2 * (max(lawful) - min(lawful) + 1) <= high - first + 1:
+        return None
+    return min(lawful), last if max(lawful) == high else max(lawful)
 
 
 def _is_whole(expression: sympy.Basic) -> bool:
@@ -216,19 +241,23 @@ def _is_whole(expression: sympy.Basic) -> bool:
 
 
 def _attempt(
-    drawing: Drawing, expressions: Mapping[int, sympy.Basic], places: Sequence[Place], reasons: list[str]
+    drawing: Drawing,
+    expressions: Mapping[int, sympy.Basic],
+    ranges: Mapping[Place, tuple[int, int]],
+    reasons: list[str],
 ) -> SymbolicCall | None:
+    places = list(ranges)
     symbols = {p.symbol for p in places}
     fixed = {p.symbol: drawing.size(p) for p in drawing.ranges if p.symbol not in symbols}
     found = {i: e.xreplace({s: sympy.Integer(n) for s, n in fixed.items()}) for i, e in expressions.items()}
     kept = {i: e for i, e in found.items() if e.free_symbols}
-    carried = [] if any(isinstance(o, TensorSample | torch.Tensor) for o in drawing.call.operands) else list(places)
+    carried = [] if any(isinstance(o, TensorSample | torch.Tensor) for o in drawing.call.operands) else places
     try:
         graph = _graph(drawing, kept, symbols, carried)
     except PassError as error:
         reasons.append(str(error))
         return None
-    return SymbolicCall(drawing, graph, places, kept, carried)
+    return SymbolicCall(drawing, graph, places, kept, ranges, carried)
 
 
 def _graph(
