@@ -53,6 +53,14 @@ def test_what_is_listed_twice_and_tensors_that_show_more_are_drawn_more_often():
     assert ranks.count(0) == 6
 
 
+def test_of_options_whose_pairs_have_all_met_the_one_comes_that_makes_a_new_triple():
+    cover = Cover(random.Random(0))
+    for a, b, c in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
+        cover.add([("a", a), ("b", b), ("c", c)])
+    assert cover.best([("a", 0), ("b", 0)], "c", (1, 1)) == 1
+    assert cover.best([("a", 0), ("b", 1)], "c", (1, 1)) == 0
+
+
 def test_a_cover_is_the_same_for_the_same_seed_and_another_for_another():
     one, again, other = (covering_calls(shift, torch.float32, seed) for seed in (1, 1, 2))
     assert one == again
@@ -66,10 +74,29 @@ def test_a_cover_has_ranks_and_sides_of_both_ends():
 
 
 def test_empty_sides_are_tried_and_refusals_left_out():
-    found = empty_calls(shift, torch.float32, 0, lambda call: True)
+    found = empty_calls(shift, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     assert found
     assert all(0 in row.call.operands[0].shape for row in found)
-    assert empty_calls(shift, torch.float32, 0, lambda call: False) == []
+    assert empty_calls(shift, torch.float32, 0, lambda call: None) == []
+
+
+def test_there_is_an_empty_call_for_each_thing_that_becomes_of_the_side():
+    shapes = itertools.cycle([(2, 0), (0, 2), (2,)])
+    found = empty_calls(pair, torch.float32, 0, lambda call: [torch.zeros(next(shapes))])
+    assert len(found) > 2
+    same = empty_calls(pair, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
+    assert len(same) == 2
+
+
+@operator()
+def pair(x: Tensor, *, a: int) -> Tensor:
+    """``x``, whatever ``a`` is."""
+    return x
+
+
+@pair.samples
+def _(draw, s):
+    return s.call(draw(s.tensor(rank=2)), a=draw(s.integers(0, 50)))
 
 
 def test_a_covering_draw_refuses_what_is_no_description():

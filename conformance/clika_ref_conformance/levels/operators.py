@@ -91,7 +91,7 @@ class Column:
             for form, call in literal_variants(self.op, row.call):
                 if f"literal-{form}" not in found and self._accepts(call):
                     found[f"literal-{form}"] = replace(row, call=call)
-        empty = empty_calls(self.op, self.dtype, self.suite.profile.seed, self._accepts)
+        empty = empty_calls(self.op, self.dtype, self.suite.profile.seed, self._results)
         return [*found.items(), *((f"empty-{i}", row) for i, row in enumerate(empty))]
 
     def covered(self, name: str, rows: Sequence[DrawnCall], index: int) -> Outcome:
@@ -147,16 +147,26 @@ class Column:
 
     def _accepts(self, call: Call) -> bool:
         """Whether eager takes a call."""
-        return self._refusal(call, runs_of(call.operands, 0)[0]) is None
+        return self._results(call) is not None
+
+    def _results(self, call: Call) -> Sequence[torch.Tensor] | None:
+        """Return what eager makes of a call on typical elements, or None where it refuses it."""
+        results = self._reference(call, runs_of(call.operands, 0)[0])
+        return None if isinstance(results, str) else results
 
     def _refusal(self, call: Call, run: Run) -> str | None:
         """Return what eager says against a call on these very tensors, whose layout may matter, or None."""
+        results = self._reference(call, run)
+        return results if isinstance(results, str) else None
+
+    def _reference(self, call: Call, run: Run) -> Sequence[torch.Tensor] | str:
         try:
             with torch.no_grad():
                 results = self.op(*filled(call, run.inputs), **call.attrs)
         except Exception as error:  # noqa: BLE001 - any refusal will do
             return f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
-        return None if isinstance(results, torch.Tensor) or results else "it returns no tensor at all"
+        found = [results] if isinstance(results, torch.Tensor) else list(results)
+        return found or "it returns no tensor at all"
 
     def _judged(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
         """Run a call, and make it small where it is the first that fails."""

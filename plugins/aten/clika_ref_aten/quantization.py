@@ -205,9 +205,7 @@ def _(draw, s):
     axis = draw(s.choice(None, None, 0, 1, -1))
     low, high = (-(2**30), 2**30) if stored == torch.int32 else bounds(stored, None, None)
     x = draw(s.tensor(rank=(0, 4) if axis is None else (2, 4), side=(1, 4), dtype=stored, low=low, high=high))
-    scale, zero_point = _parameters(
-        draw, s, x, axis, (stored, torch.int32, torch.int64), max(low, -128), min(high, 255)
-    )
+    scale, zero_point = _parameters(draw, s, x, axis, (stored, torch.int32, torch.int64), low, high)
     dtype = draw(s.choice(torch.float32, torch.float16 if stored != torch.int32 else torch.float64))
     return s.call(x, scale, draw(s.choice(zero_point, None)), dtype=dtype, axis=axis)
 

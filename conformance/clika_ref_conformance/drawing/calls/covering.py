@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ MOST_OPTIONS = 8
 EQUAL = (1, 1, 1)
 """Weights of three options that are wanted equally often; where a tensor has no or short sides, little else shows."""
 
+EMPTY_ROWS = 8
+"""Calls drawn with a side of length 0: the plainest may have rank 0, or lie on a path without a free shape."""
+
 IDLE_ROWS = 4
 """Rows without a new pair after which the cover is taken as whole: paths of a sampler are found by walking them."""
 
@@ -32,25 +36,29 @@ class Cover:
 
     random: random.Random
     pairs: set[tuple[Any, Any]] = field(default_factory=set[tuple[Any, Any]])
+    triples: set[tuple[Any, Any, Any]] = field(default_factory=set[tuple[Any, Any, Any]])
     used: Counter[Any] = field(default_factory=Counter[Any])
 
     def best(self, row: Sequence[Any], key: Any, weights: Sequence[int]) -> int:
         """Return an option that was never used, or the one that meets the most options of a row for the first time.
 
-        What an option of weight 2 meets counts twice. Of equals it is the one used least for its weight.
+        What an option of weight 2 meets counts twice. Of equals it is the one that meets the most pairs of options for
+        the first time, and then the one used least for its weight.
         """
 
         def rank(i: int) -> tuple[Any, ...]:
             used = self.used[key, i]
             fresh = sum((other, (key, i)) not in self.pairs for other in row)
-            return min(used, 1), -fresh * weights[i], used / weights[i], i
+            met = sum((*pair, (key, i)) not in self.triples for pair in itertools.combinations(row, 2))
+            return min(used, 1), -fresh * weights[i], -met * weights[i], used / weights[i], i
 
         return min(range(len(weights)), key=rank)
 
     def add(self, row: Sequence[Any]) -> bool:
         """Note a row; return whether anything in it is new."""
         before = len(self.pairs), len(self.used)
-        self.pairs.update((a, b) for i, b in enumerate(row) for a in row[:i])
+        self.pairs.update(itertools.combinations(row, 2))
+        self.triples.update(itertools.combinations(row, 3))
         self.used.update(row)
         return (len(self.pairs), len(self.used)) != before
 
@@ -157,16 +165,20 @@ def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16)
     return rows
 
 
-def empty_calls(op: Operator, dtype: torch.dtype, seed: int, accepts: Callable[[Call], bool]) -> list[DrawnCall]:
+def empty_calls(
+    op: Operator, dtype: torch.dtype, seed: int, results: Callable[[Call], Sequence[torch.Tensor] | None]
+) -> list[DrawnCall]:
     """Return calls with a side of length 0, the last or the first, as far as the sampler and eager take them.
 
-    Samples describe sides from 1 up, and not every call makes sense without elements: what is refused is left out.
+    Samples describe sides from 1 up, and not every call makes sense without elements: what is refused, of which
+    ``results`` are None, is left out. There is one call for each thing that becomes of the side: it stays in its place,
+    stands elsewhere, or is gone.
     """
-    found: dict[str, DrawnCall] = {}
+    found: dict[Any, DrawnCall] = {}
     for side in (0, 3):
         rng = random.Random(f"{op.name}/{dtype}/{seed}/{side}")  # noqa: S311 - no secret
         cover = Cover(rng)
-        for _ in range(3):  # the plainest row may have rank 0, or lie on a path without a free shape
+        for _ in range(EMPTY_ROWS):
             axis = DtypeAxis(dtype, choices=bool(choices_count(op, dtype)))
             draw = CoveringDraw(cover, axis, empty=side)
             try:
@@ -175,7 +187,19 @@ def empty_calls(op: Operator, dtype: torch.dtype, seed: int, accepts: Callable[[
                 continue
             finally:
                 cover.add(draw.row)
-            if draw.empty is None and shows(call, dtype) and accepts(call):
-                found.setdefault(repr(call), DrawnCall(call, beyond=axis.beyond))
-                break
-    return list(found.values())
+            made = results(call) if draw.empty is None and shows(call, dtype) else None
+            if made is not None:
+                found.setdefault((side, _fate(call, made)), DrawnCall(call, beyond=axis.beyond))
+    return list({repr(row.call): row for row in found.values()}.values())
+
+
+def _fate(call: Call, results: Sequence[torch.Tensor]) -> str:
+    """Return what becomes of the sides of length 0 of a call."""
+    places = [_empty_sides(o.shape) for o in call.operands if isinstance(o, TensorSample) and 0 in o.shape]
+    if all(0 not in result.shape for result in results):
+        return "gone"
+    return "kept" if any(_empty_sides(result.shape) in places for result in results) else "elsewhere"
+
+
+def _empty_sides(shape: Sequence[int]) -> list[int]:
+    return [i for i, side in enumerate(shape) if side == 0]
