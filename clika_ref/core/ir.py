@@ -63,7 +63,7 @@ class Value:
     @property
     def data(self) -> torch.Tensor | None:
         """The elements of a constant."""
-        return self._data if self.formula is None else self.formula()
+        return self._data() if callable(self._data) else self._data
 
     @data.setter
     def data(self, data: Data | None) -> None:
