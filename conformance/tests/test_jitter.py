@@ -76,3 +76,11 @@ def test_an_infinity_whose_sign_rounding_decides_may_have_either():
     assert {verdict(torch.inf), verdict(-torch.inf)} == {Verdict.PASS}
     assert verdict(torch.nan) is Verdict.SPECIAL
     assert verdict(torch.inf, -torch.inf) is Verdict.SPECIAL
+
+
+def test_what_has_no_elements_is_not_taken_apart():
+    graph = Graph("norm")  # the parts of a norm refuse that of two sides, one of which is counted from the end
+    x = graph.add_input(TensorType(torch.float32, (4, 2, 0)), "x")
+    graph.add_output(Builder(graph, OPERATORS)("linalg_vector_norm", x, ord=-torch.inf, dim=(-3, 1), keepdim=False))
+    reference = Reference(graph, [torch.zeros(4, 2, 0)])
+    assert reference.judge([torch.zeros(0)]).verdict is Verdict.PASS

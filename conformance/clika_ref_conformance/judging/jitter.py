@@ -247,7 +247,7 @@ class Tape(TorchDispatchMode):
         """Compute one call in float64 and record it."""
         name, error = _facts_of(func)
         whole = (error.kind in ("compose", "norm") or error is _UNCLAIMED) and name not in VARIANCES
-        parts = _parts_of(func) if whole else None
+        parts = _parts_of(func) if whole and _has_elements(args) else None
         if parts is not None:
             with self:
                 return parts(*args, **(kwargs or {}))
@@ -293,6 +293,12 @@ class Tape(TorchDispatchMode):
             for old, new in zip(entry.results, results, strict=True):
                 now[id(old)] = new
         return [now.get(id(t), t) for t in wanted]
+
+
+def _has_elements(args: tuple[Any, ...]) -> bool:
+    """Whether there is anything to round; without, parts may refuse what the whole call takes."""
+    tensors = [item for item in flattened(args) if isinstance(item, torch.Tensor)]
+    return not tensors or any(tensor.numel() for tensor in tensors)
 
 
 @functools.cache
