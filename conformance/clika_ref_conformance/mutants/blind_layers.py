@@ -175,3 +175,11 @@ def _(original, op, x, *, decimals):
     scale = op.like(x, 10.0**-decimals)
     away = op.Floor(op.Add(op.Abs(op.Div(x, scale)), op.like(x, 0.5)))
     return op.Mul(op.Mul(op.Sign(x), away), scale)
+
+
+# Creation
+
+
+@FAULTS.lowering("logspace", "whatever the base is, 10 is raised to the powers")
+def _(original, op, *, base, **attrs):
+    return original(op, base=10.0, **attrs)

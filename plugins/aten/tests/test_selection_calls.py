@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from clika_ref_aten import counting, creation, cumulative, embedding, indexing, reduction, scattering, sorting, variance
+from clika_ref_aten import (
+    counting,
+    creation,
+    cumulative,
+    embedding,
+    indexing,
+    reduction,
+    scattering,
+    sorting,
+    spacing,
+    variance,
+)
 from one_operator import Case, run_onnx, types_of
 
 from clika_ref.capture.callables import callee_of
@@ -18,7 +29,7 @@ from clika_ref.core.registry import Plugin, build_registry
 from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
-FAMILIES = (counting, creation, cumulative, embedding, indexing, reduction, scattering, sorting, variance)
+FAMILIES = (counting, creation, cumulative, embedding, indexing, reduction, scattering, sorting, spacing, variance)
 OPERATORS = by_overload(o for family in FAMILIES for o in vars(family).values() if isinstance(o, Operator))
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
