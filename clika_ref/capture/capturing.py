@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
-from clika_ref.capture.dimensions import tracing_choices
+from clika_ref.capture.dimensions import element_count, tracing_choices
 from clika_ref.capture.eager import unchanged
 from clika_ref.capture.examples import TracedCalls, take_apart
 from clika_ref.capture.gradients import custom_gradients
@@ -106,13 +106,9 @@ def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
     """Take the calls apart, and watch the model compute them for what no graph keeps."""
     with strangers(callee.module, callee.name) as strange:
         traced = take_apart(callee, calls, dynamic=dynamic)
-    lost = custom_gradients(callee, min(calls, key=_elements))
+    least = min(calls, key=lambda call: element_count(pytree.tree_leaves((call.args, call.kwargs))))
+    lost = custom_gradients(callee, least)
     return traced, [*callee.warnings, *strange, *lost]
-
-
-def _elements(call: ModelCall) -> int:
-    leaves = pytree.tree_leaves((call.args, call.kwargs))
-    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:

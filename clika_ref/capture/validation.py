@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from clika_ref.capture.dimensions import InputSide, resized
+from clika_ref.capture.dimensions import InputSide, element_count, resized
 from clika_ref.capture.eager import run_eager
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.memory import trimmed
@@ -218,7 +218,7 @@ class Validation:
         """Return the least of the calls that a side can be changed of, as a run at its sizes costs least."""
         sides, calls = self.traced.comparison.lengths, self.traced.comparison.calls
         usable = [c for i, c in enumerate(calls) if all(lengths[i] >= 2 for lengths in sides.values())]
-        return min([self.leaves, *usable], key=_elements)
+        return min([self.leaves, *usable], key=element_count)
 
     def _side_of(self, symbol: Any) -> InputSide | None:
         names = self.traced.comparison.names
@@ -256,10 +256,6 @@ class Validation:
             except Exception:  # noqa: BLE001 - the graph cannot run where eager can: then the guard is right
                 return False
         return None
-
-
-def _elements(leaves: list[Any]) -> int:
-    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _is_spoiled(results: list[Any]) -> bool:
