@@ -14,7 +14,7 @@ from clika_ref.argument_checks import refuse_scripted
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
 from clika_ref.capture.inputs import ModelCall, refuse_odd_weights
-from clika_ref.capture.memory import spared
+from clika_ref.capture.memory import in_one_chunk, spared
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
@@ -29,6 +29,7 @@ Feed = Callable[[Callee], list[ModelCall]]
 """Reads the tracing inputs as calls of the model."""
 
 
+@in_one_chunk
 def compile_model(
     module_or_func: torch.nn.Module | Callable[..., Any],
     feed: Feed,

@@ -1,4 +1,4 @@
-"""The garbage collector is spared what exists already, and freed memory goes back to the system."""
+"""The garbage collector is spared what exists, freed memory goes back to the system, calls stand in one chunk."""
 
 import ctypes
 import gc
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from clika_ref.capture.memory import spared, trimmed
+from clika_ref.capture.memory import in_one_chunk, spared, trimmed
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +62,43 @@ def test_memory_is_given_back_after_an_error_too(monkeypatch):
     with pytest.raises(KeyError), trimmed():
         raise KeyError
     assert calls == [0]
+
+
+def most_faults(depths=400, calls=100):
+    """Return the most page faults that calls at one depth of the stack met; a chunk of it is left at one depth."""
+
+    def nothing():
+        return None
+
+    def faults():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    def descend(depth):
+        before = faults()
+        for _ in range(calls):
+            nothing()
+        met = faults() - before
+        return max(met, descend(depth - 1)) if depth else met
+
+    return descend(depths)
+
+
+def test_calls_beneath_one_that_claims_a_chunk_ask_the_system_for_no_other():
+    assert in_one_chunk(most_faults)() < 20
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="mended in Python")
+def test_python_asks_the_system_at_each_call_that_crosses_a_chunk():
+    """Where this fails, `in_one_chunk` is needed no more."""
+    assert most_faults() >= 100
+
+
+def test_a_function_in_one_chunk_keeps_its_name_its_arguments_and_its_result():
+    @in_one_chunk
+    def double(number, *, times=1):
+        """Say so."""
+        return number * 2**times
+
+    assert double(3, times=2) == 12
+    assert double.__name__ == "double"
+    assert double.__doc__ == "Say so."
