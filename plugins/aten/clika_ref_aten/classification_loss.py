@@ -243,7 +243,7 @@ def _(op, x, target, *, reduction):
     gaps = op.Add(op.Unsqueeze(lead, op.ints([-1])), op.Unsqueeze(x, op.ints([-2])))
     pairs = op.Mul(op.Unsqueeze(counts, op.ints([-1])), op.Unsqueeze(op.Sub(one, right), op.ints([-2])))
     counted = op.And(op.Greater(pairs, zero), op.Greater(gaps, zero))  # a gap of NaN counts nothing
-    total = op.ReduceSum(op.Where(counted, gaps, zero), op.ints([-1, -2]), keepdims=0)
+    total = op.ReduceSum(op.Where(counted, gaps, zero), op.ints([axis, axis + 1]), keepdims=0)
     return reduced(op, op.Div(total, op.scalar(op.shape(x)[axis], dtype)), reduction)
 
 

@@ -365,7 +365,8 @@ def _(op, sorted_sequence, x, sorter, *, out_int32, right):
     values = op.Unsqueeze(values, op.ints([-1]))
     beyond = op.Greater(sequence, values) if right else op.GreaterOrEqual(sequence, values)
     passed = op.cast(op.Not(beyond), op.result.dtype)  # of what is not beyond: NaN belongs at the end
-    return op.ReduceSum(passed, op.ints([-1]), keepdims=False)
+    last = op.result.rank  # counted from the front: ONNX Runtime keeps a side -1 of a tensor without elements
+    return op.ReduceSum(passed, op.ints([last]), keepdims=False)
 
 
 @searchsorted.samples
