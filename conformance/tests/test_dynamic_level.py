@@ -142,7 +142,7 @@ def test_a_size_is_free_from_the_length_on_at_which_its_numbers_follow_by_a_line
     found = symbolic_call(drawn)
     assert list(found.ranges.values()) == [(2, 6)]
     assert [v.type.is_static for v in found.graph.inputs] == [False, True]
-    lengths = {run.inputs[0].shape[0] for run in found.runs()}
+    lengths = {run.inputs[0].shape[0] for run in found.runs}
     assert min(lengths) == 2
     assert max(lengths) == 6
 
@@ -189,17 +189,17 @@ def test_drawing_again_with_the_same_sizes_gives_the_same_call():
 
 def test_the_runs_go_up_and_down_and_end_with_a_size_seen_before():
     found = symbolic_call(draw(made(negated, any_tensor, lambda op, x: op.Neg(x)), "0"))
-    names = [run.name for run in found.runs()]
+    names = [run.name for run in found.runs]
     assert names[:2] == ["as drawn", "maximum"]
     assert names[-1] == "as drawn again"
-    sizes = [run.inputs[0].numel() for run in found.runs()]
+    sizes = [run.inputs[0].numel() for run in found.runs]
     assert min(sizes) == sizes[-2] < max(sizes)
     assert {run.inputs[0].numel() for run in found.empty()} == {0}
 
 
 def test_a_side_that_positions_lie_in_is_not_left_empty():
     found = symbolic_call(draw(made(raised, places, lambda op, x, index: x), "0"))
-    assert len(found.runs()) > 1
+    assert len(found.runs) > 1
     assert len(found.places) == 3
     assert [[0 in t.shape for t in run.inputs] for run in found.empty()] == [[True, False], [False, True]]
     assert all(run.inputs[0].shape[1] for run in found.empty())

@@ -86,10 +86,13 @@ def _outcome(pool: Pool, index: int, name: str, batch: Batch) -> Outcome:
     found = pool.call(index)
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.NOT_RUN, found))
+    outcome = run_case(case_of(found, _every_run(found, _empty(found)), name), batch.suite)
+    if not outcome.verdict.is_failure:
+        return replace(outcome, name=name)
     found = compilable(found, batch.suite)
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, found))
-    case = case_of(found, [*found.runs(), *_served(found, batch.suite)], name)
+    case = case_of(found, _every_run(found, _served(found, batch.suite)), name)
     return replace(_held_against_static(batch.outcome(case), batch.suite), name=name)
 
 
@@ -123,14 +126,19 @@ def _refusal(graph: Graph, suite: Suite) -> str | None:
     return None
 
 
-def _served(found: SymbolicCall, suite: Suite) -> list[Run]:
-    """Return inputs without elements that the target serves at fixed sizes: others are for the level of operators.
+def _empty(found: SymbolicCall) -> list[Run]:
+    """Return inputs without elements, of operators that survive them."""
+    return [] if found.drawing.op.name in FRAGILE else found.empty()
 
-    Something larger comes after them, so that a buffer that was kept would show.
-    """
-    empty = [] if found.drawing.op.name in FRAGILE else found.empty()
-    served = [run for run in empty if not run_case(found.at_sizes_of(run), suite).verdict.is_failure]
-    return [*served, replace(found.runs()[0], name="as drawn, at last")] if served else []
+
+def _served(found: SymbolicCall, suite: Suite) -> list[Run]:
+    """Return inputs without elements that the target serves at fixed sizes: others are for the level of operators."""
+    return [run for run in _empty(found) if not run_case(found.at_sizes_of(run), suite).verdict.is_failure]
+
+
+def _every_run(found: SymbolicCall, empty: Sequence[Run]) -> list[Run]:
+    """Return all inputs; after those without elements comes something larger, so that a kept buffer would show."""
+    return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, at last")] if empty else [])]
 
 
 def _held_against_static(outcome: Outcome, suite: Suite) -> Outcome:
@@ -190,7 +198,7 @@ class Pool:
         found: SymbolicCall | str = "nothing was drawn"
         for drawing in self.drawings[index :: self.count]:
             found = self._symbolic(drawing)
-            if isinstance(found, SymbolicCall) and not next(found.graph.nodes).is_random and len(found.runs()) > 1:
+            if isinstance(found, SymbolicCall) and not next(found.graph.nodes).is_random and len(found.runs) > 1:
                 return found
         return found if isinstance(found, str) else "every call that was drawn is random, or legal at one size only"
 

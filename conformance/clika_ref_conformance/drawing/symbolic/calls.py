@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -38,8 +39,9 @@ class SymbolicCall:
     carried: Sequence[Place] = ()
     """Sizes that no operand has: each is the length of a further input, which nothing reads."""
 
+    @cached_property
     def runs(self) -> list[Run]:
-        """Return the inputs of each set of sizes without a 0, with the smallest again after larger ones."""
+        """The inputs of each set of sizes without a 0, with the smallest again after larger ones."""
         runs = [Run(name, self._inputs(d, o)) for name, d, o in self._legal(self._sizes())]
         if len(runs) > 1:
             smallest = min(runs, key=lambda r: sum(t.numel() for t in r.inputs))
