@@ -71,11 +71,12 @@ class Deviation:
 
     def concerns(self, node: Node) -> bool:
         """Whether it may show in a node."""
+        if node.op.name not in self.operators:
+            return False
         values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
         dtypes = {str(v.type.dtype).removeprefix("torch.") for v in values}
         return (
-            node.op.name in self.operators
-            and (not self.dtypes or not dtypes.isdisjoint(self.dtypes))
+            (not self.dtypes or not dtypes.isdisjoint(self.dtypes))
             and (self.dynamic is None or self.dynamic != all(v.type.is_static for v in values))
             and all(_same(node.attrs.get(name), value) for name, value in self.attributes.items())
         )

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from clika_ref_conformance.judging import exact_arithmetic
+from clika_ref_conformance.judging import exact_arithmetic, jitter, judge, repeating
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.verdicts import Verdict
 from judged import Drawing, randn, single
@@ -41,6 +41,36 @@ def test_who_trusts_eager_asks_for_no_exact_arithmetic_where_a_target_returns_it
     assert (found.verdict, found.quality, found.elements) == (Verdict.PASS, 1.0, 5)
     with pytest.raises(TypeError):
         Reference(drawing.graph, [x]).judge([x.exp()])  # who does not, looks at eager as at any target
+
+
+def test_who_trusts_eager_draws_errors_until_they_show_a_result_to_be_right(monkeypatch) -> None:
+    drawn = []
+
+    def counted(*args):
+        for run in repeating.repeat(*args):
+            drawn.append(run)
+            yield run
+
+    drawing = Drawing(x := randn(50))
+    drawing.graph.add_output(drawing.build("exp", drawing.build("sin", drawing.values[0])))
+    monkeypatch.setattr(judge, "repeat", counted)
+    trusting = Reference(drawing.graph, [x], trusting=True)
+    near = x.sin().exp().nextafter(torch.tensor(9.0))
+    assert trusting.judge([near]).verdict is Verdict.PASS
+    assert len(drawn) == judge.FEW_RUNS
+    assert trusting.judge([near + 1e-4]).verdict is Verdict.VALUE
+    assert len(drawn) == judge.FEW_RUNS + jitter.RUNS
+    assert Reference(drawing.graph, [x]).judge([near]).verdict is Verdict.PASS
+    assert len(drawn) == judge.FEW_RUNS + 2 * jitter.RUNS  # one reference may have to judge many targets
+
+
+def test_few_runs_decide_nothing_where_rounding_decides_an_element(monkeypatch) -> None:
+    drawing = Drawing(x := torch.full((40,), 2.0))
+    drawing.graph.add_output(drawing.build("floor", drawing.build("exp", drawing.build("log", drawing.values[0]))))
+    expected = Reference(drawing.graph, [x], trusting=True).judge([torch.full((40,), 1.0)])
+    assert expected.verdict is Verdict.NOT_RUN
+    monkeypatch.setattr(judge, "FEW_RUNS", jitter.RUNS)
+    assert Reference(drawing.graph, [x], trusting=True).judge([torch.full((40,), 1.0)]) == expected
 
 
 def test_who_trusts_eager_computes_exactly_what_other_outputs_need() -> None:

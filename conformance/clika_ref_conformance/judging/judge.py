@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 
 import torch
 
@@ -19,6 +20,9 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 CASTING = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
 """Operators whose ``dtype`` is that of a plain cast, which saturates nothing."""
 
+
+FEW_RUNS = 3
+"""Jittered runs that may show a result to be right: each further one can only widen a bound without steps."""
 
 MOST_AMBIGUOUS = 0.05
 """Share of ambiguous elements beyond which inputs tell nothing: to be right on them proves too little."""
@@ -69,7 +73,10 @@ class Reference:
         """What each output may be."""
         return self._expected_of(self.graph.outputs)
 
-    def _expected_of(self, outputs: Sequence[Value]) -> list[Expected]:
+    def _expected_of(
+        self, outputs: Sequence[Value], actual: Mapping[Value, torch.Tensor] | None = None
+    ) -> list[Expected]:
+        """Return what outputs may be; as soon as that shows ``actual`` to be right, where it is given."""
         with torch.no_grad(), exact_arithmetic.float64_by_default():
             generator = torch.Generator().manual_seed(self.seed)
             same, drawn = self._exact_values()
@@ -81,7 +88,13 @@ class Reference:
                     self.graph, self.inputs, self._eager, generator, nodes=nodes, arithmetic=self.arithmetic
                 )
             if needed and len(self.graph) > 1:
-                runs = repeat(self.graph, self.inputs, exact, self._eager, generator)
+                repeated = repeat(self.graph, self.inputs, exact, self._eager, generator)
+                if actual is not None:
+                    runs = list(islice(repeated, FEW_RUNS))
+                    found = [self._expect(v, exact, runs, same=v in same, random=v in drawn) for v in outputs]
+                    if all(e.is_plainly(actual[v]) for e, v in zip(found, outputs, strict=True)):
+                        return found
+                runs += repeated
             return [self._expect(v, exact, runs, same=v in same, random=v in drawn) for v in outputs]
 
     def judge(self, actual: Sequence[torch.Tensor]) -> Comparison:
@@ -94,7 +107,8 @@ class Reference:
                 return combined([self._judge_output(i, actual, e) for i, e in enumerate(self.expected)])
             pairs = zip(actual, self.eager, strict=True)
             others = [i for i, (a, e) in enumerate(pairs) if not bool(equal(a, e).all())]
-            expected = self._expected_of([self.graph.outputs[i] for i in others])
+            outputs = [self.graph.outputs[i] for i in others]
+            expected = self._expected_of(outputs, {v: actual[i] for v, i in zip(outputs, others, strict=True)})
             found = [self._judge_output(i, actual, e) for i, e in zip(others, expected, strict=True)]
             alike = sum(t.numel() for i, t in enumerate(actual) if i not in others)
             return combined([*found, Comparison(Verdict.PASS, quality=1.0, elements=alike)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -58,11 +58,13 @@ def repeat(
     exact: ExactRun,
     eager: Mapping[Value, torch.Tensor],
     generator: torch.Generator,
-) -> list[Values]:
-    """Repeat a run with an error drawn at random after every node that rounds, and ties broken at random."""
+) -> Iterator[Values]:
+    """Yield repetitions of a run with an error drawn at random after every node that rounds; ties are broken so too."""
     if all(s.name in read_sizes(graph, inputs) for s in graph.symbols.values()):
         steps = _steps(exact, generator)
-        return [exact.values | _repeated(steps, j, exact, eager, generator) for j in range(jitter.RUNS)]
+        for run in range(jitter.RUNS):
+            yield exact.values | _repeated(steps, run, exact, eager, generator)
+        return
 
     def compute(node: Node, call: Call) -> list[torch.Tensor]:
         """Compute a node of a graph whose sizes depend on elements, and so on errors."""
@@ -72,7 +74,8 @@ def repeat(
         return [jitter.noisy(r, b, generator) if r.shape == exact.values[v].shape else r for r, v, b in pairs]
 
     nodes = exact.local.keys()
-    return [exact_arithmetic.walk(graph, inputs, compute, wide=True, nodes=nodes) for _ in range(jitter.RUNS)]
+    for _ in range(jitter.RUNS):
+        yield exact_arithmetic.walk(graph, inputs, compute, wide=True, nodes=nodes)
 
 
 @dataclass(frozen=True, slots=True)

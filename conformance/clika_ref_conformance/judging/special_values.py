@@ -57,6 +57,13 @@ class Expected:
         right = self._within(actual)
         return right | (self.unstable & self._like_eager(actual)) if bool(self.unstable.any()) else right
 
+    def is_plainly(self, actual: torch.Tensor) -> bool:
+        """Whether a result is right in every element, and eager too, and nowhere a matter of which way one rounds."""
+        if self.random:
+            return True
+        settled = not bool(self.ambiguous.any()) and not bool(self.unstable.any())
+        return settled and bool(self._within(actual).all())
+
     def error(self, actual: torch.Tensor) -> torch.Tensor:
         """Return ``|T - R|`` in float64, infinite where only one is finite; against eager where it is unstable."""
         centre = self.eager if self.same else torch.where(self.unstable, self.eager.double(), self.exact.double())

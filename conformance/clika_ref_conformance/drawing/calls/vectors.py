@@ -28,10 +28,14 @@ def runs_of(operands: Sequence[Any], seed: int, row: int = 0, *, every_magnitude
     """
     tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
     samples = {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
-    runs = [Run("typical", _filled(tensors, seed))]
+    typical = tuple(
+        o if isinstance(o, torch.Tensor) else realize(o, _generator(seed, i)) for i, o in enumerate(tensors)
+    )
+    runs = [Run("typical", typical)]
     for name, changed in _changes(samples, row, _vast if every_magnitude and row % 2 else _wide):
         if changed:
-            runs.append(Run(name, _filled(tensors, seed, changed)))
+            filled = {i: fill(samples[i], _generator(seed, i)) for i, fill in changed.items()}
+            runs.append(Run(name, tuple(filled.get(i, t) for i, t in enumerate(typical))))
     return runs
 
 
@@ -40,16 +44,9 @@ def slots(operands: Sequence[Any]) -> int:
     return 2 * sum(isinstance(o, TensorSample) and o.dtype.is_floating_point for o in operands)
 
 
-def _filled(
-    operands: Sequence[TensorSample | torch.Tensor], seed: int, changed: dict[int, Fill] | None = None
-) -> tuple[torch.Tensor, ...]:
-    """Fill every sample, those of ``changed`` in their own way; the others are the same in all runs of a call."""
-    tensors: list[torch.Tensor] = []
-    for index, operand in enumerate(operands):
-        generator = torch.Generator().manual_seed(seed * 97 + index)
-        fill = (changed or {}).get(index, realize)
-        tensors.append(operand if isinstance(operand, torch.Tensor) else fill(operand, generator))
-    return tuple(tensors)
+def _generator(seed: int, index: int) -> torch.Generator:
+    """Return what fills an operand of a call: those that stay as they are hold the same in all runs."""
+    return torch.Generator().manual_seed(seed * 97 + index)
 
 
 def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Iterator[tuple[str, dict[int, Fill]]]:
