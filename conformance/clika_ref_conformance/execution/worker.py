@@ -44,7 +44,6 @@ def main() -> None:
     faulthandler.enable()
     channel = _channel()
     setup = Setup.of_json(json.loads(sys.stdin.readline()))
-    os.fsync = _no_sync
     sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
     torch.set_num_threads(1)  # two workers share the cores, and kernels round by how they split work
     suite = make_suite(setup)
@@ -54,10 +53,6 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         worker.do(task_of_json(request["task"]), request["done"])
-
-
-def _no_sync(_: int) -> None:
-    """Stand in for `os.fsync`: artifacts are removed with this process, and waiting for the disk takes longer."""
 
 
 def limit_memory(setup: Setup) -> None:
