@@ -48,6 +48,7 @@ def main() -> None:
     torch.set_num_threads(1)  # two workers share the cores, and kernels round by how they split work
     suite = make_suite(setup)
     limit_memory(setup)
+    gc.freeze()  # what is loaded stays: to search it for garbage time and again took a twentieth of all time
     worker = Worker(suite, setup, channel)
     worker.say("ready", environment_of(suite))
     for line in sys.stdin:
