@@ -8,7 +8,7 @@ import torch
 from broken_passes import BROKEN, WALK_A_SET, Broken
 from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.drawing.motifs.finding import offered
-from clika_ref_conformance.judging import pass_rules
+from clika_ref_conformance.judging.random_nodes import random_nodes
 from clika_ref_conformance.levels import passes
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
 from clika_ref_conformance.profiles import PROFILES
@@ -140,5 +140,16 @@ def test_a_node_counts_as_random_whatever_chance_made_of_its_operand():
     counted = []
     for seed in range(8):
         torch.manual_seed(seed)
-        counted.append(pass_rules._random_nodes(case.graph, case.runs[0].inputs))
+        counted.append(random_nodes(case.graph, case.runs[0].inputs))
     assert counted == [(2, 2)] * 8
+
+
+def test_a_random_node_of_which_only_the_type_is_read_makes_no_result_random():
+    graph = Graph("typed")
+    x = graph.add_input(TensorType(torch.float32, (3,)), "x")
+    build = Builder(graph, REGISTRY.operators)
+    noise, base = (build("log_normal", x, mean=1.0, std=std) for std in (1.0, 2.0))
+    graph.add_output(build("overwritten", noise, base))
+    assert random_nodes(graph, [torch.ones(3)]) == (2, 1)
+    graph.add_output(build("relu", base))
+    assert random_nodes(graph, [torch.ones(3)]) == (2, 2)

@@ -12,12 +12,13 @@ from torch import Tensor
 from clika_ref.core.errors import ClikaError, PassError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.invariants import verify
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase
 from clika_ref.core.symbols import resolve
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.judging.random_nodes import bits, random_nodes
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 Operators = Mapping[str, Operator]
@@ -83,11 +84,11 @@ def _run_checked(p: Pass, operators: Operators, graph: Graph) -> bool:
     """
     before, revision, text = graph.clone(), graph.revision, str(graph)
     twin = graph.clone()
-    tensors = {name: (v.data, _bits(v.data)) for name, v in graph.constants.items() if v.data is not None}
+    tensors = {name: (v.data, bits(v.data)) for name, v in graph.constants.items() if v.data is not None}
     _call(p, graph, operators)
     _require(str(before) == text, "the pass changed a node in place: attributes are shared with the stored graph")
-    for name, (tensor, bits) in tensors.items():
-        _require(torch.equal(_bits(tensor), bits), f"the constant {name!r} was changed in place")
+    for name, (tensor, kept) in tensors.items():
+        _require(torch.equal(bits(tensor), kept), f"the constant {name!r} was changed in place")
     changed = graph.revision != revision
     _require(changed or str(graph) == text, "the pass changed the graph, but its revision stayed")
     try:
@@ -162,7 +163,7 @@ def _check_constants(p: Pass, before: Graph, after: Graph) -> None:
         _require(value.name == name, f"the constant {name!r} is named {value.name!r}")
         same = old is None or old.data is value.data
         _require(
-            same or (old is not None and torch.equal(_bits(old.data), _bits(value.data))),
+            same or (old is not None and torch.equal(bits(old.data), bits(value.data))),
             f"the constant {name!r} holds other elements",
         )
 
@@ -174,7 +175,7 @@ def copies(before: Graph, after: Graph) -> Iterator[str]:
         if len(old.uses) < 2 or name.startswith(LITERALS) or old.type.rank == 0:
             continue
         for new in added:
-            if new.type == old.type and torch.equal(_bits(new.data), _bits(old.data)):
+            if new.type == old.type and torch.equal(bits(new.data), bits(old.data)):
                 yield f"{new.name!r} is a copy of {name!r}, which several nodes share"
 
 
@@ -191,59 +192,6 @@ def _check_nodes(p: Pass, before: Graph, after: Graph, operators: Operators) -> 
 LITERALS = "clika."
 """Constants that no module of the user's owns: numbers written in its code."""
 
-SEEDS = range(4)
-"""A call that gives the same for each of these is not random: dropout of probability 0."""
-
-
-def _random_nodes(graph: Graph, inputs: Sequence[Tensor]) -> tuple[int, int]:
-    """Return how many nodes of a graph are random, and how many of these make its results so."""
-    values: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
-    values.update((v, v.data) for v in graph.constants.values() if v.data is not None)
-    with torch.no_grad():
-        interpret(graph, inputs, lambda node, results: values.update(zip(node.outputs, results, strict=True)))
-    sizes = read_sizes(graph, inputs)
-    varying = {node for node in graph.nodes if node.is_random and _varies(node, values, sizes)}
-    return sum(node.is_random for node in graph.nodes), len(varying.intersection(_live(graph)))
-
-
-def _varies(node: Node, values: Mapping[Value, Tensor], sizes: Mapping[str, int]) -> bool:
-    """Whether a call gives one seed something else than another.
-
-    Floating operands are one half: what is dropped out already, in one of two graphs, is not seen to be dropped again.
-    """
-    operands = [_halves(values[v]) if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs]
-    attrs = {name: resolve(value, sizes) for name, value in node.attrs.items()}
-    if node.op.takes_device and attrs["device"] is None:
-        attrs["device"] = torch.device("cpu")
-    seen: set[bytes] = set()
-    for seed in SEEDS:
-        with torch.random.fork_rng(devices=()), torch.no_grad():
-            torch.manual_seed(seed)
-            result = node.op(*operands, **attrs)
-            seen.add(_bits(result if isinstance(result, Tensor) else result[0]).numpy().tobytes())
-    return len(seen) > 1
-
-
-def _halves(tensor: Tensor) -> Tensor:
-    return torch.full_like(tensor, 0.5) if tensor.is_floating_point() else tensor
-
-
-def _live(graph: Graph) -> list[Node]:
-    needed: set[Value] = {*graph.outputs, *graph.state.values()}
-    found: list[Node] = []
-    for node in graph.reversed_nodes():
-        if not needed.isdisjoint(node.outputs):
-            found.append(node)
-            needed.update(v for v in node.inputs if isinstance(v, Value))
-    return found
-
-
-def _bits(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)  # a single element may have any stride, which view refuses
-    return flat.copy_(tensor.detach().reshape(-1)).view(torch.uint8)
-
-
 # Numbers
 
 
@@ -251,7 +199,7 @@ def _numbers(p: Pass, before: Graph, after: Graph, runs: Sequence[Run]) -> list[
     """Compare the results of two graphs on all inputs on which the first one is legal."""
     if any(node.is_random for node in before.nodes):
         try:
-            counts = [_random_nodes(graph, runs[0].inputs) for graph in (before, after)]
+            counts = [random_nodes(graph, runs[0].inputs) for graph in (before, after)]
         except ClikaError:
             return []  # what is drawn at random is not always what the next node takes: no case
         _require(counts[0][1] == counts[1][1], f"{counts[0][1]} nodes that make results random became {counts[1][1]}")

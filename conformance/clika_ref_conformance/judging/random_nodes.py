@@ -1,0 +1,92 @@
+"""Which nodes of a graph make its results random: a pass may drop what is dead, but draws for nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.symbols import resolve
+
+SEEDS = range(4)
+"""A call that gives the same for each of these is not random: dropout of probability 0."""
+
+FILLS = (0.5, -0.5, 3.0)
+"""An operand of which a node reads no more than the type may hold each of these, and the results are the same."""
+
+Values = Mapping[Value, Tensor]
+
+
+def random_nodes(graph: Graph, inputs: Sequence[Tensor]) -> tuple[int, int]:
+    """Return how many nodes of a graph are random, and how many of these make its results so."""
+    values: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+    values.update((v, v.data) for v in graph.constants.values() if v.data is not None)
+    with torch.no_grad():
+        interpret(graph, inputs, lambda node, results: values.update(zip(node.outputs, results, strict=True)))
+    sizes = read_sizes(graph, inputs)
+    varying = {node for node in graph.nodes if node.is_random and _varies(node, values, sizes)}
+    live = _live(graph, values, sizes)
+    return sum(node.is_random for node in graph.nodes), len(varying.intersection(live))
+
+
+def _varies(node: Node, values: Values, sizes: Mapping[str, int]) -> bool:
+    """Whether a call gives one seed something else than another.
+
+    Floating operands are one half: what is dropped out already, in one of two graphs, is not seen to be dropped again.
+    """
+    halves = {v: _filled(values[v], 0.5) for v in node.inputs if isinstance(v, Value)}
+    return len({_result(node, halves, sizes, seed) for seed in SEEDS}) > 1
+
+
+def _live(graph: Graph, values: Values, sizes: Mapping[str, int]) -> list[Node]:
+    """Return the nodes whose results are read, from the last to the first."""
+    chance: set[Value] = set()
+    for node in graph.nodes:
+        if node.is_random or not chance.isdisjoint(v for v in node.inputs if isinstance(v, Value)):
+            chance.update(node.outputs)
+    needed: set[Value] = {*graph.outputs, *graph.state.values()}
+    found: list[Node] = []
+    for node in graph.reversed_nodes():
+        if not needed.isdisjoint(node.outputs):
+            found.append(node)
+            operands = [v for v in node.inputs if isinstance(v, Value)]
+            needed.update(v for v in operands if v not in chance or _is_read(node, v, values, sizes))
+    return found
+
+
+def _is_read(node: Node, operand: Value, values: Values, sizes: Mapping[str, int]) -> bool:
+    """Whether the result of a node depends on the elements of an operand, and not on its type alone."""
+    if not operand.type.dtype.is_floating_point:
+        return True
+    try:
+        return len({_result(node, {**values, operand: _filled(values[operand], f)}, sizes, 0) for f in FILLS}) > 1
+    except (RuntimeError, ValueError):  # some elements are not legal: it reads them
+        return True
+
+
+def _result(node: Node, values: Values, sizes: Mapping[str, int], seed: int) -> bytes:
+    """Return the bytes of all results of a call, computed under a seed."""
+    operands = [values[v] if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs]
+    attrs: dict[str, Any] = {name: resolve(value, sizes) for name, value in node.attrs.items()}
+    if node.op.takes_device and attrs["device"] is None:
+        attrs["device"] = torch.device("cpu")
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(seed)
+        results = node.op(*operands, **attrs)
+    tensors = [results] if isinstance(results, Tensor) else results
+    return b"".join(bits(t).numpy().tobytes() for t in tensors)
+
+
+def _filled(tensor: Tensor, value: float) -> Tensor:
+    return torch.full_like(tensor, value) if tensor.is_floating_point() else tensor
+
+
+def bits(tensor: Tensor | None) -> Tensor:
+    """Return the bytes of a tensor."""
+    assert tensor is not None
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)  # a single element may have any stride, which view refuses
+    return flat.copy_(tensor.detach().reshape(-1)).view(torch.uint8)
