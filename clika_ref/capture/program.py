@@ -68,7 +68,8 @@ class ProgramImporter:
         device = next((t.device for t in [*module.parameters(), *module.buffers()]), None) or _input_device(traced)
         self.importer = Importer(self.graph, self.table, registry, fallback, device)
         self.importer.detail = detail
-        self.roots: list[tuple[str, Traced]] = []
+        self.roots: dict[str, Traced] = {}
+        """The entry of each input and constant; the placeholders of tied ones share it, as they are one tensor."""
 
     def imported(self) -> TracedGraph:
         """Return the graph.
@@ -84,7 +85,7 @@ class ProgramImporter:
         if self.importer.unsupported:
             raise unsupported_calls(self.traced.callee.name, self.importer.unsupported)
         signature = self._signature(leaves, outputs)
-        for name, root in self.roots:
+        for name, root in self.roots.items():
             if root.memory is not None and root.memory.version:
                 self.graph.set_state(name, self.importer.value_of(root))
         self._require_written()
@@ -133,9 +134,9 @@ class ProgramImporter:
         return leaves
 
     def _bind_root(self, node: fx.Node, value: Value) -> None:
-        entry = self.importer.aliases.root(value, node.meta["val"])
-        self.roots.append((value.name, entry))
-        self.importer.bind(node, entry)
+        if value.name not in self.roots:
+            self.roots[value.name] = self.importer.aliases.root(value, node.meta["val"])
+        self.importer.bind(node, self.roots[value.name])
 
     def _user_input(self, name: str, given: Any, node: fx.Node) -> tuple[Leaf, Value | None]:
         fake = node.meta["val"]

@@ -104,3 +104,42 @@ def test_a_weight_in_the_memory_of_a_tensor_that_is_written_to_is_refused_by_nam
     ):
         clika_compile(model, tracing_inputs=[torch.ones(2, 3)], discard_input_model=False)
     assert torch.equal(model.weight, torch.ones(3))
+
+
+class SharedNorm(nn.Module):
+    """One batch norm under two names."""
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.BatchNorm1d(3)
+        self.heads = nn.ModuleList([nn.Sequential(nn.Linear(3, 3), norm) for _ in range(2)])
+
+    def forward(self, x):
+        return sum(head(x) for head in self.heads)
+
+
+class TiedWeight(nn.Module):
+    """One weight under two names, written to under one of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.first.weight = self.last.weight
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.last.weight.mul_(0.5)
+        return self.last(self.first(x))
+
+
+@pytest.mark.parametrize("kind", [SharedNorm, TiedWeight])
+def test_one_tensor_under_two_names_is_written_to_under_both(kind):
+    """Each name was taken for a tensor of its own in the same memory, and the model refused."""
+    model = kind().train()
+    options = {"skip_eval_set_mode": True, "discard_input_model": False}
+    module = clika_compile(model, tracing_inputs=[torch.randn(4, 3)], **options)
+    for _ in range(2):
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(module(x), model(x))
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], tensor)
