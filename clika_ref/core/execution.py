@@ -16,7 +16,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import is_symbolic, meaning, number, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from clika_ref.core.symbols import Symbol
 
@@ -100,6 +100,21 @@ def device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.device
 
 
+def kept(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 - FX passes it by position
+    """Return what a call finds in state that it overwrites: a copy, where a result shares it or autograd may save it.
+
+    Autograd refuses to go backward through what was written since; without it, no cache of inference is copied.
+    """
+    return state.clone() if is_shared or torch.is_grad_enabled() else state
+
+
+def _viewed(value: Value) -> Value:
+    """Return the value whose memory another may share, being a view or a copy of it."""
+    while value.producer is not None and value.producer.op.write_back_rule is not None:
+        value = next(v for v in value.producer.inputs if isinstance(v, Value))
+    return value
+
+
 class _FxWriter:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -117,27 +132,23 @@ class _FxWriter:
             self.late.setdefault(symbol.side.name, []).append(symbol)
         for value in self.graph.inputs:
             self._bind(value)
+        by_name = {v.name: v for v in (*self.graph.inputs, *self.graph.constants.values())}
+        shared = set(map(_viewed, (*self.graph.outputs, *self.graph.state.values())))
+        places = [self._place(by_name[name], is_shared=by_name[name] in shared) for name in self.graph.state]
         for node in self.graph.nodes:
             self._call(node)
-        by_name = {v.name: v for v in (*self.graph.inputs, *self.graph.constants.values())}
-        targets = {by_name[name]: value for name, value in self.graph.state.items()}
-        new = [self._kept(value, targets.keys()) for value in targets.values()]
-        outputs = tuple(self._kept(value, targets.keys()) for value in self.graph.outputs)
-        for target, value in zip(targets, new, strict=True):
-            place = self._value(target)
-            if isinstance(target.data, torch.nn.Parameter):  # a leaf, which autograd lets nobody write
-                place = self.fx.call_method("detach", (place,))
-            self.fx.call_method("copy_", (place, value))
-        self.fx.output(outputs)
+        for place, value in zip(places, self.graph.state.values(), strict=True):
+            self.fx.call_method("copy_", (place, self._value(value)))
+        self.fx.output(tuple(map(self._value, self.graph.outputs)))
         return self.fx
 
-    def _kept(self, value: Value, overwritten: Collection[Value]) -> fx.Node:
-        """Return a result that must survive the writes of new state: a copy, where it may share the memory written."""
-        source = value
-        while source.producer is not None and source.producer.op.write_back_rule is not None:
-            source = next(v for v in source.producer.inputs if isinstance(v, Value))
-        kept = self._value(value)
-        return self.fx.call_method("clone", (kept,)) if source in overwritten else kept
+    def _place(self, value: Value, *, is_shared: bool) -> fx.Node:
+        """Return where new state is written at the end; until then its old value is read as it was `kept`."""
+        place = self._value(value)
+        self.nodes[value] = self.fx.call_function(kept, (place, is_shared))
+        if isinstance(value.data, torch.nn.Parameter):  # a leaf, which autograd lets nobody write
+            place = self.fx.call_method("detach", (place,))
+        return place
 
     def _value(self, value: Value) -> fx.Node:
         if value not in self.nodes:  # a constant, fetched where it is first needed
@@ -158,13 +169,11 @@ class _FxWriter:
         if node.op.takes_device and attrs["device"] is None:
             attrs["device"] = self._device()
         call = self.fx.call_function(node.op, operands, attrs)
-        if not node.op.returns_tuple:
-            self.nodes[node.output] = call
-        else:
-            for value in node.outputs:
-                if value._uses or value.name in self.late:
-                    self.nodes[value] = self.fx.call_function(_getitem, (call, value.index))
         for value in node.outputs:
+            if not node.op.returns_tuple:
+                self.nodes[value] = call
+            elif value._uses or value.name in self.late:
+                self.nodes[value] = self.fx.call_function(_getitem, (call, value.index))
             self._bind(value)
 
     def _device(self) -> fx.Node:

@@ -1,9 +1,20 @@
-"""New state is written after everything was read: results that share memory with what is overwritten survive."""
+"""New state is written after everything was read: results and gradients of what is overwritten survive."""
 
+import copy
+
+import pytest
 import torch
 from torch import nn
 
 from clika_ref import clika_compile
+from clika_ref.core.execution import kept
+
+
+@pytest.fixture(params=[True, False], ids=["recorded", "unrecorded"])
+def _gradients(request):
+    """With gradients all state that is read is copied first, without them what results share."""
+    with torch.set_grad_enabled(request.param):
+        yield
 
 
 class Counter(nn.Module):
@@ -30,6 +41,7 @@ class Swap(nn.Module):
         return x + self.a
 
 
+@pytest.mark.usefixtures("_gradients")
 def test_what_was_read_before_an_update_is_returned_as_it_was():
     module = clika_compile(Counter(), tracing_inputs=[torch.ones(3)], discard_input_model=False)
     for step in range(3):
@@ -37,6 +49,7 @@ def test_what_was_read_before_an_update_is_returned_as_it_was():
     assert torch.equal(module.get_buffer("count"), torch.full((3,), 3.0))
 
 
+@pytest.mark.usefixtures("_gradients")
 def test_two_buffers_change_places():
     module = clika_compile(Swap(), tracing_inputs=[torch.zeros(2)], discard_input_model=False)
     assert torch.equal(module(torch.zeros(2)), torch.ones(2))
@@ -44,6 +57,7 @@ def test_two_buffers_change_places():
     assert torch.equal(module.get_buffer("b"), torch.zeros(2))
 
 
+@pytest.mark.usefixtures("_gradients")
 def test_an_input_that_is_overwritten_does_not_change_its_earlier_copy():
     def double(x):
         before = x.clone()
@@ -54,3 +68,61 @@ def test_an_input_that_is_overwritten_does_not_change_its_earlier_copy():
     x = torch.full((2,), 3.0)
     assert torch.equal(module(x), torch.full((1, 2), 3.0))
     assert torch.equal(x, torch.full((2,), 6.0))
+
+
+class Trained(nn.Module):
+    """A weight and a buffer, of which the call under test overwrites what it has read."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.register_buffer("scale", torch.tensor([3.0, 4.0]))
+        self.call = call
+
+    def forward(self, x):
+        return self.call(self, x)
+
+
+def assigns_a_buffer(model, x):
+    y = x * model.weight * model.scale
+    model.scale = model.scale * 0.9 + y.detach().mean(0)
+    return y
+
+
+def writes_a_buffer(model, x):
+    y = x * model.weight * model.scale.clone()
+    model.scale.mul_(0.9)
+    return y
+
+
+def writes_a_weight(model, x):
+    y = x.exp() * model.weight.clone()
+    with torch.no_grad():
+        model.weight.mul_(0.9)
+    return y * model.weight
+
+
+def writes_an_input(model, x):
+    y = x.clone() * model.weight
+    x.add_(1)
+    return y
+
+
+@pytest.mark.parametrize("call", [assigns_a_buffer, writes_a_buffer, writes_a_weight, writes_an_input])
+def test_what_a_call_overwrites_after_reading_it_can_be_trained(call):
+    """The backward failed: what autograd had saved was overwritten at the end of the call."""
+    eager = Trained(call)
+    module = clika_compile(copy.deepcopy(eager), tracing_inputs=[torch.ones(2, 2)])
+    given = torch.randn(2, 2, requires_grad=True)
+    for _ in range(2):
+        for model in (eager, module):
+            model(given * 1).square().sum().backward()
+        torch.testing.assert_close(module.weight.grad, eager.weight.grad)
+    torch.testing.assert_close(module.scale, eager.scale)
+
+
+def test_state_that_nothing_shares_is_copied_for_gradients_only():
+    state = torch.ones(2)
+    assert kept(state, is_shared=False) is not state
+    with torch.no_grad():
+        assert kept(state, is_shared=False) is state
