@@ -35,7 +35,8 @@ class PushTransposes:
     A region is a connected set of nodes that compute alike in any order: elementwise ones, and those that name their
     sides. Computed on ``x`` instead of ``permute(x, order)``, it loses permutes by that order at its entries and
     by the inverse at its exits, and needs one at each other entry and exit; constants up to ``limit_bytes`` are
-    permuted beforehand. Each rewrite lowers the number of permutes, so two never undo each other.
+    permuted beforehand. A permute from the region back into it takes one in any order. Each rewrite lowers the number
+    of permutes in the graph, so two never undo each other, and the pass ends.
 
     On the lowered clone only: permuted constants are new ones, and calibration, pruning and the user know the values of
     the stored graph by their sides. Kernels round by layout, so this is not exact.
@@ -150,14 +151,18 @@ class _Pushing:
             self._compute_in(best, read)
 
     def _tally(self, inside: dict[Node, list[Value]]) -> tuple[dict[Order, int], int]:
-        """Return how many permutes each order saves, and how many any order costs."""
+        """Return how many permutes each order saves, and how many any order costs.
+
+        The first is never too high, the second never too low: that the number of permutes falls is what ends the pass.
+        """
         saved: dict[Order, int] = {}
         cost = 0
         entries = {v: None for read in inside.values() for v in read if v.producer not in inside}
         for value in entries:
             order = order_of(value.producer)
-            if order is not None:
-                saved[order] = saved.get(order, 0) + 1
+            if order is not None and value.producer is not None:
+                if value.producer.inputs[0].producer not in inside:
+                    saved[order] = saved.get(order, 0) + 1
                 cost += any(use.user not in inside for use in value.uses)
             elif not self._is_cheap(value):
                 cost += 1
@@ -173,7 +178,7 @@ class _Pushing:
         for node, carried in inside.items():
             build = Builder(self.graph, self.operators, node, node.origin.through(PushTransposes.name))
             follow = set(carried)
-            operands = [self._operand(v, order, build) if v in follow else v for v in node.inputs]
+            operands = [self._operand(v, order, inside, build) if v in follow else v for v in node.inputs]
             types = [reordered(value.type, inverse(order)) for value in node.outputs]
             results = build(node.op, *operands, types=types, **moved_attrs(node, order))
             self.moved.update(zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True))
@@ -185,13 +190,13 @@ class _Pushing:
             self.graph.erase(node)
         erase_dead(self.graph, *entries)
 
-    def _operand(self, value: Value, order: Order, build: Builder) -> Value:
+    def _operand(self, value: Value, order: Order, inside: Container[object], build: Builder) -> Value:
         """Return what stands for an operand in the new order, made where it is first needed."""
         if value not in self.moved:
-            self.moved[value] = self._entry(value, order, build)
+            self.moved[value] = self._entry(value, order, inside, build)
         return self.moved[value]
 
-    def _entry(self, value: Value, order: Order, build: Builder) -> Value:
+    def _entry(self, value: Value, order: Order, inside: Container[object], build: Builder) -> Value:
         back = inverse(order)
         if self._is_cheap(value) and value.data is not None:
             full = value.data.detach().reshape((1,) * (len(order) - value.type.rank) + tuple(value.data.shape))
@@ -199,7 +204,10 @@ class _Pushing:
         first = order_of(value.producer)
         if first is None or value.producer is None:
             return build("permute", value, dims=back, types=(reordered(value.type, back),))
-        return _permuted(value.producer.inputs[0], after(first, back), build)
+        source = value.producer.inputs[0]
+        if source.producer in inside:
+            return _permuted(self.moved[source], after(after(order, first), back), build)
+        return _permuted(source, after(first, back), build)
 
     def _leave(self, value: Value, order: Order, inside: Container[object]) -> None:
         """Give readers outside the region what they read before, through as few permutes as possible."""
@@ -234,14 +242,20 @@ def _permuted(value: Value, order: Order, build: Builder) -> Value:
 def _exits(value: Value, inside: Container[object], graph: Graph) -> tuple[list[Order], bool]:
     """Return the orders of sides in which a permute outside would be idle, and whether anything else reads the value.
 
-    Of idle permutes that the graph returns only one can go, since a value has one name.
+    A permute that leads back into the region and nowhere else is idle in no order. Of idle ones that the graph returns
+    only one can go, since a value has one name.
     """
     orders: list[Order] = []
     others = returned = False
     for user in [use.user for use in value.uses if use.user not in inside]:
-        order = order_of(user) if isinstance(user, Node) else None
-        named = order is not None and isinstance(user, Node) and any(use.user is graph for use in user.output.uses)
-        if order is None or (named and returned):
+        if not isinstance(user, Node) or (order := order_of(user)) is None:
+            others = True
+            continue
+        readers = [use.user for use in user.output.uses]
+        if readers and all(reader in inside for reader in readers):
+            continue
+        named = graph in readers
+        if named and returned:
             others = True
         else:
             orders.append(inverse(order))

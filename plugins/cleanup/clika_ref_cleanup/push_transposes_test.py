@@ -6,7 +6,7 @@ import torch
 from clika_ref.core.operators import operator
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref_cleanup.plugin import clika_ref_passes
-from clika_ref_cleanup.push_transposes import PushTransposes
+from clika_ref_cleanup.push_transposes import PushTransposes, _Pushing
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # channels last, channels first: inverse to each other
 
@@ -265,3 +265,41 @@ def test_permutes_behind_each_other_are_both_pushed_in_one_run(sketch):
     halves = sketch("glu", sketch.constant(torch.randn(5, 4)), dim=1)
     swapped = sketch("permute", sketch("permute", halves, dims=(1, 0)), dims=(1, 0))
     assert sketch.returns(swapped).clean(PushTransposes()) == ["glu"]
+
+
+@pytest.fixture
+def falling(monkeypatch):
+    """Fail at the first rewrite that takes no permute away, since with one the pass might never end."""
+    improve = _Pushing.improve
+
+    def strictly(pushing, nodes):
+        count, revision = permutes(pushing.graph), pushing.graph.revision
+        improve(pushing, nodes)
+        assert pushing.graph.revision == revision or permutes(pushing.graph) < count
+
+    monkeypatch.setattr(_Pushing, "improve", strictly)
+
+
+def permutes(graph):
+    return sum(node.kind == "permute" for node in graph.nodes)
+
+
+@pytest.mark.usefixtures("falling")
+@pytest.mark.parametrize(("op", "dims"), [("sub", (0, 1, 3, 2)), ("add", (0, 3, 2, 1)), ("add", (0, 2, 1))])
+@pytest.mark.parametrize(
+    "end", [("neg", {}), ("sum", {"dim": (2,)}), ("unsqueeze", {"dim": 0})], ids=lambda end: end[0]
+)
+def test_a_permute_from_a_region_into_itself_is_saved_in_no_order(sketch, op, dims, end):
+    kind, attrs = end
+    h = sketch("relu", sketch.input(*[4] * len(dims)))
+    g = sketch("relu", sketch(op, h, sketch("permute", h, dims=dims)))
+    sketch.returns(sketch("permute", g, dims=dims), sketch(kind, g, **attrs))
+    assert sketch.clean(PushTransposes()).count("permute") == 2
+
+
+@pytest.mark.usefixtures("falling")
+def test_a_permute_from_a_region_into_itself_follows_it(sketch):
+    h = sketch("relu", permuted(sketch, sketch.input(3, 3, 3, 3)))
+    g = sketch("add", h, permuted(sketch, h, (0, 2, 1, 3)))
+    sketch.returns(sketch("reshape", permuted(sketch, g, FIRST), shape=(81,)))
+    assert sketch.clean(PushTransposes()) == ["relu", "permute", "add", "reshape"]
