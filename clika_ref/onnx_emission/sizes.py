@@ -126,7 +126,7 @@ class SizeEmitter:
 
     def _floor_divide(self, expr: sympy.Basic) -> ir.Value:
         a, b = self._together(*expr.args)
-        if not expr.args[0].is_nonnegative:  # ONNX truncates, Python rounds down
+        if not all(arg.is_nonnegative for arg in expr.args):  # ONNX truncates, Python rounds down
             a = self.op.Sub(a, self.op.Mod(a, b))
         return self.op.Div(a, b)
 

@@ -23,6 +23,7 @@ EXPRESSIONS = [
     torch_sympy.FloorDiv(A, 4),
     torch_sympy.FloorDiv(A - B, 4),
     torch_sympy.FloorDiv(B - A - 1, 3),
+    torch_sympy.FloorDiv(A, B - 9),
     torch_sympy.Mod(A, 4),
     torch_sympy.PythonMod(B - A, 4),
     torch_sympy.Max(A, B, 5),
