@@ -225,6 +225,14 @@ def test_sizes_that_depend_on_data_are_found_at_each_call(agree):
     agree(chosen, [torch.randn(20)], [torch.ones(20), -torch.ones(20)])
 
 
+def test_a_number_computed_from_sides_decides_the_dtype_of_what_it_fills(agree):
+    def filled(x):
+        n = x.shape[0]
+        return [torch.full((2,), number) for number in (1 / n, n**-0.5, n // 2, n > 3, 2 + 3j)]
+
+    agree(filled, [torch.randn(2, 4), torch.randn(3, 4)], [torch.randn(1, 4), torch.randn(8, 4)])
+
+
 def test_three_inputs_may_vary_other_sides_each(agree):
     traced = images((1, 3, 16, 16), (2, 3, 16, 16), (1, 3, 20, 16))
     module = agree(ConvNet(), traced, images((3, 3, 18, 16), (1, 3, 33, 16)))

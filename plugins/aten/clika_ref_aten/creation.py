@@ -14,6 +14,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import KEEP_FLOAT, SAME_SCALE
 from clika_ref.core.types import TensorType
+from clika_ref_aten.elementwise import kind_of
 
 aten = torch.ops.aten
 
@@ -22,9 +23,7 @@ DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool, torch.float64, to
 
 def _dtype_of(*numbers):
     """Return the dtype that ATen gives to numbers where none is asked for."""
-    if any(isinstance(n, float) for n in numbers):
-        return torch.get_default_dtype()
-    return torch.bool if all(isinstance(n, bool) for n in numbers) else torch.int64
+    return torch.tensor([kind_of(n)() for n in numbers], device="meta").dtype
 
 
 # One form for every tensor of one number: zeros, ones, new_*, *_like; so that passes see one operator

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sympy.logic.boolalg import Boolean
 
+from clika_ref.core.ir import Value
 from clika_ref.core.symbols import is_symbolic
 
 if TYPE_CHECKING:
@@ -63,11 +65,20 @@ def common_dtype(op, *operands) -> torch.dtype:
     return torch.result_type(*(_stand_in(op, o) for o in operands))
 
 
+def kind_of(number: Any) -> type:
+    """Return the Python type of a number; of a size expression, or a tensor read as one, that of what it will be."""
+    if isinstance(number, Value):  # integers that are read from tensors are symbols
+        return float
+    if not is_symbolic(number):
+        return type(number)
+    if isinstance(number, Boolean):
+        return bool
+    return int if number.is_integer else float
+
+
 def _stand_in(op, operand: Any) -> Any:
-    if is_symbolic(operand):
-        return 1 if operand.is_integer else 1.0
-    if isinstance(operand, int | float):
-        return operand
+    if is_symbolic(operand) or isinstance(operand, int | float):
+        return kind_of(operand)(1)
     return torch.empty((1,) * op.rank(operand), dtype=op.dtype(operand), device="meta")
 
 
