@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.types import Number
-from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv
+from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, TruncToInt
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
@@ -15,6 +15,7 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import KEEP_FLOAT, SAME_SCALE
 from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import kind_of
+from clika_ref_aten.spatial import ceil_divide, floor_divide
 
 aten = torch.ops.aten
 
@@ -144,35 +145,53 @@ def _(*, start, end, step, dtype, device):
     dtype = dtype or _dtype_of(start, end, step, 0)
     if not is_symbolic((start, end, step)):
         return TensorType(dtype, tuple(torch.arange(start, end, step, dtype=dtype, device="meta").shape))
-    return TensorType(dtype, (_count(start, end, step),))
+    return TensorType(dtype, (_count(*_counted(start, end, step, dtype=dtype)),))
+
+
+def cut_off(number: Any) -> Any:
+    """Return a number, or a size expression, without its fraction."""
+    if is_symbolic(number):
+        return number if number.is_integer else TruncToInt(number)
+    return int(number)
+
+
+def _counted(*numbers, dtype) -> tuple[Any, ...]:
+    """Return the ends and the step that eager counts with: of int64, but of no other integers, without fractions."""
+    return tuple(map(cut_off, numbers)) if dtype == torch.int64 else numbers
 
 
 def _count(start, end, step) -> Any:
     """Return ``ceil((end - start) / step)`` as a size expression."""
-    if any(isinstance(n, float) for n in (start, end, step)):
+    if float in map(kind_of, (start, end, step)):
         return CeilToInt(FloatTrueDiv(end - start, step))
     if step == 1:
         return end - start
-    return FloorDiv(end - start + step - (1 if step > 0 else -1), step)
+    if _is_nonnegative(step):
+        return ceil_divide(end - start, step)
+    return -floor_divide(start - end, step)
+
+
+def _is_nonnegative(number) -> bool:
+    """Whether a number is known to be."""
+    return bool(number.is_nonnegative) if is_symbolic(number) else number >= 0
 
 
 @arange.onnx
 def _(op, *, start, end, step, dtype, device):
-    dtype = op.result.dtype
+    dtype, (count,) = op.result.dtype, op.result.shape
     if not is_symbolic((start, end, step)):
         return op.constant(torch.arange(start, end, step, dtype=dtype), dtype)
-    count = op.promote(0, _count(start, end, step), 1, to=torch.int64)
-    if not any(isinstance(n, float) for n in (start, end, step)):
-        if all(n.is_nonnegative if is_symbolic(n) else n >= 0 for n in (start, step)):
-            return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
-        # ONNX Runtime makes a Slice of Gather(x, Range), and to a Slice an end of -1 is the last element.
-        first, by = op.promote(start, step, to=torch.int64)
-        return op.cast(op.Add(op.Mul(op.Range(*count), by), first), dtype)
+    start, end, step = _counted(start, end, step, dtype=dtype)
+    if all(kind_of(n) is int for n in (start, end, step)) and _is_nonnegative(start) and _is_nonnegative(step):
+        return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
     if not dtype.is_floating_point:
-        start, step = (n if is_symbolic(n) else int(n) for n in (start, step))  # as eager does, after it has counted
-    position = op.cast(op.Range(*count), torch.float64)  # a running sum, which Range is, would drift
-    first, by = op.promote(start, step, to=torch.float64)
-    return op.cast(op.Add(op.Mul(position, by), first), dtype)
+        start, step = cut_off(start), cut_off(step)  # as eager does, after it has counted
+    # Positions first: ONNX Runtime makes a Slice of Gather(x, Range), and to a Slice an end of -1 is the last element;
+    # and a running sum, which a Range of floats is, would drift.
+    place = op.Range(*op.promote(0, count, 1, to=torch.int64))
+    wide = torch.float64 if float in map(kind_of, (start, step)) else torch.int64
+    place, first, by = op.promote(place, start, step, to=wide)
+    return op.cast(op.Add(op.Mul(place, by), first), dtype)
 
 
 @arange.samples

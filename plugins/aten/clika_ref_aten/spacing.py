@@ -11,6 +11,7 @@ from clika_ref.core.accuracy import ulp
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
+from clika_ref_aten.creation import cut_off
 
 aten = torch.ops.aten
 
@@ -39,7 +40,7 @@ def _spaced(op, start, end, steps, dtype):
     """Count from both ends, as eager does, so that both are met exactly."""
     within = dtype if dtype in (torch.float32, torch.float64) else torch.float64
     if whole := not dtype.is_floating_point:
-        start, end = (n if is_symbolic(n) else int(n) for n in (start, end))
+        start, end = cut_off(start), cut_off(end)
     first, last, one, gaps = op.promote(start, end, 1, steps - 1, to=within)
     gap = op.Div(op.Sub(last, first), op.Max(gaps, one))
     position = op.cast(op.Range(*op.promote(0, steps, 1, to=torch.int64)), within)

@@ -19,6 +19,7 @@ from clika_ref_aten import (
     variance,
 )
 from one_operator import run_onnx
+from torch.utils._sympy.functions import IntTrueDiv
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
@@ -30,6 +31,7 @@ from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission.emission import emit
 
 N, M, U = named("n"), named("m"), named("u")
+HALF = IntTrueDiv(N, 2)
 SIZES = ({"n": 3, "m": 5}, {"n": 1, "m": 2}, {"n": 6, "m": 1})
 
 
@@ -80,7 +82,11 @@ CALLS: list[tuple[Operator, tuple[Any, ...], dict[str, Any]]] = [
     (creation.arange, (), {"start": N, "end": -2, "step": -3, "dtype": torch.float32}),
     (creation.arange, (), {"start": 0.5, "end": N + 1, "step": 0.3}),
     (creation.arange, (), {"start": N, "end": -N, "step": -1.0, "dtype": torch.int64}),
+    (creation.arange, (), {"start": 0, "end": N, "step": M}),
+    (creation.arange, (), {"start": N, "end": 0, "step": M - 6}),
+    *((creation.arange, (), {"start": HALF, "end": 2 * N, "dtype": d}) for d in (None, torch.int64, torch.int32)),
     (spacing.linspace, (), {"start": -1.0, "end": 1.0, "steps": N}),
+    (spacing.linspace, (), {"start": -HALF, "end": 3 * HALF, "steps": 5, "dtype": torch.int64}),
     (spacing.linspace, (), {"start": 0, "end": N - 1, "steps": M}),
     (spacing.linspace, (), {"start": 3, "end": -7, "steps": 2 * N + 1, "dtype": torch.int64}),
     (spacing.linspace, (), {"start": -1.5, "end": 2.5, "steps": M + N, "dtype": torch.int32}),
