@@ -51,7 +51,8 @@ def fold_batch_norm(node: Node, build: Builder):
     if not _stays_finite(weight, scale, shift):
         return Skip("the folded weight overflows", 6)
     base = weight.name.removesuffix("weight").rstrip(".") or node.name
-    made_of = (weight, bias, *statistics, node.attrs["eps"], layer.kind, layer.attrs.get("groups"))
+    gamma, _, _, var = statistics
+    made_of = (weight, gamma, var, node.attrs["eps"], layer.kind, layer.attrs.get("groups"))
     scaled = build.constant(_Folded(made_of, layer, scale), weight.name, weight.type)
     shifted = build.constant(shift.to(weight.type.dtype), bias.name if bias else f"{base}.bias")
     return build(layer.op, x, scaled, shifted, types=(node.output.type,), **layer.attrs)

@@ -170,3 +170,14 @@ def test_a_layer_that_is_called_twice_is_folded_into_one_weight_that_merging_nee
     one, other = (value.producer for value in sketch.graph.outputs)
     assert one.inputs[1] is other.inputs[1]
     assert one.inputs[1].data.shape == w.type.shape
+
+
+def test_a_weight_is_folded_into_one_whatever_is_added_behind_it(sketch):
+    x, w = sketch.input(1, 6, 5), sketch.constant(torch.randn(6, 6, 3), "shared")
+    gamma, var = (sketch.constant(torch.rand(6) + 0.5, f"bn.{name}") for name in ("weight", "var"))
+    for i in range(2):
+        bias, beta, mean = (sketch.constant(torch.randn(6), f"{name}{i}") for name in ("bias", "beta", "mean"))
+        sketch.returns(sketch("batch_norm", sketch("conv1d", x, w, bias), gamma, beta, mean, var))
+    assert sketch.clean(FoldBatchNorm(), MergeEqualConstants()) == ["conv1d", "conv1d"]
+    one, other = (value.producer for value in sketch.graph.outputs)
+    assert one.inputs[1] is other.inputs[1]
