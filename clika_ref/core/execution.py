@@ -187,6 +187,8 @@ class _FxWriter:
             return self._value(item)
         if isinstance(item, tuple):
             return tuple(map(self._argument, item))
+        if isinstance(item, complex):  # as text, parts that are infinite, NaN or -0.0 would be others
+            return self.fx.call_function(complex, (item.real, item.imag))
         return self._size(item) if is_symbolic(item) else item
 
     def _size(self, expr: sympy.Basic) -> Any:

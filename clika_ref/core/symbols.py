@@ -100,10 +100,6 @@ def _any(*xs: Any) -> bool:
     return any(xs)
 
 
-def _identity(x: Any) -> Any:
-    return x
-
-
 def _where(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
@@ -144,7 +140,7 @@ FUNCTIONS: dict[type, Callable[..., Any]] = {
     torch_sympy.OpaqueUnaryFn_sqrt: math.sqrt,
     torch_sympy.Max: max,
     torch_sympy.Min: min,
-    torch_sympy.Identity: _identity,
+    torch_sympy.Identity: operator.pos,
     torch_sympy.Where: _where,
 }
 """What each function of an expression means on Python numbers; torch's own nodes included."""

@@ -1,5 +1,6 @@
 """The interpreter and the fast form: one meaning, state, sizes that appear late, and errors that name the node."""
 
+import math
 import re
 
 import pytest
@@ -59,6 +60,15 @@ def test_operands_may_be_numbers_and_size_expressions(graph):
     x = graph.takes("n")
     graph.returns(graph("add", graph("add", x, 0.5), 2 * N + 1))
     assert both(graph, torch.zeros(3))[0].tolist() == [7.5] * 3
+
+
+def test_parts_of_a_complex_operand_may_be_infinite_nan_or_negative_zero(graph):
+    x = graph.takes(1)
+    graph.returns(graph("add", x, complex(-0.0, math.inf)), graph("add", x, complex(math.nan, 0)))
+    infinite, undefined = fast(graph, [torch.tensor([-0.0])])
+    assert torch.signbit(infinite.real)
+    assert torch.isinf(infinite.imag)
+    assert torch.isnan(undefined.real)
 
 
 def test_attributes_may_hold_size_expressions(graph):
