@@ -17,6 +17,7 @@ from clika_ref.capture.aliasing import Aliases, Traced
 from clika_ref.capture.calls import RESHAPES_ITSELF, functional_overload, squeezed_sides, written_arguments
 from clika_ref.capture.decomposition import UNDECLARED, decompose
 from clika_ref.capture.normalization import running_statistics
+from clika_ref.capture.numbers import Number, among_tensors, number_in
 from clika_ref.capture.origins import origin_of
 from clika_ref.capture.regions import region_casts
 from clika_ref.capture.symbols import SymbolTable
@@ -103,6 +104,8 @@ class Importer:
 
     def value_of(self, entry: Any) -> Any:
         """Return the value, number or expression that an entry holds now."""
+        if isinstance(entry, Number):
+            return entry.value
         return self.aliases.current(entry) if isinstance(entry, Traced) else entry
 
     # One call
@@ -153,6 +156,7 @@ class Importer:
         op = self.registry.operator_for(target) or self.fallback(target)
         if op is None:
             return self._decomposed(node, target)
+        args, kwargs = among_tensors(args, kwargs, self.builder())
         values, named = self._plain(args), self._plain(kwargs)
         if self._autocast is not None:
             values = self._casted(target, node, values)
@@ -190,7 +194,7 @@ class Importer:
             if isinstance(fake, torch.SymInt):
                 self.table.bind_element(self.value_of(entry), fake)
             elif isinstance(fake, torch.SymFloat):
-                return entry  # a 0-d tensor promotes as the number would
+                return number_in(self.value_of(entry), self.builder())
         return self.table.translate(fake)
 
     # Writes

@@ -1,0 +1,65 @@
+"""Numbers that forward reads from tensors: they carry no gradient, and promote and compute as Python's do."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+
+X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.1
+
+
+class Scaled(nn.Module):
+    """A weight and a gain, of which a function makes a result."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, 4))
+        self.gain = nn.Parameter(torch.tensor(2.5))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x * self.weight, self.gain)
+
+
+def gradients(model):
+    """Train one step on X and return what every parameter got."""
+    model(X).pow(2).sum().backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, gain: y * float(gain),
+        lambda y, gain: y / y.norm().item(),
+        lambda y, gain: (2 * y).clamp(max=gain.item()),
+        lambda y, gain: y.masked_fill(y > 1, gain.reshape(1).item()),
+    ],
+    ids=["float", "item of a result", "clamp", "one element with a side"],
+)
+def test_no_gradient_flows_through_a_number(function):
+    model = Scaled(function)
+    module = clika_compile(copy.deepcopy(model), tracing_inputs=[X])
+    torch.testing.assert_close(gradients(module), gradients(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: torch.arange(4) * n.item(),
+        lambda x, n: n.item() - torch.arange(4),
+        lambda x, n: x.sum() * n.item(),
+        lambda x, n: x.half().sum() + n.item(),
+        lambda x, n: x.double() * n.item(),
+        lambda x, n: x.half() * 1e-4 * n.item(),
+        lambda x, n: torch.lerp(x, x + 1, n.item()),
+        lambda x, n: torch.where(x > 0.5, x, n.item()),
+    ],
+)
+def test_a_number_promotes_as_pythons_do(agree, tmp_path, function, dtype):
+    module = agree(function, [(X, torch.tensor(0.3, dtype=dtype))])
+    module.clika_export(tmp_path / "promoted.onnx")
