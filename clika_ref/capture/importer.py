@@ -17,7 +17,7 @@ from clika_ref.capture.aliasing import Aliases, Traced
 from clika_ref.capture.calls import RESHAPES_ITSELF, functional_overload, squeezed_sides, written_arguments
 from clika_ref.capture.decomposition import UNDECLARED, decompose
 from clika_ref.capture.normalization import running_statistics
-from clika_ref.capture.numbers import Number, among_tensors, number_in
+from clika_ref.capture.numbers import Number, among_tensors, python_number
 from clika_ref.capture.origins import origin_of
 from clika_ref.capture.regions import region_casts
 from clika_ref.capture.symbols import SymbolTable
@@ -104,8 +104,6 @@ class Importer:
 
     def value_of(self, entry: Any) -> Any:
         """Return the value, number or expression that an entry holds now."""
-        if isinstance(entry, Number):
-            return entry.value
         return self.aliases.current(entry) if isinstance(entry, Traced) else entry
 
     # One call
@@ -164,7 +162,7 @@ class Importer:
         if op.name in ("batch_norm", "instance_norm"):
             self._update_statistics(op.name, call.operands, call.attrs, args)
         attrs = {k: self._attribute_value(v) for k, v in call.attrs.items()}
-        read = [k for k, v in attrs.items() if any(isinstance(leaf, Value) for leaf in pytree.tree_leaves(v))]
+        read = [k for k, v in attrs.items() if any(isinstance(leaf, Value | Number) for leaf in pytree.tree_leaves(v))]
         if read:
             msg = f"its {read[0]} is read from a tensor, as by item(), but a graph holds it as a number; use the tensor"
             raise ModelError(msg)
@@ -189,13 +187,8 @@ class Importer:
         return entries if many else entries[0]
 
     def _number(self, node: fx.Node, fake: Any) -> Any:
-        if node.target in (aten.item.default, aten._local_scalar_dense.default):
-            entry = self._entries(node.args[0])
-            if isinstance(fake, torch.SymInt):
-                self.table.bind_element(self.value_of(entry), fake)
-            elif isinstance(fake, torch.SymFloat):
-                return number_in(self.value_of(entry), self.builder())
-        return self.table.translate(fake)
+        args = tuple(map(self.value_of, self._entries(node.args)))
+        return python_number(node.target, args, fake, self.table, self.builder())
 
     # Writes
 
@@ -348,6 +341,7 @@ class Importer:
             return tuple(map(self._plain, entries))
         if isinstance(entries, dict):
             return {k: self._plain(v) for k, v in entries.items()}
+        self.table.require_known(entries)
         return self.value_of(entries)
 
     def _attribute_value(self, value: Any) -> Any:

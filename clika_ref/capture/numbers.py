@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -9,9 +10,35 @@ from typing import Any
 import torch
 
 from clika_ref.capture.aliasing import Traced
+from clika_ref.capture.symbols import SymbolTable
+from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Value
 from clika_ref.core.types import TensorType
+
+FLOAT = TensorType(torch.float64, ())
+"""What Python computes floats in."""
+
+READING = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+
+OPERATORS = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "truediv": "div",
+    "mod": "remainder",
+    "pow": "pow",
+    "neg": "neg",
+    "abs": "abs",
+    "_sym_sqrt": "sqrt",
+    "sym_max": "maximum",
+    "sym_min": "minimum",
+    "trunc": "trunc",
+    "floor": "floor",
+    "ceil": "ceil",
+    "round": "round",
+}
+"""Python's functions of floats, as traces name them, and the operators that do the same."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +48,23 @@ class Number:
     value: Value
 
 
-def number_in(tensor: Value, build: Builder) -> Number:
-    """Return the float that a tensor of one element holds; no gradient flows back through it."""
-    flat = tensor if tensor.type.rank == 0 else build("reshape", tensor, shape=())
-    return Number(build("detach", flat, types=(flat.type,)))
+def python_number(function: Any, args: Sequence[Any], result: Any, table: SymbolTable, build: Builder) -> Any:
+    """Return the result of a call that gives a number: one that depends on elements, or a number or an expression.
+
+    Raises:
+        ModelError: no operator computes it.
+    """
+    if function in READING:
+        if isinstance(result, torch.SymFloat):
+            return _float_in(args[0], build)
+        if isinstance(result, torch.SymInt):
+            table.bind_element(args[0], result)
+    elif any(isinstance(arg, Number) for arg in args) and not isinstance(result, torch.SymBool):
+        made = _computed(function.__name__, args, build)
+        if isinstance(result, torch.SymFloat):
+            return made
+        table.bind_element(_as(torch.int64, made.value, build), result)
+    return table.translate(result)
 
 
 def among_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], build: Builder) -> tuple[Any, dict[str, Any]]:
@@ -49,6 +89,29 @@ def _dtype_beside(types: list[TensorType]) -> torch.dtype:
     wide = [t.dtype for t in floats if t.rank]
     dtypes = [*wide, torch.float32] if wide else [t.dtype for t in floats] or [torch.get_default_dtype()]
     return reduce(torch.promote_types, dtypes)
+
+
+def _float_in(tensor: Value, build: Builder) -> Number:
+    """Return the float that a tensor of one element holds; no gradient flows back through it."""
+    flat = tensor if tensor.type.rank == 0 else build("reshape", tensor, shape=())
+    return Number(build("detach", flat, types=(flat.type,)))
+
+
+def _computed(function: str, args: Sequence[Any], build: Builder) -> Number:
+    """Return what a function of Python makes of floats and other numbers."""
+    given = [arg for arg in args if arg is not None]
+    op = build.operators.get(OPERATORS.get(function, ""))
+    if op is None or len(given) > len(op.operands):
+        msg = f"{function} of a number that is read from a tensor, as by item(), is no operator; use the tensor"
+        raise ModelError(msg)
+    operands = [_operand(arg, build, literal=p.literal) for arg, p in zip(given, op.operands, strict=True)]
+    return Number(build(op, *operands, types=(FLOAT,)))
+
+
+def _operand(arg: Any, build: Builder, *, literal: bool) -> Any:
+    if isinstance(arg, Number):
+        return _as(FLOAT.dtype, arg.value, build)
+    return arg if literal else build("full", size=(), fill_value=arg, dtype=FLOAT.dtype, types=(FLOAT,))
 
 
 def _as(dtype: torch.dtype, value: Value, build: Builder) -> Value:

@@ -13,6 +13,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.capture.origins import MODULE_CALL, is_operator_inside, is_packaged, short_line
+from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.input_checks import is_met
@@ -61,8 +62,9 @@ class SymbolTable:
                 self._declare_settled(size, Side(value.name, dim), f"{value.name}_{dim}")
 
     def bind_element(self, value: Value, number: torch.SymInt) -> None:
-        """Declare an integer that is read from the one element of a tensor (``x.item()``)."""
-        if self._is_new(number):
+        """Declare an integer that is read from the one element of a tensor (``x.item()``, or ``int(x)`` of a float)."""
+        expr = number.node.expr
+        if expr not in self.ours and not expr.free_symbols <= self.ours.keys():
             self._declare_settled(number, Side(value.name, None), f"{value.name}_item")
 
     def _is_new(self, size: torch.SymInt) -> bool:
@@ -103,6 +105,18 @@ class SymbolTable:
         if known is None:
             known = self._translated[size] = _plain(size.xreplace(self.ours))
         return known
+
+    def require_known(self, item: Any) -> None:
+        """Refuse an expression of numbers for which no symbol stands: Python read them from tensors, and made more.
+
+        Raises:
+            ModelError: it is one.
+        """
+        if isinstance(item, sympy.Basic) and not item.free_symbols <= set(self.ours.values()):
+            msg = (
+                f"it needs {item}, which Python computes from what it reads from a tensor, as by item(); use the tensor"
+            )
+            raise ModelError(msg)
 
     def guards(self, env: ShapeEnv | None) -> list[TracedGuard]:
         """Return every relation between sizes that the trace relied on."""

@@ -1,12 +1,14 @@
 """Numbers that forward reads from tensors: they carry no gradient, and promote and compute as Python's do."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 
 from clika_ref import clika_compile
+from clika_ref.core.errors import ModelError
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.1
 
@@ -63,3 +65,38 @@ def test_no_gradient_flows_through_a_number(function):
 def test_a_number_promotes_as_pythons_do(agree, tmp_path, function, dtype):
     module = agree(function, [(X, torch.tensor(0.3, dtype=dtype))])
     module.clika_export(tmp_path / "promoted.onnx")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: x * (n.item() * 2),
+        lambda x, n: x / (1 - n.item() ** 0.5),
+        lambda x, n: x * max(n.item(), 1.0) - min(2, n.item()),
+        lambda x, n: x * (abs(-n.item()) + math.sqrt(n.item())),
+        lambda x, n: x * (n.item() % 2 + n.item() // 2),
+        lambda x, n: x * (n.item() / x.shape[0]) * x.sum().item(),
+        lambda x, n: torch.arange(3) * round(n.item()),
+        lambda x, n: torch.cat([x[: int(n)], x[: math.floor(n.item()) - 1], x[math.ceil(n.item() / 2) - 1 :]]),
+    ],
+)
+def test_python_computes_with_a_number_and_with_the_integers_that_it_makes_of_it(agree, tmp_path, function):
+    inputs = [(X, torch.tensor(2.7)), (torch.cat([X, X]), torch.tensor(3.5))]
+    module = agree(function, inputs, [(X, torch.tensor(1.1))])
+    module.clika_export(tmp_path / "computed.onnx")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda x, n: x * (n.item() > 1),
+            r"mul.* at test_numbers.py:\d+: it needs zuf0 > 1.0, which Python computes from",
+        ),
+        (lambda x, n: x * round(n.item(), 1), r"test_numbers.py:\d+: round of a number .* is no operator"),
+        (lambda x, n: x * (n > 1).item(), r"test_numbers.py:\d+: it needs Eq\(u0, 1\), which Python computes from"),
+    ],
+)
+def test_what_no_graph_makes_of_a_number_is_refused_with_its_line(function, message):
+    with pytest.raises(ModelError, match=message):
+        clika_compile(function, tracing_inputs=[(X, torch.tensor(2.7))])
