@@ -47,6 +47,10 @@ class Number:
 
     value: Value
 
+    def __str__(self) -> str:
+        assert self.value.producer is not None
+        return f"{self.value.name} (in {self.value.producer.origin})"
+
 
 def python_number(function: Any, args: Sequence[Any], result: Any, table: SymbolTable, build: Builder) -> Any:
     """Return the result of a call that gives a number: one that depends on elements, or a number or an expression.

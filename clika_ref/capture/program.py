@@ -16,6 +16,7 @@ from clika_ref.capture.aliasing import Traced
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.importer import Fallback, Importer
 from clika_ref.capture.messages import MismatchError, unsupported_calls
+from clika_ref.capture.numbers import Number
 from clika_ref.capture.symbols import SymbolTable, TracedGuard
 from clika_ref.core.errors import ModelError
 from clika_ref.core.invariants import verify
@@ -178,10 +179,16 @@ class ProgramImporter:
         if isinstance(entry, Traced):
             self.graph.add_output(self.importer.value_of(entry))
             return OutputLeaf(len(self.graph.outputs) - 1, name=name)
-        if isinstance(entry, sympy.Basic) and not self._from_inputs() >= {str(s) for s in entry.free_symbols}:
+        if self._is_read(entry):
             msg = f"forward returns {entry}, a number that it reads from a tensor; return that tensor instead"
             raise ModelError(msg)
         return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry, name)
+
+    def _is_read(self, entry: Any) -> bool:
+        """Whether a number depends on the elements of a tensor."""
+        if isinstance(entry, sympy.Basic):
+            return not self._from_inputs() >= {str(s) for s in entry.free_symbols}
+        return isinstance(entry, Number)
 
     def _from_inputs(self) -> set[str]:
         inputs = {v.name for v in self.graph.inputs}

@@ -393,3 +393,17 @@ def test_a_number_that_is_read_from_a_tensor_is_no_result():
         ModelError, match=r"returns \w+item \+ 1, a number that it reads from a tensor; return that tensor"
     ):
         clika_compile(longest, tracing_inputs=[(torch.randn(2, 3), torch.tensor([1, 2]))])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: (x * 2, x.mean().item()), lambda x: (x * 2, x[0].tolist()), lambda x: (x * 2, x.mean().item() * 2)],
+    ids=["item", "tolist", "computed"],
+)
+def test_a_float_that_is_read_from_a_tensor_is_no_result(function):
+    """It came back as a tensor."""
+    with pytest.raises(
+        ModelError,
+        match=r"returns \w+ \(in <root> at .*py:\d+\), a number that it reads from a tensor; return that tensor",
+    ):
+        clika_compile(function, tracing_inputs=[torch.randn(2, 3)])
