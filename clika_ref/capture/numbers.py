@@ -62,7 +62,7 @@ def python_number(function: Any, args: Sequence[Any], result: Any, table: Symbol
         if isinstance(result, torch.SymFloat):
             return _float_in(args[0], build)
         if isinstance(result, torch.SymInt):
-            table.bind_element(args[0], result)
+            table.bind_element(_computed_value(args[0], build), result)
     elif any(isinstance(arg, Number) for arg in args) and not isinstance(result, torch.SymBool):
         made = _computed(function.__name__, args, build)
         if isinstance(result, torch.SymFloat):
@@ -93,6 +93,11 @@ def _dtype_beside(types: list[TensorType]) -> torch.dtype:
     wide = [t.dtype for t in floats if t.rank]
     dtypes = [*wide, torch.float32] if wide else [t.dtype for t in floats] or [torch.get_default_dtype()]
     return reduce(torch.promote_types, dtypes)
+
+
+def _computed_value(value: Value, build: Builder) -> Value:
+    """Return a value from which a symbol may be read: symbols are read from inputs and from what nodes compute."""
+    return build("detach", value, types=(value.type,)) if value.is_constant else value
 
 
 def _float_in(tensor: Value, build: Builder) -> Number:

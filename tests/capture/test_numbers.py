@@ -100,3 +100,40 @@ def test_python_computes_with_a_number_and_with_the_integers_that_it_makes_of_it
 def test_what_no_graph_makes_of_a_number_is_refused_with_its_line(function, message):
     with pytest.raises(ModelError, match=message):
         clika_compile(function, tracing_inputs=[(X, torch.tensor(2.7))])
+
+
+class Cache(nn.Module):
+    """A cache that is filled from where the last call ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("position", torch.tensor(0))
+        self.register_buffer("kept", torch.zeros(99, 4))
+
+    def forward(self, x):
+        start = self.position.item()
+        self.kept[start : start + 3] = x
+        self.position.add_(3)
+        return self.kept.sum(0) * self.position.item()
+
+
+def test_an_integer_in_a_buffer_is_read_anew_at_each_call(agree, tmp_path):
+    module = agree(Cache(), [X], [X, 2 * X])
+    module.clika_export(tmp_path / "cache.onnx")
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x, n: x * n.item(), lambda x, n: x[:, : n.item()], lambda x, n: x.expand(n, 3, 4)]
+)
+def test_an_integer_in_a_buffer_may_change_between_calls(read):
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.tensor(3))
+
+        def forward(self, x):
+            return read(x, self.count)
+
+    module = clika_compile(Counted(), tracing_inputs=[X])
+    module.count.fill_(2)
+    torch.testing.assert_close(module(X), read(X, module.count))
