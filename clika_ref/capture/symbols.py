@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from clika_ref.capture.origins import MODULE_CALL, is_operator_inside, is_packaged, short_line
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.symbols import Guard, Side, Symbol
 from clika_ref.input_checks import is_met
 
 _USER_LINE = re.compile(r"# (\S+):(\d+) in ")
@@ -91,8 +91,8 @@ class SymbolTable:
         name, count = hint, 1
         while name in self.graph.symbols:
             name, count = f"{hint}_{count}", count + 1
-        self.graph.symbols[name] = Symbol(name, 0, None, side)
-        self.ours[raw] = named(name)
+        self.graph.symbols[name] = Symbol(name, None if side.dim is None else 0, None, side)
+        self.ours[raw] = self.graph.symbols[name].expr
         self._translated.clear()
 
     def translate(self, size: Any) -> Any:
@@ -139,7 +139,8 @@ class SymbolTable:
                 continue
             own = [t.guard for t in found if t.guard.relation.free_symbols == {symbol} and not t.testable]
             # Torch's symbols of sides are positive to sympy, which answers ``side == 0`` before a guard is raised.
-            for lower in sorted({1 if raw.is_positive else 0, int(bounds.lower)} - {0}, reverse=True):
+            lowers = {int(bounds.lower), *((1,) if raw.is_positive else ()), *((0,) if raw.is_nonnegative else ())}
+            for lower in sorted(lowers - ({0} if symbol.is_nonnegative else set()), reverse=True):
                 if all(is_met(guard, {symbol.name: lower - 1}) for guard in own):
                     yield TracedGuard(Guard(sympy.Ge(symbol, lower), ""), testable=True)
 

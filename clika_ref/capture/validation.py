@@ -188,11 +188,12 @@ class Validation:
         leaves = self._smallest()
         base = self._sizes(leaves)
         evidence = Evidence()
-        # Whether 0 is served is a question of its own: without elements there is little to compare.
-        for lengths in ((1, 2, 3, None), (0,)):
+        # Whether 0 is served is a question of its own: without elements there is little to compare. No length is less.
+        for lengths in ((1, 2, 3, None), (0,), (-1, -4)):
             for length, symbols in product(lengths, self._together()):
                 size = base.get(symbols[0].name, 3) + 1 if length is None else length
-                self._run_at(leaves, symbols, size, evidence)
+                if size >= 0 or all(s.side.dim is None for s in symbols):
+                    self._run_at(leaves, symbols, size, evidence)
             for g in evidence.idle(g for g in self.result.guards if g.testable):
                 self._drop(g)
 
@@ -274,21 +275,24 @@ def _is_implied(g: Guard, guards: Sequence[Guard]) -> bool:
     bound, symbols = g.relation, g.relation.free_symbols
     if g.line or not isinstance(bound, sympy.Ge) or len(symbols) != 1 or not isinstance(bound.rhs, sympy.Integer):
         return False
+    if not bound.lhs.is_nonnegative:
+        return False
     others = [o for o in guards if o is not g and o.relation.free_symbols == symbols]
     below = [{str(bound.lhs): length} for length in range(int(bound.rhs))]
     return all(any(not is_met(o, sizes) for o in others) for sizes in below)
 
 
-def _lowest(symbol: Symbol, guards: Sequence[Guard]) -> int:
+def _lowest(symbol: Symbol, guards: Sequence[Guard]) -> int | None:
     """Return the least length that guards of the form ``length >= number`` leave."""
-    bounds = [
+    bounds = [] if symbol.low is None else [symbol.low]
+    bounds += [
         int(g.relation.rhs) + isinstance(g.relation, sympy.Gt)
         for g in guards
         if isinstance(g.relation, sympy.Ge | sympy.Gt)
         and g.relation.lhs == symbol.expr
         and isinstance(g.relation.rhs, sympy.Integer)
     ]
-    return max([symbol.low, *bounds])
+    return max(bounds, default=None)
 
 
 def _listed(numbers: list[int]) -> str:

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.core.errors import PassError
 from clika_ref.core.ir import Data, Graph, Node, Value
-from clika_ref.core.symbols import evaluate, is_symbolic, named
+from clika_ref.core.symbols import evaluate, is_symbolic
 from clika_ref.core.types import Origin, TensorType
 
 if TYPE_CHECKING:
@@ -79,13 +79,11 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
     Backed symbols give wrong types in silence, and an environment that is shared keeps assumptions of earlier calls.
     """
     env = ShapeEnv()
-    sizes: dict[str, Any] = {}
-    for item in (*operands, *attrs.values()):
-        for symbol in sorted(_symbols(item), key=lambda s: s.name):
-            if symbol.name not in sizes:
-                sizes[symbol.name] = env.create_unbacked_symint()
-                torch._check(sizes[symbol.name] >= 0)
-    own = {size.node.expr: named(name) for name, size in sizes.items()}
+    symbols = sorted(_symbols((*operands, *attrs.values())), key=lambda s: s.name)
+    sizes = {symbol.name: env.create_unbacked_symint() for symbol in symbols}
+    for symbol in symbols:
+        torch._check(not symbol.is_nonnegative or sizes[symbol.name] >= 0)
+    own = {sizes[symbol.name].node.expr: symbol for symbol in symbols}
     assumed = sum(map(len, env.deferred_runtime_asserts.values()))
     with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
         tensors = [_fake(t, sizes) for t in operands]

@@ -34,10 +34,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A named length: its inclusive range (``high`` None: unbounded), the side it is read from, and a legal example."""
+    """A named length or number: its inclusive range (None: no end), the side it is read from, a legal example."""
 
     name: str
-    low: int
+    low: int | None
     high: int | None
     side: Side
     example: int | None = None
@@ -45,10 +45,11 @@ class Symbol:
     @property
     def expr(self) -> sympy.Symbol:
         """The sympy symbol that stands for it in types and attributes."""
-        return named(self.name)
+        return named(self.name, is_length=self.side.dim is not None)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.low}..{'' if self.high is None else self.high} from {self.side}"
+        low, high = ("" if end is None else end for end in (self.low, self.high))
+        return f"{self.name}: {low}..{high} from {self.side}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,9 @@ class Guard:
 
 
 @cache
-def named(name: str) -> sympy.Symbol:
-    """Return the one sympy symbol of that name: a length, hence an integer that is not negative."""
-    return sympy.Symbol(name, integer=True, nonnegative=True)
+def named(name: str, *, is_length: bool = True) -> sympy.Symbol:
+    """Return the one sympy symbol of that name, an integer: a length is not negative, another number may be."""
+    return sympy.Symbol(name, integer=True, nonnegative=is_length or None)
 
 
 def _sum(*xs: Any) -> Any:
@@ -111,6 +112,7 @@ FUNCTIONS: dict[type, Callable[..., Any]] = {
     sympy.Mod: operator.mod,
     sympy.floor: _floor,
     sympy.ceiling: _ceil,
+    sympy.Abs: abs,
     sympy.Max: max,
     sympy.Min: min,
     sympy.Eq: operator.eq,

@@ -13,7 +13,7 @@ import torch
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.symbols import Symbol, named
+from clika_ref.core.symbols import Symbol
 from clika_ref.input_checks import check_inputs
 from clika_ref.symbol_substitution import substitute_symbols
 
@@ -48,8 +48,8 @@ def restrict_dynamic_sides(
         if key not in names:
             mapping[symbol.expr] = sympy.Integer(sizes[key])
             continue
-        mapping[symbol.expr] = named(names[key])
         kept[names[key]] = _both(names[key], kept.get(names[key], symbol), symbol, sizes.get(key, symbol.example))
+        mapping[symbol.expr] = kept[names[key]].expr
     graph.symbols = kept
     substitute_symbols(graph, {old: new for old, new in mapping.items() if old != new})
 
@@ -155,5 +155,6 @@ def _different_names(free: Sequence[str], labels: Mapping[str, str], symbols: Co
 
 def _both(name: str, one: Symbol, other: Symbol, example: int | None) -> Symbol:
     """Return a symbol for two sides that are one, read from the first."""
-    bounds = [s.high for s in (one, other) if s.high is not None]
-    return Symbol(name, max(one.low, other.low), min(bounds, default=None), one.side, example)
+    lows = [s.low for s in (one, other) if s.low is not None]
+    highs = [s.high for s in (one, other) if s.high is not None]
+    return Symbol(name, max(lows, default=None), min(highs, default=None), one.side, example)

@@ -56,7 +56,9 @@ class SizeEmitter:
     def bind(self, symbol: Symbol, source: ir.Value) -> None:
         """Declare the value that carries a symbol; it is read where an expression first needs it."""
         self._sources[symbol.expr] = (source, symbol.side.dim)
-        self._in_range[symbol.expr] = sympy.Dummy(integer=True, nonnegative=True) + symbol.low
+        lowest = symbol.low
+        anything = sympy.Dummy(integer=True, nonnegative=lowest is not None or None)
+        self._in_range[symbol.expr] = anything + (lowest or 0)
 
     def may_be_zero(self, size: Any) -> bool:
         """Whether a size may turn out to be 0, for all that the ranges of its symbols tell."""
@@ -169,6 +171,7 @@ RULES: dict[type, Callable[[SizeEmitter, Any], Any]] = {
     torch_sympy.Mod: SizeEmitter._mod,
     torch_sympy.PythonMod: SizeEmitter._mod,
     sympy.Mod: SizeEmitter._mod,
+    sympy.Abs: lambda s, e: s.op.Abs(s.one(e.args[0])),
     torch_sympy.Max: lambda s, e: s._fold("Max", e),
     torch_sympy.Min: lambda s, e: s._fold("Min", e),
     sympy.Max: lambda s, e: s._fold("Max", e),

@@ -82,7 +82,7 @@ def decode(item: Any) -> Any:
 
 def _encode_expression(expr: sympy.Basic) -> Any:
     if isinstance(expr, sympy.Symbol):
-        return expr.name
+        return expr.name if expr.is_nonnegative else ["number", expr.name]
     if isinstance(expr, sympy.Integer):
         return int(expr)
     if isinstance(expr, sympy.Rational):
@@ -104,6 +104,8 @@ def _decode_expression(item: Any) -> sympy.Basic:
     if isinstance(item, int):
         return sympy.Integer(item)
     head, *arguments = item
+    if head == "number":
+        return named(arguments[0], is_length=False)
     if head == "/":
         return sympy.Rational(int(arguments[0]), int(arguments[1]))
     if head == "bool":

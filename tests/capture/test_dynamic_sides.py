@@ -228,7 +228,7 @@ def test_sizes_that_depend_on_data_are_found_at_each_call(agree):
 def test_a_number_computed_from_sides_decides_the_dtype_of_what_it_fills(agree):
     def filled(x):
         n = x.shape[0]
-        return [torch.full((2,), number) for number in (1 / n, n**-0.5, n // 2, n > 3, 2 + 3j)]
+        return [torch.full((2,), number) for number in (1 / n, n**-0.5, n, n // 2, n > 3, 2 + 3j)]
 
     agree(filled, [torch.randn(2, 4), torch.randn(3, 4)], [torch.randn(1, 4), torch.randn(8, 4)])
 

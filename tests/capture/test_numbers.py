@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -137,3 +138,31 @@ def test_an_integer_in_a_buffer_may_change_between_calls(read):
     module = clika_compile(Counted(), tracing_inputs=[X])
     module.count.fill_(2)
     torch.testing.assert_close(module(X), read(X, module.count))
+
+
+def signs(x, k):
+    return x.roll(k, 1), x + k // 2, x * (k % 3), x * max(k, 0), x * abs(k), x[:, :k]
+
+
+@pytest.mark.parametrize("read", [int, torch.tensor])
+def test_a_number_may_be_negative(tmp_path, read):
+    def model(x, k):
+        return signs(x, int(k))
+
+    x = torch.arange(24.0).reshape(2, 12)
+    compiled = clika_compile(model, tracing_inputs=[(x, read(3)), (x, read(5))], logs_dir=None)
+    loaded = pickle.loads(pickle.dumps(compiled))  # noqa: S301 - just made
+    for k in (-5, -1, 0, 1, 4):
+        for module in (compiled, loaded):
+            assert all(map(torch.equal, module(x, read(k)), model(x, k)))
+    compiled.clika_export(tmp_path / "model.onnx")
+
+
+def test_a_branch_on_the_sign_of_a_number_is_guarded():
+    def model(x, k):
+        return x * 2 if k >= 0 else x * 3
+
+    compiled = clika_compile(model, tracing_inputs=[(torch.ones(2), 3), (torch.ones(2), 5)], logs_dir=None)
+    assert torch.equal(compiled(torch.ones(2), 0), torch.full((2,), 2.0))
+    with pytest.raises(ModelError, match=r"k = -1 .* violates k >= 0"):
+        compiled(torch.ones(2), -1)

@@ -111,8 +111,8 @@ def test_sizes_are_read_from_sides_and_from_numbers(graph):
 
 def test_a_number_among_the_inputs_is_a_size(graph):
     length = graph.add_input(TensorType(torch.int64, ()), "length")
-    graph.symbols["length"] = Symbol("length", 0, None, Side(length.name, None))
-    graph.returns(graph("full", size=(named("length"),), value=1.0))
+    symbol = graph.symbols["length"] = Symbol("length", None, None, Side(length.name, None))
+    graph.returns(graph("full", size=(symbol.expr,), value=1.0))
     assert both(graph, torch.tensor(3))[0].shape == (3,)
 
 

@@ -41,6 +41,7 @@ CASES = [
     (sympy.floor(N * HALF), lambda n, _: n // 2),
     (sympy.floor((N - M) * HALF), lambda n, m: (n - m) // 2),
     (sympy.ceiling(N * HALF), lambda n, _: -(-n // 2)),
+    (sympy.Abs(N - M), lambda n, m: abs(n - m)),
     (sympy.Max(N, M), max),
     (sympy.Min(N, M), min),
     (sympy.Eq(N, M), lambda n, m: n == m),

@@ -22,7 +22,7 @@ DYNAMIC = ("dynamic",)
 
 def _traced(graph: Graph) -> dict[str, int]:
     """Return the sizes that a trace saw."""
-    return {symbol.name: symbol.example or max(symbol.low, 2) for symbol in graph.symbols.values()}
+    return {symbol.name: symbol.example or max(symbol.low or 0, 2) for symbol in graph.symbols.values()}
 
 
 def _fixed(item: Any, sizes: Mapping[str, int]) -> Any:

@@ -42,7 +42,7 @@ def _method(subject: str, change: str, kind: Any, name: str) -> Any:
 @_method("expand", "a size is baked in at its lower end", SizeEmitter, "bind")
 def _(original, self, symbol, source):
     original(self, symbol, source)
-    self._vectors[symbol.expr] = self.op.ints([max(symbol.low, 1)])
+    self._vectors[symbol.expr] = self.op.ints([max(symbol.low or 0, 1)])
 
 
 @_method("reshape", "every size is read from the first side", SizeEmitter, "bind")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sympy.logic.boolalg import Boolean
+from sympy import Expr
 
 from clika_ref.core.ir import Value
 from clika_ref.core.symbols import is_symbolic
@@ -71,7 +71,7 @@ def kind_of(number: Any) -> type:
         return float
     if not is_symbolic(number):
         return type(number)
-    if isinstance(number, Boolean):
+    if not isinstance(number, Expr):  # a symbol is an instance of Boolean, too
         return bool
     return int if number.is_integer else float
 
