@@ -1,4 +1,4 @@
-"""Run the original model without leaving a trace on it: weights, random state and inputs stay as they were."""
+"""Run the original model without leaving a trace on it: weights, attributes, random state and inputs stay."""
 
 from __future__ import annotations
 
@@ -10,28 +10,66 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clika_ref.capture.attributes import Attributes
 from clika_ref.capture.callables import Callee
 from clika_ref.capture.calls import RESHAPES_ITSELF, written_arguments
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory import trimmed
+from clika_ref.comparison import differences
 from clika_ref.core.errors import ModelError
 from clika_ref.structures import register_dataclasses
 
+Results = tuple[list[Any], pytree.TreeSpec]
+"""The leaves of what a call returns, and their structure."""
 
-def run_eager(callee: Callee, call: ModelCall) -> tuple[list[Any], pytree.TreeSpec]:
+
+def run_eager(callee: Callee, call: ModelCall) -> Results:
     """Return the leaves and the structure of what the model returns for a call; tensors are copies."""
-    return run_watched(callee, call)[0]
+    with trimmed(), unchanged(callee):
+        return _run(callee, call)[0]
 
 
-def run_watched(callee: Callee, call: ModelCall) -> tuple[tuple[list[Any], pytree.TreeSpec], list[str]]:
-    """Return what `run_eager` does, and the names of the parameters that the model writes to.
+def run_watched(callee: Callee, call: ModelCall) -> tuple[Results, list[str]]:
+    """Return what `run_eager` does, and the names of the parameters and buffers of which a trace must show a write.
 
     Raises:
-        ModelError: the model gives a parameter or buffer other data, through ``.data``.
+        ModelError: the model gives a parameter or buffer other data, through ``.data``, or its results depend on what
+            an earlier call left in an attribute.
     """
+    with trimmed(), unchanged(callee):
+        before = Attributes(callee.module)
+        found, written = _run(callee, call)
+        changed, bound = before.changed(), before.bound_anew()
+        if changed:
+            _require_caches(callee, call, before, changed)
+        return found, written + bound
+
+
+def _require_caches(callee: Callee, call: ModelCall, before: Attributes, changed: list[str]) -> None:
+    """Refuse attributes that forward changed, unless they are caches: with them and without, results are the same.
+
+    A graph computes anew what a cache holds. Parameters and buffers, whose changes it keeps, are those of a second call
+    both times.
+    """
+    with unchanged(callee):
+        (found, structure), _ = _run(callee, call)
+    before.restore(state=False)
+    (fresh, expected), _ = _run(callee, call)
+    if structure != expected or differences(fresh, found):
+        names = ", ".join(f"self.{name}" for name in changed)
+        msg = (
+            f"{callee.name} returns something else when it is called again with the same input: forward changes {names}"
+            ", and no graph keeps what an attribute holds. Make it a buffer (self.register_buffer) of one shape that "
+            "forward writes to; what only the first call makes is kept where the model was called before it is compiled"
+        )
+        raise ModelError(msg)
+
+
+def _run(callee: Callee, call: ModelCall) -> tuple[Results, list[str]]:
+    """Run the model, and undo only what it wrote to parameters, whose names come with the results."""
     copy = call.copy()
     kept = _Kept(callee.module)
-    with trimmed(), unchanged(callee), callee.as_module() as module, torch.no_grad(), kept.restored():
+    with callee.as_module() as module, torch.no_grad(), kept.restored():
         with kept, without_fast_path():
             result = module(*copy.args, **copy.kwargs)
         kept.require_own_data()
@@ -131,22 +169,20 @@ def _same(tensor: torch.Tensor, data: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def unchanged(callee: Callee) -> Iterator[None]:
-    """Restore what was written to or bound anew, and the state of the random generator, on leaving.
+    """Restore what was written to, bound anew or cached, and the state of the random generator, on leaving.
 
-    Buffers always; parameters where the model stays with its user, as it takes a second copy of them: `_Kept` takes one
-    only of what is written to.
+    Attributes and the data of buffers always; parameters where the model stays with its user, as it takes a second copy
+    of them: `_Kept` takes one only of what is written to.
     """
     module = callee.module
-    holders: list[dict[str, Any]] = [h for part in module.modules() for h in (part._parameters, part._buffers)]
-    bound = [(held, dict(held)) for held in holders]
+    attributes = Attributes(module)
     kept = [_stored(t) for t in (*module.buffers(), *(module.parameters() if callee.stays else ()))]
     before = [(t, t.detach().clone()) for t in kept]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
-            for held, original in bound:
-                held.update(original)
+            attributes.restore()
             with torch.no_grad():
                 for tensor, saved in before:
                     if not torch.equal(tensor, saved):  # ``.data`` and batch norm write without raising the version

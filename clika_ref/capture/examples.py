@@ -31,7 +31,7 @@ class TracedCalls:
     specs: tuple[pytree.TreeSpec, ...]
     expected: list[tuple[list[Any], pytree.TreeSpec]]
     written: frozenset[str] = frozenset()
-    """The names of the parameters that eager writes to."""
+    """The names of the parameters that eager writes to, and of what it binds anew in place of state."""
 
     @property
     def parameters(self) -> inspect.Signature:

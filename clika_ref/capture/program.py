@@ -77,7 +77,7 @@ class ProgramImporter:
 
         Raises:
             ModelError: calls are unsupported; all of them are named at once.
-            MismatchError: the program does not show that the model writes to a parameter.
+            MismatchError: the program does not show that the model writes to a parameter, or binds a buffer anew.
         """
         self.importer.aliases.track(self.program.graph_module)
         self._declare_state()
@@ -94,11 +94,12 @@ class ProgramImporter:
         return TracedGraph(self.graph, signature, self.table.guards(self._environment()))
 
     def _require_written(self) -> None:
-        unseen = sorted(self.traced.written - self.graph.state.keys())
+        aliases = self.graph.aliases
+        unseen = sorted({aliases.get(name, name) for name in self.traced.written} - self.graph.state.keys())
         if unseen:
             msg = (
-                f"forward writes to the parameters {', '.join(unseen)} where no trace sees it, as through .data; write "
-                f"to them in place: with torch.no_grad(): self.{unseen[0]}.copy_(...)"
+                f"forward writes to {', '.join(unseen)} where no trace sees it, as through .data or by assigning: "
+                f"write in place, with torch.no_grad(): self.{unseen[0]}.copy_(...)"
             )
             raise MismatchError(msg)
 

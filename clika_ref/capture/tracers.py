@@ -7,6 +7,7 @@ import io
 import logging
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
@@ -17,6 +18,7 @@ from torch.fx.experimental import _config as symbol_config
 from torch.fx.proxy import _STACK_TRACE_ANCHORS
 from torch.nn.modules import transformer
 
+from clika_ref.capture.attributes import is_alike
 from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.eager import without_fast_path
 from clika_ref.capture.inputs import ModelCall
@@ -37,7 +39,40 @@ class Tracer:
 
 
 def _export(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
-    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
+    with _buffers_written(module):
+        return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
+
+
+@contextlib.contextmanager
+def _buffers_written(module: torch.nn.Module) -> Iterator[None]:
+    """Let a trace write to each buffer that forward bound anew, where forward ends.
+
+    By itself torch.export knows those of the outermost module only, and takes another buffer, or an input, for one that
+    comes behind a buffer that is None or that forward registered.
+    """
+    bound: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def note(*_: Any) -> None:
+        bound[:] = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+
+    def write(*_: Any) -> None:
+        pairs = [(buffer, held.get(name)) for held, before in bound for name, buffer in before.items()]
+        anew = [(buffer, now.clone()) for buffer, now in pairs if now is not buffer and is_alike(now, buffer)]
+        for held, before in bound:
+            held.clear()
+            held.update(before)
+        for buffer, now in anew:
+            buffer.copy_(now)
+
+    steps: Any = torch.export._trace
+    plain, steps.register_buffer_assignment_hook = steps.register_buffer_assignment_hook, lambda *_: None
+    first, last = module.register_forward_pre_hook(note), module.register_forward_hook(write)
+    try:
+        yield
+    finally:
+        steps.register_buffer_assignment_hook = plain
+        first.remove()
+        last.remove()
 
 
 def _dynamo(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
@@ -105,6 +140,7 @@ def trace(
         for_any_size(),
         _data_as_a_call(),
         _inference_without_gradients(),
+        _caches_allowed(),
         _silenced(),
     ):
         return tracer.run(module, call, shapes)
@@ -162,6 +198,14 @@ def _inference_without_gradients() -> Iterator[None]:
         yield
     finally:
         mode.__enter__, mode.__exit__ = before
+
+
+@contextlib.contextmanager
+def _caches_allowed() -> Iterator[None]:
+    """Let forward assign tensors to attributes without a warning, which may be an error: eager showed them harmless."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export", UserWarning)
+        yield
 
 
 @contextlib.contextmanager

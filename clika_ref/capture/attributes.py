@@ -1,0 +1,116 @@
+"""What a model keeps in attributes of its modules while it runs, such as caches; undone without copying a tensor."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import is_
+from typing import Any, TypeGuard
+
+import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_eq
+
+CONTAINERS = (dict, list, set, deque, tuple)
+"""What a cache may be: by looking at what they hold one sees that they changed, and all but tuples are filled again."""
+
+_HOOKS = frozenset(name for name in vars(torch.nn.Module()) if "hook" in name)
+"""Containers, most of all that a model has, in which no forward caches anything."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a container held: a copy of it, of which the elements are none."""
+
+    name: str
+    container: Any
+    contents: Any
+    names: bool = False
+    """Whether its keys are names of attributes; then ``name`` is the prefix of each."""
+    tensors: bool = False
+    """Whether it binds parameters or buffers."""
+
+    def changes(self) -> Iterator[str]:
+        """Yield the names of the attributes that it changed, anything new or another object being a change."""
+        now, before = self.container, self.contents
+        if self.names:
+            yield from (f"{self.name}{n}" for n in {**before, **now} if now.get(n, self) is not before.get(n, self))
+        elif not _same(now, before):
+            yield self.name
+
+    def bound_anew(self) -> Iterator[str]:
+        for name, tensor in self.contents.items():
+            now = self.container.get(name)
+            if now is not tensor and is_alike(now, tensor):
+                yield f"{self.name}{name}"
+
+    def restore(self, *, state: bool) -> None:
+        if not any(self.changes()):
+            return
+        contents = self.contents
+        if self.tensors and not state:
+            contents = {n: now if is_alike(now := self.container.get(n), t) else t for n, t in contents.items()}
+        self.container.clear()
+        fill = self.container.update if isinstance(self.container, dict | set) else self.container.extend
+        fill(contents)
+
+
+class Attributes:
+    """The attributes of a module and its parts as they are now, and what the plain containers in them hold."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._held: dict[int, _Held] = {}
+        for path, part in module.named_modules():
+            prefix = f"{path}." if path else ""
+            self._keep(prefix, part._parameters, names=True, tensors=True)
+            self._keep(prefix, part._buffers, names=True, tensors=True)
+            self._keep(prefix, vars(part), names=True)
+            for name, value in vars(part).items():
+                if isinstance(value, CONTAINERS) and name not in _HOOKS:
+                    self._keep_inside(f"{prefix}{name}", value)
+
+    def _keep(self, name: str, container: Any, *, names: bool = False, tensors: bool = False) -> None:
+        contents = dict(container) if isinstance(container, dict) else list(container)
+        self._held[id(container)] = _Held(name, container, contents, names, tensors)
+
+    def _keep_inside(self, name: str, value: Any) -> None:
+        if id(value) in self._held:
+            return
+        if not isinstance(value, tuple):
+            self._keep(name, value)
+        for inner in value.values() if isinstance(value, dict) else value:
+            if isinstance(inner, CONTAINERS):
+                self._keep_inside(name, inner)
+
+    def changed(self) -> list[str]:
+        """Return the names of the attributes that hold something else now."""
+        return list(dict.fromkeys(name for held in self._held.values() for name in held.changes()))
+
+    def bound_anew(self) -> list[str]:
+        """Return the names of the parameters and buffers in whose place others stand that a graph can hold there."""
+        return [name for held in self._held.values() if held.tensors for name in held.bound_anew()]
+
+    def restore(self, *, state: bool = True) -> None:
+        """Let attributes and containers hold again what they held.
+
+        Args:
+            state: whether parameters and buffers are restored too that were bound anew to what a graph can hold in
+                their place; those registered meanwhile are removed in either case.
+
+        """
+        for held in self._held.values():
+            held.restore(state=state)
+
+
+def is_alike(now: Any, before: Any) -> TypeGuard[torch.Tensor]:
+    """Whether one tensor can be written into the other, so that a graph keeps what was bound in its place."""
+    if not isinstance(now, torch.Tensor) or not isinstance(before, torch.Tensor) or now.dtype != before.dtype:
+        return False
+    return guard_or_false(sym_eq(now.shape, before.shape))  # of a trace no guard is asked
+
+
+def _same(now: Any, before: Any) -> bool:
+    """Whether two containers hold the same objects in the same order; by ``map``, as some hold a million."""
+    if len(now) != len(before) or not all(map(is_, now, before)):
+        return False
+    return not isinstance(now, dict) or all(map(is_, now.values(), before.values()))

@@ -1,0 +1,161 @@
+"""What forward caches in attributes is computed by the graph, and what it keeps from call to call is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import ModelError, clika_compile
+from clika_ref.capture import capturing
+from clika_ref.capture.tracers import TRACERS
+
+
+class Caching(nn.Module):
+    """Fills each kind of cache from its weight when it first needs it; the kinds are an attribute of the class."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.cache = {"nested": []}
+        self.lazy = None
+        self.last = [0]
+
+    def forward(self, x):
+        self.last[0] = x
+        if not self.cache["nested"]:
+            self.cache["nested"].append(self.weight * 2)
+        if self.lazy is None:
+            self.lazy = self.weight * 3
+        if not hasattr(self, "buffer"):
+            self.register_buffer("buffer", self.weight * 4)
+        return x * (self.cache["nested"][0] + self.lazy + self.buffer)
+
+
+class Within(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("within", [lambda model: model, Within], ids=["root", "part"])
+def test_what_is_cached_of_a_weight_is_computed_from_it_and_the_original_stays_empty(within):
+    caching = Caching()
+    model, x = within(caching), torch.ones(2, 4)
+    cache, inner = caching.cache, caching.cache["nested"]
+    module = clika_compile(model, tracing_inputs=[x, torch.ones(3, 4)], discard_input_model=False)
+    assert caching.cache is cache == {"nested": []}
+    assert cache["nested"] is inner
+    assert (caching.lazy, caching.last, hasattr(caching, "buffer")) == (None, [0], False)
+    (weight,) = module.parameters()
+    with torch.no_grad():
+        weight.fill_(5)
+    result = module(x)
+    assert torch.equal(result, torch.full((2, 4), 45.0))
+    result.sum().backward()
+    assert torch.equal(weight.grad, torch.full((4,), 18.0))
+
+
+class Rotating(nn.Module):
+    """Keeps a table for the longest input so far, as rotary embeddings do."""
+
+    def __init__(self):
+        super().__init__()
+        self.longest = 0
+
+    def forward(self, x):
+        if x.shape[1] > self.longest:
+            self.longest = x.shape[1]
+            self.table = torch.arange(self.longest).cos()
+        return x * self.table[: x.shape[1]]
+
+
+def test_a_table_that_grows_with_the_inputs_serves_every_length():
+    module = clika_compile(Rotating(), tracing_inputs=[torch.ones(2, 5), torch.ones(3, 7)])
+    for length in (3, 7, 12, 1):
+        x = torch.rand(2, length)
+        torch.testing.assert_close(module(x), Rotating()(x))
+
+
+class Counting(nn.Module):
+    """A buffer and an attribute that change with each call, of which the result needs the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.count = self.count + 1
+        return x + self.count
+
+
+def test_an_attribute_that_no_result_depends_on_may_change_beside_a_buffer():
+    model, x = Counting(), torch.zeros(2)
+    module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+    assert (model.calls, model.count) == (0, 0)
+    assert [module(x)[0].item() for _ in range(3)] == [1, 2, 3]
+
+
+class Stepping(Counting):
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls
+
+
+class Growing(Stepping):
+    """Grows by the input at each call, as a cache of keys does."""
+
+    past = None
+
+    def forward(self, x):
+        self.past = x if self.past is None else torch.cat([self.past, x])
+        return self.past
+
+
+class Lengthening(Counting):
+    """As `Growing`, in a buffer, of which a graph keeps the elements and not the length."""
+
+    def forward(self, x):
+        self.count = torch.cat([self.count.view(-1), x])
+        return self.count.sum()
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Stepping, "calls"), (Growing, "past"), (Lengthening, "count")])
+def test_results_that_depend_on_an_attribute_of_the_call_before_are_refused(kind, name):
+    model = Within(kind())
+    before = getattr(model.inner, name)
+    message = rf"Within returns something else when it is called again .* forward changes self\.inner\.{name}, and no"
+    with pytest.raises(ModelError, match=message):
+        clika_compile(model, tracing_inputs=[torch.ones(2)])
+    assert getattr(model.inner, name) is before
+
+
+class Swapping(nn.Module):
+    """Binds two buffers anew, beside one that is None."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("none", None)
+        self.register_buffer("first", torch.tensor(1.0))
+        self.register_buffer("second", torch.tensor(2.0))
+
+    def forward(self, x):
+        self.first, self.second = self.second, self.first
+        return x + self.first
+
+
+@pytest.mark.parametrize("within", [lambda model: model, Within], ids=["root", "part"])
+def test_buffers_that_are_bound_anew_follow_eager_wherever_they_are(within):
+    x = torch.zeros(2)
+    module, eager = clika_compile(within(Swapping()), tracing_inputs=[x]), within(Swapping())
+    for _ in range(3):
+        assert torch.equal(module(x), eager(x))
+
+
+def test_a_buffer_that_is_bound_anew_unseen_by_a_trace_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(capturing, "applicable", lambda dynamic: TRACERS[-1:])
+    with pytest.raises(ModelError, match=r"forward writes to inner\.count where no trace sees it"):
+        clika_compile(Within(Counting()), tracing_inputs=[torch.zeros(2)])
