@@ -210,7 +210,7 @@ class Importer:
         for destination, entry in zip(written, made if isinstance(made, list) else [made], strict=False):
             old = self.value_of(destination)
             new = self._fit(self.value_of(entry), old.type)
-            if old.type.dtype.is_floating_point and self._is_from_outside(destination):
+            if _is_differentiable(old.type) and self._is_from_outside(destination):
                 new = self.builder()("overwritten", new, old, types=(old.type,))
             self.aliases.write(destination, new)
         return written[0] if len(written) == 1 else written
@@ -267,7 +267,7 @@ class Importer:
 
     def _detached(self, entry: Any) -> Any:
         """Stop gradients where a no_grad region ends."""
-        if not isinstance(entry, Traced) or not entry.value.type.dtype.is_floating_point:
+        if not isinstance(entry, Traced) or not _is_differentiable(entry.value.type):
             return entry
         value = self.value_of(entry)
         stopped = self.builder()("detach", value, types=(value.type,))
@@ -384,3 +384,7 @@ class Importer:
 def _is_plain(source: Any) -> bool:
     fake = source.meta["val"]  # asked without a guard, which would exclude lengths that eager takes
     return is_contiguous_or_false(fake) and guard_or_false(fake.storage_offset() == 0)
+
+
+def _is_differentiable(type: TensorType) -> bool:
+    return type.dtype.is_floating_point or type.dtype.is_complex

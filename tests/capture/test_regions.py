@@ -123,6 +123,36 @@ def test_gradients_flow_past_what_is_written_without_them_as_in_eager(compute):
     torch.testing.assert_close(module.weight, original.weight)
 
 
+def complex_made_inside(net, x):
+    with torch.no_grad():
+        z = torch.complex(x @ net.weight, x)
+    return torch.view_as_real(z * net.spectrum[0])
+
+
+def complex_weight_written(net, x):
+    with torch.no_grad():
+        net.spectrum.mul_(0.5)
+    return torch.view_as_real(net.spectrum * (x @ net.weight)[0])
+
+
+def complex_written_behind_detach(net, x):
+    z = torch.complex(x @ net.weight, x)
+    z.detach().mul_(2)
+    return torch.view_as_real(z * net.spectrum[0])
+
+
+@pytest.mark.parametrize("compute", [complex_made_inside, complex_weight_written, complex_written_behind_detach])
+def test_gradients_of_complex_numbers_stop_and_flow_past_writes_as_in_eager(compute):
+    torch.manual_seed(0)
+    original, x = Net(compute), torch.randn(2, 4)
+    original.spectrum = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+    module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+    for net in (original, module):
+        net(x).square().sum().backward()
+    for name, parameter in original.named_parameters():
+        torch.testing.assert_close(module.get_parameter(name).grad, parameter.grad)
+
+
 def test_an_embedding_with_a_greatest_norm_is_trained():
     original, ids = nn.Embedding(6, 4, max_norm=0.5), torch.tensor([[0, 1], [2, 1]])
     module = clika_compile(original, tracing_inputs=[ids], discard_input_model=False)

@@ -124,4 +124,5 @@ detach.samples(one(dtype=ANY))
 
 @detach.write_back
 def _(build, base, new):
-    return build(overwritten, new, base, types=(base.type,)) if base.type.dtype.is_floating_point else new
+    differentiable = base.type.dtype.is_floating_point or base.type.dtype.is_complex
+    return build(overwritten, new, base, types=(base.type,)) if differentiable else new
