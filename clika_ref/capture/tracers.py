@@ -139,7 +139,7 @@ def trace(
         _lines_inside(module),
         for_any_size(),
         _data_as_a_call(),
-        _inference_without_gradients(),
+        _inference_as_grad_mode(),
         _caches_allowed(),
         _silenced(),
     ):
@@ -176,22 +176,16 @@ def _data_as_a_call() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _inference_without_gradients() -> Iterator[None]:
-    """Let tracers, which know no other such region, take ``torch.inference_mode()`` for ``torch.no_grad()``."""
+def _inference_as_grad_mode() -> Iterator[None]:
+    """Let tracers, which know no other such regions, take ``torch.inference_mode`` for ``torch.set_grad_enabled``."""
     mode: Any = torch.inference_mode
     before = mode.__enter__, mode.__exit__
 
     def enter(self: Any) -> None:
-        if self.mode:
-            self.gradients = torch.set_grad_enabled(False)
-        else:
-            before[0](self)
+        self.gradients = torch.set_grad_enabled(not self.mode)  # without the mode, within whatever, there are gradients
 
     def leave(self: Any, *error: Any) -> None:
-        if self.mode:
-            self.gradients.__exit__(*error)
-        else:
-            before[1](self, *error)
+        self.gradients.__exit__(*error)
 
     mode.__enter__, mode.__exit__ = enter, leave
     try:

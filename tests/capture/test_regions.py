@@ -179,6 +179,23 @@ def test_inference_mode_stops_gradients_too():
     assert torch.inference_mode.__enter__.__qualname__ == "inference_mode.__enter__"
 
 
+@pytest.mark.parametrize("outer", [torch.inference_mode, torch.no_grad])
+def test_gradients_flow_where_inference_mode_ends_within_a_region_without_them(outer):
+    def resumed(net, x):
+        with outer():
+            scale = net.weight[0] * 2
+            with torch.inference_mode(False):
+                y = x.clone() * net.weight[1]
+        return y * scale.clone()
+
+    original, x = Net(resumed), torch.randn(2, 4)
+    module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+    for net in (original, module):
+        net(x).square().sum().backward()
+    assert original.weight.grad.any()
+    torch.testing.assert_close(module.weight.grad, original.weight.grad)
+
+
 def test_detach_in_forward_stops_the_same_gradients():
     class Detached(nn.Module):
         def __init__(self):
