@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +46,18 @@ class Captured:
     """The line of the model that cost most of a long trace."""
 
 
+_LOCK = threading.RLock()
+"""Held again by a thread that has it: a model may call what compiles another."""
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Let other threads wait: PyTorch traces one model at a time, and what a trace replaces in it all threads call."""
+    with _LOCK:
+        yield
+
+
+@_alone()
 def capture(
     callee: Callee,
     calls: Sequence[ModelCall],

@@ -1,6 +1,9 @@
 """The third tracer takes what the first two take: modules, methods and functions."""
 
+import contextlib
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -93,3 +96,21 @@ def test_what_a_tracer_takes_for_a_constant_without_knowing_its_elements_is_no_g
     monkeypatch.setattr(capturing, "applicable", lambda dynamic: (dynamo,))
     with pytest.raises(ModelError, match=r"it took a result of the model for a constant, \(2, 2\) in lifted_tensor_0"):
         clika_compile(Reads(), tracing_inputs=[torch.randn(3, 2)])
+
+
+def test_one_thread_captures_at_a_time():
+    """Tracers ran into each other, and left what they replace in PyTorch replaced for good."""
+    meeting, met = threading.Barrier(2), []
+
+    def waiting(x):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.append(meeting.wait(0.2))
+        with torch.inference_mode():
+            return x.data * 2
+
+    x, before = torch.ones(2), (torch.inference_mode.__enter__, torch.Tensor.data)
+    with ThreadPoolExecutor() as threads:
+        modules = list(threads.map(lambda _: clika_compile(waiting, tracing_inputs=[x]), range(2)))
+    assert not met
+    assert (torch.inference_mode.__enter__, torch.Tensor.data) == before
+    assert all(torch.equal(module(x), x * 2) for module in modules)
