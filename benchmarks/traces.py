@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.dimensions import Comparison
+from clika_ref.capture.eager import EagerRun
 from clika_ref.capture.examples import TracedCalls
 
 aten = torch.ops.aten
@@ -146,4 +147,4 @@ def _calls(module: torch.nn.Module) -> TracedCalls:
     _, spec = pytree.tree_flatten(x)
     _, returned = pytree.tree_flatten((x,))
     assert tuple(inspect.signature(module.forward).parameters) == ("x",)
-    return TracedCalls(callee, Comparison(["x"], [[x]]), ("x",), (spec,), [([x], returned)])
+    return TracedCalls(callee, Comparison(["x"], [[x]]), ("x",), (spec,), [EagerRun([x], returned)])

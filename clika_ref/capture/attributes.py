@@ -38,12 +38,6 @@ class _Held:
         elif not _same(now, before):
             yield self.name
 
-    def bound_anew(self) -> Iterator[str]:
-        for name, tensor in self.contents.items():
-            now = self.container.get(name)
-            if now is not tensor and is_alike(now, tensor):
-                yield f"{self.name}{name}"
-
     def restore(self, *, state: bool) -> None:
         if not any(self.changes()):
             return
@@ -83,12 +77,8 @@ class Attributes:
                 self._keep_inside(name, inner)
 
     def changed(self) -> list[str]:
-        """Return the names of the attributes that hold something else now."""
-        return list(dict.fromkeys(name for held in self._held.values() for name in held.changes()))
-
-    def bound_anew(self) -> list[str]:
-        """Return the names of the parameters and buffers in whose place others stand that a graph can hold there."""
-        return [name for held in self._held.values() if held.tensors for name in held.bound_anew()]
+        """Return the names of the attributes, not parameters and buffers, that hold something else now."""
+        return list(dict.fromkeys(n for held in self._held.values() if not held.tensors for n in held.changes()))
 
     def restore(self, *, state: bool = True) -> None:
         """Let attributes and containers hold again what they held.

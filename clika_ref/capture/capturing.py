@@ -21,6 +21,7 @@ from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.messages import MismatchError, PathError, explain_failures
 from clika_ref.capture.ownership import strangers
 from clika_ref.capture.program import ProgramImporter
+from clika_ref.capture.state import assignments_as_writes
 from clika_ref.capture.symbols import drop_derived
 from clika_ref.capture.tracers import Tracer, applicable, trace
 from clika_ref.capture.validation import Validation
@@ -122,10 +123,15 @@ def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
         traced = take_apart(callee, calls, dynamic=dynamic)
     least = min(calls, key=lambda call: element_count(pytree.tree_leaves((call.args, call.kwargs))))
     lost = custom_gradients(callee, least)
-    return traced, [*callee.warnings, *strange, *lost]
+    put_by = {run.unfit: None for run in traced.expected if run.unfit}
+    unkept = [
+        f"forward binds {unfit}, which the compiled module does not keep: each call makes it anew" for unfit in put_by
+    ]
+    return traced, [*callee.warnings, *strange, *lost, *unkept]
 
 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:
     call = traced.rebuild(leaves)
-    with unchanged(traced.callee), traced.traceable.as_module() as module:  # a tracer may run the model
+    assigned = assignments_as_writes(traced.callee.module, traced.written)
+    with unchanged(traced.callee), traced.traceable.as_module() as module, assigned:  # a tracer may run the model
         return trace(tracer, module, call.copy(), traced.dynamic_shapes())

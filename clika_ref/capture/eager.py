@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,71 +16,87 @@ from clika_ref.capture.callables import Callee
 from clika_ref.capture.calls import RESHAPES_ITSELF, written_arguments
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory import trimmed
+from clika_ref.capture.state import named_state
 from clika_ref.comparison import differences
 from clika_ref.core.errors import ModelError
 from clika_ref.structures import register_dataclasses
 
-Results = tuple[list[Any], pytree.TreeSpec]
-"""The leaves of what a call returns, and their structure."""
+
+@dataclass(frozen=True)
+class EagerRun:
+    """What eager makes of one call: the leaves and the structure of the result; tensors are copies."""
+
+    leaves: list[Any]
+    structure: pytree.TreeSpec
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The values, after the call, of the parameters and buffers that it writes to or binds anew."""
+    unfit: str = ""
+    """What it binds to another shape or dtype, and the next call does not read."""
 
 
-def run_eager(callee: Callee, call: ModelCall) -> Results:
-    """Return the leaves and the structure of what the model returns for a call; tensors are copies."""
-    with trimmed(), unchanged(callee):
-        return _run(callee, call)[0]
-
-
-def run_watched(callee: Callee, call: ModelCall) -> tuple[Results, list[str]]:
-    """Return what `run_eager` does, and the names of the parameters and buffers of which a trace must show a write.
+def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
+    """Run a model on a call.
 
     Raises:
-        ModelError: the model gives a parameter or buffer other data, through ``.data``, or its results depend on what
-            an earlier call left in an attribute.
+        ModelError: the model gives a parameter or buffer other data, through ``.data``, or the next call reads what it
+            leaves in an attribute, or binds a buffer to that is of another shape or dtype.
     """
-    with trimmed(), unchanged(callee):
-        before = Attributes(callee.module)
-        found, written = _run(callee, call)
-        changed, bound = before.changed(), before.bound_anew()
-        if changed:
-            _require_caches(callee, call, before, changed)
-        return found, written + bound
-
-
-def _require_caches(callee: Callee, call: ModelCall, before: Attributes, changed: list[str]) -> None:
-    """Refuse attributes that forward changed, unless they are caches: with them and without, results are the same.
-
-    A graph computes anew what a cache holds. Parameters and buffers, whose changes it keeps, are those of a second call
-    both times.
-    """
-    with unchanged(callee):
-        (found, structure), _ = _run(callee, call)
-    before.restore(state=False)
-    (fresh, expected), _ = _run(callee, call)
-    if structure != expected or differences(fresh, found):
-        names = ", ".join(f"self.{name}" for name in changed)
-        msg = (
-            f"{callee.name} returns something else when it is called again with the same input: forward changes {names}"
-            ", and no graph keeps what an attribute holds. Make it a buffer (self.register_buffer) of one shape that "
-            "forward writes to; what only the first call makes is kept where the model was called before it is compiled"
-        )
-        raise ModelError(msg)
-
-
-def _run(callee: Callee, call: ModelCall) -> tuple[Results, list[str]]:
-    """Run the model, and undo only what it wrote to parameters, whose names come with the results."""
-    copy = call.copy()
     kept = _Kept(callee.module)
-    with callee.as_module() as module, torch.no_grad(), kept.restored():
-        with kept, without_fast_path():
-            result = module(*copy.args, **copy.kwargs)
+    with trimmed(), unchanged(callee) as before, callee.as_module() as module, torch.no_grad(), kept.restored():
+        attributes = Attributes(callee.module)
+        run = _results(module, call, kept)
         kept.require_own_data()
-        register_dataclasses(result)
-        leaves, spec = pytree.tree_flatten(result)
-        # A buffer may be among the results, and is about to be restored.
-        return (
-            [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves],
-            spec,
-        ), kept.names
+        state, unfit, changed = kept.state(before), kept.unfit(), attributes.changed()
+        if (unfit or changed) and _depends_on(attributes, callee, module, call):
+            raise ModelError(_unfit_message(unfit) if unfit else _changed_message(callee, changed))
+        return replace(run, state=state, unfit=unfit)
+
+
+def _results(module: torch.nn.Module, call: ModelCall, kept: _Kept) -> EagerRun:
+    copy = call.copy()
+    with kept, without_fast_path():
+        result = module(*copy.args, **copy.kwargs)
+    register_dataclasses(result)
+    leaves, spec = pytree.tree_flatten(result)
+    # A buffer may be among the results, and is about to be restored.
+    return EagerRun([leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+
+
+def _depends_on(attributes: Attributes, callee: Callee, module: torch.nn.Module, call: ModelCall) -> bool:
+    """Whether a second call returns something else with the attributes that a first one left than with those before it.
+
+    If not they are caches, which a graph computes anew. Parameters and buffers, whose changes it keeps, are those of
+    the second call both times, but for what no state can hold.
+    """
+
+    def again() -> EagerRun:
+        kept = _Kept(callee.module)
+        with unchanged(callee), kept.restored():
+            return _results(module, call, kept)
+
+    try:
+        found = again()
+        attributes.restore(state=False)
+        fresh = again()
+    except Exception:  # noqa: BLE001 - a model may raise anything, as where one shape does not fit another
+        return True
+    return found.structure != fresh.structure or bool(differences(fresh.leaves, found.leaves))
+
+
+def _unfit_message(unfit: str) -> str:
+    return (
+        f"forward binds {unfit}, and the next call reads it; the state of a graph keeps its shape and dtype: "
+        "register the buffer as it will be, and write to a part of it, or take it as an input and return it"
+    )
+
+
+def _changed_message(callee: Callee, changed: list[str]) -> str:
+    names = ", ".join(f"self.{name}" for name in changed)
+    return (
+        f"{callee.name} returns something else when it is called again with the same input: forward changes {names}"
+        ", and no graph keeps what an attribute holds. Make it a buffer (self.register_buffer) of one shape that "
+        "forward writes to; what only the first call makes is kept where the model was called before it is compiled"
+    )
 
 
 @contextlib.contextmanager
@@ -117,9 +134,12 @@ class _Kept(TorchDispatchMode):
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
-        self.names: list[str] = []
+        self._module = module
+        self._written: set[str] = set()
+        """The parameters that were written to."""
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._tensors = {n: (t, t.detach()) for n, t in [*module.named_parameters(), *module.named_buffers()]}
+        self._before = named_state(module)
+        self._tensors = {n: (t, t.detach()) for n, t in self._before.items() if t is not None}
         self._watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, parameter in module.named_parameters():
             self._watched.setdefault(_memory(parameter), []).append((name, parameter.detach()))
@@ -128,7 +148,7 @@ class _Kept(TorchDispatchMode):
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and func not in RESHAPES_ITSELF:
             for written in pytree.tree_leaves(written_arguments(func, args, kwargs or {})):
                 for name, data in self._watched.pop(_memory(written), ()):
-                    self.names.append(name)
+                    self._written.add(name)
                     self._copies.append((data, data.clone()))
         return func(*args, **(kwargs or {}))
 
@@ -141,6 +161,25 @@ class _Kept(TorchDispatchMode):
                     f"with torch.no_grad(): self.{name}.copy_(...)"
                 )
                 raise ModelError(msg)
+
+    def state(self, before: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Return the values of what was bound anew or written to, that is, differs from its copy of before."""
+        changed = {id(tensor) for tensor, copy in before if not _same(_stored(tensor), copy)}
+        return {
+            name: new.detach().clone()
+            for name, old, new in self._pairs()
+            if _fits(old, new) and (new is not old or name in self._written or id(old) in changed)
+        }
+
+    def unfit(self) -> str:
+        """Say what was bound to another shape or dtype, which state cannot hold; "" where nothing was."""
+        return ", ".join(
+            f"{n!r} to {_kind(new)} from {_kind(old)}" for n, old, new in self._pairs() if not _fits(old, new)
+        )
+
+    def _pairs(self) -> Iterator[tuple[str, Any, Any]]:
+        after = named_state(self._module)
+        return ((name, old, after.get(name)) for name, old in self._before.items())
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -164,29 +203,43 @@ def _memory(tensor: Any) -> int:
 
 def _same(tensor: torch.Tensor, data: torch.Tensor) -> bool:
     alike = (tensor.dtype, tensor.shape, tensor.device) == (data.dtype, data.shape, data.device)
-    return alike and torch.equal(tensor.detach(), data)
+    tensor = tensor.detach()
+    return alike and (torch.equal(tensor, data) or bool(((tensor == data) | (tensor.isnan() & data.isnan())).all()))
+
+
+def _fits(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    return (old.dtype, old.shape) == (new.dtype, new.shape)
+
+
+def _kind(tensor: torch.Tensor | None) -> str:
+    return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 @contextlib.contextmanager
-def unchanged(callee: Callee) -> Iterator[None]:
+def unchanged(callee: Callee) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Restore what was written to, bound anew or cached, and the state of the random generator, on leaving.
+
+    Yields the tensors that it has copies of, with these.
 
     Attributes and the data of buffers always; parameters where the model stays with its user, as it takes a second copy
     of them: `_Kept` takes one only of what is written to.
     """
     module = callee.module
     attributes = Attributes(module)
-    kept = [_stored(t) for t in (*module.buffers(), *(module.parameters() if callee.stays else ()))]
-    before = [(t, t.detach().clone()) for t in kept]
+    kept = (*module.buffers(), *(module.parameters() if callee.stays else ()))
+    before = [(t, _stored(t).detach().clone()) for t in kept]
     with torch.random.fork_rng(devices=[]):
         try:
-            yield
+            yield before
         finally:
             attributes.restore()
             with torch.no_grad():
                 for tensor, saved in before:
-                    if not torch.equal(tensor, saved):  # ``.data`` and batch norm write without raising the version
-                        tensor.data.copy_(saved)
+                    stored = _stored(tensor)
+                    if not torch.equal(stored, saved):  # ``.data`` and batch norm write without raising the version
+                        stored.data.copy_(saved)
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

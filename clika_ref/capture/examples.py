@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
 from clika_ref.capture.dimensions import Comparison, compare
-from clika_ref.capture.eager import run_watched
+from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
 from clika_ref.signature import as_call, flatten_call, nest
@@ -29,9 +29,12 @@ class TracedCalls:
     comparison: Comparison
     arguments: tuple[str, ...]
     specs: tuple[pytree.TreeSpec, ...]
-    expected: list[tuple[list[Any], pytree.TreeSpec]]
-    written: frozenset[str] = frozenset()
-    """The names of the parameters that eager writes to, and of what it binds anew in place of state."""
+    expected: list[EagerRun]
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The names of the parameters and buffers that eager writes to, or binds anew."""
+        return frozenset(name for run in self.expected for name in run.state)
 
     @property
     def parameters(self) -> inspect.Signature:
@@ -94,8 +97,7 @@ def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
             raise ModelError(msg)
     comparison = compare(names, [leaves for *_, leaves in flat], dynamic=dynamic)
     runs = [_eager(callee, call, number) for number, call in enumerate(calls, 1)]
-    written = frozenset(name for _, names in runs for name in names)
-    return TracedCalls(callee, comparison, arguments, specs, [results for results, _ in runs], written)
+    return TracedCalls(callee, comparison, arguments, specs, runs)
 
 
 def _flat(callee: Callee, call: ModelCall) -> tuple[tuple[str, ...], tuple[pytree.TreeSpec, ...], list[str], list[Any]]:
@@ -120,16 +122,16 @@ def _stray_keys(callee: Callee, call: ModelCall) -> str:
     return f"; no argument {keys}: forward takes {', '.join(known)}, so the dict is passed as one argument"
 
 
-def _eager(callee: Callee, call: ModelCall, number: int) -> tuple[tuple[list[Any], pytree.TreeSpec], list[str]]:
+def _eager(callee: Callee, call: ModelCall, number: int) -> EagerRun:
     try:
-        (leaves, structure), written = run_watched(callee, call)
+        run = run_eager(callee, call)
     except ModelError:
         raise
     except Exception as error:
         msg = f"{callee.name} itself fails on tracing input {number}: {type(error).__name__}: {error}"
         msg += _stray_keys(callee, call)
         raise ModelError(msg) from error
-    for path, leaf in pytree.tree_leaves_with_path(structure.unflatten(leaves)):
+    for path, leaf in pytree.tree_leaves_with_path(run.structure.unflatten(run.leaves)):
         if not isinstance(leaf, RETURNABLE):
             place = pytree.keystr(path)
             msg = (
@@ -140,4 +142,4 @@ def _eager(callee: Callee, call: ModelCall, number: int) -> tuple[tuple[list[Any
             if type(leaf).__name__.endswith("Cache"):
                 msg += "; models of transformers return no cache after model.config.use_cache = False"
             raise ModelError(msg)
-    return (leaves, structure), written
+    return run

@@ -77,7 +77,7 @@ class ProgramImporter:
 
         Raises:
             ModelError: calls are unsupported; all of them are named at once.
-            MismatchError: the program does not show that the model writes to a parameter, or binds a buffer anew.
+            MismatchError: the program does not show that the model writes to a parameter or buffer.
         """
         self.importer.aliases.track(self.program.graph_module)
         self._declare_state()
@@ -94,12 +94,12 @@ class ProgramImporter:
         return TracedGraph(self.graph, signature, self.table.guards(self._environment()))
 
     def _require_written(self) -> None:
-        aliases = self.graph.aliases
-        unseen = sorted({aliases.get(name, name) for name in self.traced.written} - self.graph.state.keys())
+        written = {self.graph.aliases.get(name, name) for name in self.traced.written}
+        unseen = sorted(written - self.graph.state.keys())
         if unseen:
             msg = (
-                f"forward writes to {', '.join(unseen)} where no trace sees it, as through .data or by assigning: "
-                f"write in place, with torch.no_grad(): self.{unseen[0]}.copy_(...)"
+                f"forward writes to {', '.join(unseen)} where this trace does not see it, as through .data; "
+                f"write to it in place: with torch.no_grad(): self.{unseen[0]}.copy_(...)"
             )
             raise MismatchError(msg)
 
@@ -169,11 +169,16 @@ class ProgramImporter:
         return self.graph.add_constant(data.detach(), f"{LIFTED}{target}")
 
     def _signature(self, leaves: list[Leaf], outputs: Any) -> Signature:
-        results, structure = self.traced.expected[0]
-        names = leaf_names(structure.unflatten(results))
+        first = self.traced.expected[0]
+        names = leaf_names(first.structure.unflatten(first.leaves))
         described = [self._output(entry, name) for entry, name in zip(outputs, names, strict=True)]
         return Signature(
-            self.traced.parameters, self.traced.arguments, self.traced.specs, tuple(leaves), structure, tuple(described)
+            self.traced.parameters,
+            self.traced.arguments,
+            self.traced.specs,
+            tuple(leaves),
+            first.structure,
+            tuple(described),
         )
 
     def _output(self, entry: Any, name: str) -> OutputLeaf:

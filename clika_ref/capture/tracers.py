@@ -18,7 +18,6 @@ from torch.fx.experimental import _config as symbol_config
 from torch.fx.proxy import _STACK_TRACE_ANCHORS
 from torch.nn.modules import transformer
 
-from clika_ref.capture.attributes import is_alike
 from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.eager import without_fast_path
 from clika_ref.capture.inputs import ModelCall
@@ -39,40 +38,7 @@ class Tracer:
 
 
 def _export(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:
-    with _buffers_written(module):
-        return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
-
-
-@contextlib.contextmanager
-def _buffers_written(module: torch.nn.Module) -> Iterator[None]:
-    """Let a trace write to each buffer that forward bound anew, where forward ends.
-
-    By itself torch.export knows those of the outermost module only, and takes another buffer, or an input, for one that
-    comes behind a buffer that is None or that forward registered.
-    """
-    bound: list[tuple[dict[str, Any], dict[str, Any]]] = []
-
-    def note(*_: Any) -> None:
-        bound[:] = [(part._buffers, dict(part._buffers)) for part in module.modules()]
-
-    def write(*_: Any) -> None:
-        pairs = [(buffer, held.get(name)) for held, before in bound for name, buffer in before.items()]
-        anew = [(buffer, now.clone()) for buffer, now in pairs if now is not buffer and is_alike(now, buffer)]
-        for held, before in bound:
-            held.clear()
-            held.update(before)
-        for buffer, now in anew:
-            buffer.copy_(now)
-
-    steps: Any = torch.export._trace
-    plain, steps.register_buffer_assignment_hook = steps.register_buffer_assignment_hook, lambda *_: None
-    first, last = module.register_forward_pre_hook(note), module.register_forward_hook(write)
-    try:
-        yield
-    finally:
-        steps.register_buffer_assignment_hook = plain
-        first.remove()
-        last.remove()
+    return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
 
 
 def _dynamo(module: torch.nn.Module, call: ModelCall, shapes: DynamicShapes) -> torch.export.ExportedProgram:

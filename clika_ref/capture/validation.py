@@ -11,12 +11,13 @@ import sympy
 import torch
 
 from clika_ref.capture.dimensions import InputSide, element_count, resized
-from clika_ref.capture.eager import run_eager
+from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.memory import trimmed
 from clika_ref.capture.messages import MismatchError, PathError
 from clika_ref.capture.probing import DRAWS, is_telling, redrawn
 from clika_ref.capture.program import TracedGraph
+from clika_ref.capture.state import named_state
 from clika_ref.capture.symbols import TracedGuard
 from clika_ref.comparison import differences
 from clika_ref.core.errors import ModelError
@@ -78,7 +79,7 @@ class Validation:
         for number, (call, expected) in enumerate(
             zip(self.traced.comparison.calls, self.traced.expected, strict=True), 1
         ):
-            problem = self._disagreement(call, expected[0])
+            problem = self._disagreement(call, expected)
             if problem is not None:
                 for g in excused:
                     self._require_guard(g, sizes)
@@ -161,20 +162,35 @@ class Validation:
         used = [s for s in self.result.graph.symbols.values() if s.expr in g.guard.relation.free_symbols]
         return ", ".join(f"{s.name} = {sizes[s.name]}, {s.side}" for s in used)
 
-    def _disagreement(self, leaves: list[Any], expected: list[Any]) -> str | None:
+    def _disagreement(self, leaves: list[Any], run: EagerRun) -> str | None:
         inputs = self.result.signature.graph_inputs([_own(leaf) for leaf in leaves])
         with trimmed(), torch.random.fork_rng(devices=[]), torch.no_grad():
-            outputs, _ = interpret(self.result.graph, inputs)
+            outputs, state = interpret(self.result.graph, inputs)
         sizes = read_sizes(self.result.graph, inputs)
         outputs_of = self.result.signature.outputs
         actual = [evaluate(o.value, sizes) if o.index is None else outputs[o.index] for o in outputs_of]
-        if len(actual) != len(expected):
-            return f"it returns {len(actual)} values instead of {len(expected)}"
+        if len(actual) != len(run.leaves):
+            return f"it returns {len(actual)} values instead of {len(run.leaves)}"
+        labels = [f"output {i}" for i in range(1, len(actual) + 1)]
+        after = self._state_after(state, run.state)
+        expected, actual = [*run.leaves, *(e for e, _ in after.values())], [*actual, *(a for _, a in after.values())]
         if not self.deterministic:
             expected = [_shape_of(e) for e in expected]
             actual = [_shape_of(a) for a in actual]
+        labels += [f"{name} after the call" for name in after]
         found = differences(expected, actual)
-        return "; ".join(f"output {i + 1} is {text}" for i, text in found.items()) or None
+        return "; ".join(f"{labels[i]} is {text}" for i, text in found.items()) or None
+
+    def _state_after(
+        self, graph_state: Mapping[str, torch.Tensor], eager_state: Mapping[str, torch.Tensor]
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Return what eager and the graph leave of each parameter and buffer that one of the two writes to."""
+        aliases = self.result.graph.aliases
+        return {
+            name: (eager_state.get(name, old), graph_state.get(aliases.get(name, name), old))
+            for name, old in named_state(self.traced.callee.module).items()
+            if old is not None and (name in eager_state or aliases.get(name, name) in graph_state)
+        }
 
     def _require_tested(self, excused: list[TracedGuard], sizes: list[Mapping[str, int]]) -> None:
         """Require that eager agrees where inputs violate guards, whatever their values: zeros would prove nothing."""
@@ -248,12 +264,12 @@ class Validation:
         for positions in (True, False):
             drawn = redrawn(leaves, draw, positions=positions)
             try:
-                expected, _ = run_eager(self.traced.callee, self.traced.rebuild(drawn))
+                expected = run_eager(self.traced.callee, self.traced.rebuild(drawn))
             except Exception:  # noqa: BLE001, S112 - a model may raise anything, as for an index it has no row for
                 continue
             try:
                 agrees = self._disagreement(drawn, expected) is None
-                return None if agrees and _is_spoiled(expected) else agrees
+                return None if agrees and _is_spoiled(expected.leaves) else agrees
             except Exception:  # noqa: BLE001 - the graph cannot run where eager can: then the guard is right
                 return False
         return None

@@ -56,7 +56,7 @@ def test_a_parameter_that_is_written_to_follows_eager_and_is_left_as_it_was(disc
     [
         (
             doubles_where_nothing_traces,
-            r"writes to weight where no trace sees it, .* self.weight.copy_\(...\)",
+            r"writes to weight where this trace does not see it, .* self.weight.copy_\(...\)",
         ),
         (assigns_data, r"forward assigns to the .data of 'weight', which no graph can hold; write to it in place"),
     ],

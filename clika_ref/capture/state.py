@@ -1,0 +1,73 @@
+"""What a call leaves behind in a module: the parameters and buffers that it writes to, or binds anew."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+from torch.utils import _pytree as pytree
+
+from clika_ref.capture.aliasing import storage_of
+
+KINDS = ("_parameters", "_buffers")
+"""Where a module holds what its ``state_dict`` may contain."""
+
+
+def named_state(module: torch.nn.Module, kinds: Sequence[str] = KINDS) -> dict[str, torch.Tensor | None]:
+    """Return every parameter and buffer by its qualified name, tied ones under each, and None where one is empty."""
+    return {
+        f"{path}.{name}".lstrip("."): tensor
+        for path, part in module.named_modules(remove_duplicate=False)
+        for kind in kinds
+        for name, tensor in getattr(part, kind).items()
+    }
+
+
+@contextlib.contextmanager
+def assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) -> Iterator[None]:
+    """Let a trace show what ``forward`` assigns to the named buffers, as writes at the end of the call.
+
+    By itself torch.export overlooks the assignments of all modules but the outermost, and writes those of that one into
+    the memory that results, and other new values, may still share with the old value; so these are copied first.
+    Dynamo traces no such hook, and drops all assignments.
+    """
+    users = set(modules._global_buffer_registration_hooks)
+    before: dict[str, Any] = {}
+
+    def remember(*_: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            before.update(named_state(module, ("_buffers",)))
+            # What torch.export would add by itself; of a buffer that was empty it writes to an input instead.
+            for added in set(modules._global_buffer_registration_hooks) - users:
+                del modules._global_buffer_registration_hooks[added]
+
+    def write(_module: torch.nn.Module, _args: Any, result: Any) -> Any:
+        if not before:
+            return result
+        after = named_state(module, ("_buffers",))
+        bound = {n: after[n] for n, old in before.items() if n in after and after[n] is not old}
+        written = sorted(names & bound.keys())
+        overwritten = {storage_of(before[n]) for n in written}
+
+        def apart(leaf: Any) -> Any:
+            return leaf.clone() if storage_of(leaf) in overwritten else leaf
+
+        values = [apart(bound[n]) for n in written]
+        result = pytree.tree_map(apart, result) if written else result
+        for name, value in zip(written, values, strict=True):
+            before[name].copy_(value)
+        for name in bound:
+            path, _, last = name.rpartition(".")
+            module.get_submodule(path)._buffers[last] = before[name]
+        before.clear()  # torch.export takes a traced tensor that anything keeps for a constant
+        return result
+
+    hooks = [module.register_forward_pre_hook(remember, prepend=True), module.register_forward_hook(write)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,231 @@
+"""What a call leaves in buffers: each that eager writes to or binds anew holds the same after a call of the graph."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import ModelError, clika_compile
+from clika_ref.capture import capturing
+
+
+class Stateful(nn.Module):
+    """Calls a function with itself; its buffers hold numbers that differ."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+        self.register_buffer("old", torch.arange(12.0).reshape(3, 4))
+        self.register_buffer("other", torch.ones(3, 4))
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+class Around(nn.Module):
+    """Holds such a module, of whose assignments torch.export says nothing."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.inner = Stateful(body)
+
+    def forward(self, x):
+        return self.inner(x * 1)
+
+
+def returns_what_it_read(self, x):
+    held = self.old
+    self.old = held * 0.5
+    return x, held
+
+
+def returns_a_part_of_what_it_read(self, x):
+    held = self.old
+    self.old = held * 0.5
+    return x, held[:2]
+
+
+def writes_to_what_it_read(self, x):
+    held = self.old
+    held.mul_(0.5)
+    return x, held, self.old[:2]
+
+
+def writes_and_assigns(self, x):
+    held = self.old
+    held.add_(x.sum())
+    self.old = held + 1
+    held.mul_(2)
+    return held, self.old
+
+
+def writes_to_what_it_assigned(self, x):
+    self.old = self.old * 0.5
+    self.old.add_(x.sum())
+    return x + self.old.sum()
+
+
+def swaps(self, x):
+    self.old, self.other = self.other[:], self.old
+    return x, self.old
+
+
+def keeps_its_input(self, x):
+    before = self.old
+    self.old = x
+    return x - before
+
+
+def moves_an_average(self, x):
+    result = x - self.old
+    self.old = self.old * 0.9 + 0.1 * x.detach().mean(0)
+    return result
+
+
+@pytest.mark.parametrize("kind", [Stateful, Around])
+@pytest.mark.parametrize(
+    "body",
+    [
+        returns_what_it_read,
+        returns_a_part_of_what_it_read,
+        writes_to_what_it_read,
+        writes_and_assigns,
+        writes_to_what_it_assigned,
+        swaps,
+        keeps_its_input,
+        moves_an_average,
+    ],
+)
+def test_state_and_what_was_read_of_it_go_on_as_in_eager(agree, kind, body):
+    agree(kind(body), [torch.randn(3, 4)], [torch.randn(3, 4) for _ in range(3)])
+
+
+class Recurrent(nn.Module):
+    """Keeps the state of an LSTM from call to call."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTM(4, 5, batch_first=True)
+        self.register_buffer("h", torch.zeros(1, 2, 5))
+        self.register_buffer("c", torch.zeros(1, 2, 5))
+
+    def forward(self, x):
+        y, (self.h, self.c) = self.cell(x, (self.h, self.c))
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:.*_flat_weights.* were assigned during export:UserWarning")
+def test_a_recurrent_network_keeps_its_state(agree):
+    agree(Recurrent(), [torch.randn(2, 3, 4), torch.randn(2, 5, 4)], [torch.randn(2, 4, 4)])
+
+
+class Rolling(nn.Module):
+    """Keeps the last keys: the oldest fall out as new ones come."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("keys", torch.zeros(6, 4))
+
+    def forward(self, x):
+        before, self.keys = self.keys, torch.cat([self.keys, self.norm(x)])[-6:]
+        return (x @ self.keys.mT).softmax(-1) @ before, before[1:]
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_cache_and_running_statistics_go_on_as_in_eager(agree, train):
+    inputs, unseen = [torch.randn(3, 4), torch.randn(5, 4)], [torch.randn(2, 4), torch.randn(4, 4)]
+    agree(Rolling().train(train), inputs, unseen, skip_eval_set_mode=True)
+
+
+def assigns_for_long_inputs(self, x):
+    if x.shape[0] > 3:
+        self.old = self.old + 1
+    return x
+
+
+def test_state_that_a_branch_assigns_is_served_on_that_branch_only(agree):
+    module = agree(Around(assigns_for_long_inputs), [torch.randn(4, 4), torch.randn(5, 4)], [torch.randn(6, 4)])
+    with pytest.raises(ModelError, match=r"violates .*> 3"):
+        module(torch.randn(2, 4))
+    with pytest.raises(ModelError, match="the model takes another path for input 2"):
+        clika_compile(Around(assigns_for_long_inputs), tracing_inputs=[torch.randn(4, 4), torch.randn(2, 4)])
+
+
+def test_a_trace_that_drops_a_write_to_a_buffer_is_refused(monkeypatch):
+    """Its outputs agreed on every tracing input, and were wrong from the second call on."""
+    monkeypatch.setattr(capturing, "assignments_as_writes", lambda *_: contextlib.nullcontext())
+    with pytest.raises(ModelError, match=r"forward writes to inner.old where this trace does not see it"):
+        clika_compile(Around(returns_what_it_read), tracing_inputs=[torch.randn(3, 4)])
+
+
+def test_a_graph_that_leaves_other_values_in_a_buffer_is_refused():
+    calls = itertools.count(1)
+
+    def counts_in_python(self, x):
+        self.old.fill_(next(calls))
+        return x
+
+    with pytest.raises(ModelError, match="disagrees with eager on input 1: old after the call is off by"):
+        clika_compile(Stateful(counts_in_python), tracing_inputs=[torch.randn(3, 4)])
+
+
+class Growing(nn.Module):
+    """Binds a buffer to what has another shape."""
+
+    def __init__(self, grow, buffer):
+        super().__init__()
+        self.grow = grow
+        self.register_buffer("held", buffer)
+
+    def forward(self, x):
+        self.held = self.grow(self.held, x)
+        return x + self.held.sum()
+
+
+def appended(held, x):
+    return torch.cat([held, x])
+
+
+def begun(held, x):
+    return x if held is None else held + x
+
+
+def table(held, x):
+    return torch.arange(float(x.shape[1])) if held is None or held.numel() < x.shape[1] else held
+
+
+@pytest.mark.parametrize(
+    ("grow", "buffer", "message"),
+    [
+        (appended, torch.zeros(0, 4), r"binds 'held' to float32\[3, 4\] from float32\[0, 4\], and the next call reads"),
+        (begun, None, r"binds 'held' to float32\[3, 4\] from nothing, and the next call reads it"),
+    ],
+)
+def test_state_of_another_shape_is_refused_where_the_next_call_reads_it(grow, buffer, message):
+    with pytest.raises(ModelError, match=message):
+        clika_compile(Growing(grow, buffer), tracing_inputs=[torch.ones(3, 4)])
+
+
+@pytest.mark.parametrize("buffer", [None, torch.zeros(2)])
+def test_a_table_that_is_put_by_is_no_state(buffer, tmp_path):
+    x = torch.ones(3, 4)
+    module = clika_compile(Growing(table, buffer), tracing_inputs=[x], logs_dir=tmp_path)
+    for _ in range(2):
+        torch.testing.assert_close(module(x), torch.full((3, 4), 7.0))
+    (log,) = tmp_path.iterdir()
+    assert "Warning: forward binds 'held' to float32[4] from" in log.read_text()
+
+
+def test_a_parameter_that_is_bound_anew_is_refused_by_name():
+    def rebinds(self, x):
+        self.weight = nn.Parameter(self.weight.detach() * 2)
+        return x * self.weight
+
+    model = Stateful(rebinds)
+    model.weight = weight = nn.Parameter(torch.ones(4))
+    with pytest.raises(ModelError, match=r"forward writes to weight where this trace does not see it, .*copy_"):
+        clika_compile(model, tracing_inputs=[torch.randn(3, 4)])
+    assert model.weight is weight
