@@ -40,7 +40,7 @@ def test_the_commands_of_the_documents_exist_in_the_makefile():
         for text in blocks(d, "console")
         for word in re.findall(r"^make (\w+)", text, re.MULTILINE)
     }
-    assert named == {"demo", "test", "lint"}
+    assert named == {"demo", "test", "lint", "conformance"}
     assert named <= targets
 
 

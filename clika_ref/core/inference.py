@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.core.errors import PassError
 from clika_ref.core.ir import Data, Graph, Node, Value
-from clika_ref.core.symbols import evaluate, is_symbolic
+from clika_ref.core.symbols import evaluate, is_symbolic, named
 from clika_ref.core.types import Origin, TensorType
 
 if TYPE_CHECKING:
@@ -89,9 +89,11 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
         tensors = [_fake(t, sizes) for t in operands]
         results = _flat(op(*tensors, **{k: _concrete(v, sizes) for k, v in attrs.items()}))
     deferred = [a.expr for asserts in env.deferred_runtime_asserts.values() for a in asserts][assumed:]
-    if env.guards or deferred:
-        conditions = [str(_rename(g, own)) for g in (*(g.expr for g in env.guards), *deferred)]
-        msg = f"holds only if {' and '.join(conditions)}; declare the rule with @{op.name}.types"
+    lengths = {expr: named(symbol.name) for expr, symbol in own.items()}  # a number that eager takes for a side is one
+    asked = [g for g in (*(g.expr for g in env.guards), *deferred) if g.xreplace(lengths) is not sympy.true]
+    if asked:
+        conditions = " and ".join(str(g.xreplace(own)) for g in asked)
+        msg = f"holds only if {conditions}; declare the rule with @{op.name}.types"
         raise PassError(msg)
     return tuple(TensorType(t.dtype, tuple(_dim(s, own) for s in t.shape)) for t in results)
 
@@ -118,14 +120,10 @@ def _fake(item: Any, sizes: Mapping[str, Any]) -> Any:
     return _concrete(item, sizes)
 
 
-def _rename(expr: sympy.Basic, own: Mapping[sympy.Basic, sympy.Basic]) -> Any:
-    return expr.xreplace(dict(own))
-
-
-def _dim(size: int | torch.SymInt, own: Mapping[sympy.Basic, sympy.Basic]) -> Any:
+def _dim(size: int | torch.SymInt, own: dict[sympy.Basic, sympy.Symbol]) -> Any:
     if isinstance(size, int):
         return size
-    expr = _rename(size.node.expr, own)
+    expr = size.node.expr.xreplace(own)
     foreign = {s for s in expr.free_symbols if s not in own.values()}
     if foreign:
         msg = f"a size depends on the data ({expr})"
