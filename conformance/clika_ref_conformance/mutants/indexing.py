@@ -123,6 +123,14 @@ def _(original, op, *operands, padding_idx, **attrs):
     return original(op, *operands, padding_idx=None, **attrs)
 
 
+@FAULTS.lowering("searchsorted", "the side that is summed up is counted from the last, which a sum of nothing keeps")
+def _(original, op, *operands, **attrs):
+    def last(op, passed, _axes, **given):
+        return op.ReduceSum(passed, op.ints([-1]), **given)
+
+    return original(Altered(op, ReduceSum=last), *operands, **attrs)
+
+
 @FAULTS.lowering("searchsorted", "right is ignored")
 def _(original, op, *operands, right, **attrs):
     return original(op, *operands, right=False, **attrs)
