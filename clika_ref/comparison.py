@@ -27,9 +27,11 @@ def difference(expected: Any, actual: Any, roundings: float = ROUNDINGS) -> str 
         return f"{actual!r} instead of a tensor"
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype}{list(actual.shape)} instead of {expected.dtype}{list(expected.shape)}"
+    if torch.equal(expected, actual):  # at a tenth of the time, and without copies
+        return None
     if not expected.dtype.is_floating_point:
         wrong = int((expected != actual).sum())
-        return f"{wrong} of {expected.numel()} elements differ" if wrong else None
+        return f"{wrong} of {expected.numel()} elements differ"
     return _float_difference(expected.detach(), actual.detach(), roundings)
 
 

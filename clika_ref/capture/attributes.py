@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import is_
@@ -13,6 +13,9 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_eq
 
 CONTAINERS = (dict, list, set, deque, tuple)
 """What a cache may be: by looking at what they hold one sees that they changed, and all but tuples are filled again."""
+
+LONG = 1000
+"""Elements from which on a container is taken for data, in which no forward looks for caches."""
 
 _HOOKS = frozenset(name for name in vars(torch.nn.Module()) if "hook" in name)
 """Containers, most of all that a model has, in which no forward caches anything."""
@@ -44,9 +47,10 @@ class _Held:
         contents = self.contents
         if self.tensors and not state:
             contents = {n: now if is_alike(now := self.container.get(n), t) else t for n, t in contents.items()}
-        self.container.clear()
-        fill = self.container.update if isinstance(self.container, dict | set) else self.container.extend
-        fill(contents)
+        container: Any = self.container
+        kind: Any = next(k for k in (OrderedDict, dict, list, set, deque) if isinstance(container, k))
+        kind.clear(container)  # by the plain methods: a class of the user's may refuse its own
+        (kind.update if kind in (OrderedDict, dict, set) else kind.extend)(container, contents)
 
 
 class Attributes:
@@ -68,13 +72,19 @@ class Attributes:
         self._held[id(container)] = _Held(name, container, contents, names, tensors)
 
     def _keep_inside(self, name: str, value: Any) -> None:
-        if id(value) in self._held:
-            return
-        if not isinstance(value, tuple):
-            self._keep(name, value)
-        for inner in value.values() if isinstance(value, dict) else value:
-            if isinstance(inner, CONTAINERS):
-                self._keep_inside(name, inner)
+        """Keep a container and those in it, however deep they stand; of long ones only what they hold themselves."""
+        waiting: list[Any] = [value]
+        seen: set[int] = set()
+        while waiting:
+            value = waiting.pop()
+            if id(value) in self._held or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if not isinstance(value, tuple):
+                self._keep(name, value)
+            if len(value) <= LONG:
+                inside = value.values() if isinstance(value, dict) else value
+                waiting += [inner for inner in inside if isinstance(inner, CONTAINERS)]
 
     def changed(self) -> list[str]:
         """Return the names of the attributes, not parameters and buffers, that hold something else now."""

@@ -163,7 +163,18 @@ class _Kept(TorchDispatchMode):
                 raise ModelError(msg)
 
     def state(self, before: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Return the values of what was bound anew or written to, that is, differs from its copy of before."""
+        """Return the values of what was bound anew or written to, that is, differs from its copy of before.
+
+        Raises:
+            ModelError: what was bound anew is an expanded tensor, into whose memory nothing can be written.
+        """
+        for name, old, new in self._pairs():
+            if new is not old and _fits(old, new) and _stored(old) is not old:
+                msg = (
+                    f"forward assigns to {name!r}, which was registered as an expanded tensor: its elements share "
+                    "memory, and no graph can write to it. Register a copy of it: tensor.clone(), or contiguous()"
+                )
+                raise ModelError(msg)
         changed = {id(tensor) for tensor, copy in before if not _same(_stored(tensor), copy)}
         return {
             name: new.detach().clone()

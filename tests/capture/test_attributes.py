@@ -6,6 +6,7 @@ from torch import nn
 
 from clika_ref import ModelError, clika_compile
 from clika_ref.capture import capturing
+from clika_ref.capture.attributes import Attributes
 from clika_ref.capture.tracers import TRACERS
 
 
@@ -172,3 +173,40 @@ def test_a_buffer_that_is_bound_anew_unseen_by_a_trace_is_refused_by_name(monkey
     monkeypatch.setattr(capturing, "applicable", lambda dynamic: TRACERS[-1:])
     with pytest.raises(ModelError, match=r"forward writes to inner\.count where this trace does not see it"):
         clika_compile(Within(Counting()), tracing_inputs=[torch.zeros(2)])
+
+
+class Kept(dict):
+    def clear(self):
+        raise RuntimeError("is never emptied")
+
+
+def test_containers_of_any_depth_and_class_are_restored():
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.table = Kept()
+            self.depths = [self.table]
+            for _ in range(3000):
+                self.depths = [self.depths]
+
+        def forward(self, x):
+            self.table.setdefault("twice", self.linear.weight * 2)
+            return x @ self.table["twice"]
+
+    model, x = Deep(), torch.ones(2, 2)
+    module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+    assert model.table == {}
+    assert torch.equal(module(x), model(x))
+
+
+def test_what_stands_in_a_long_container_is_no_cache():
+    module = nn.Module()
+    module.rows = [[number] for number in range(2000)]
+    before = Attributes(module)
+    module.rows[5].append(1)
+    assert before.changed() == []
+    module.rows.append([])
+    assert before.changed() == ["rows"]
+    before.restore()
+    assert len(module.rows) == 2000

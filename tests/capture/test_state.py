@@ -229,3 +229,17 @@ def test_a_parameter_that_is_bound_anew_is_refused_by_name():
     with pytest.raises(ModelError, match=r"forward writes to weight where this trace does not see it, .*copy_"):
         clika_compile(model, tracing_inputs=[torch.randn(3, 4)])
     assert model.weight is weight
+
+
+def test_a_buffer_that_is_registered_expanded_cannot_be_assigned_to():
+    class Expanded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(1).expand(4))
+
+        def forward(self, x):
+            self.total = self.total + x.sum(0)
+            return x + self.total
+
+    with pytest.raises(ModelError, match=r"assigns to 'total', which was registered as an expanded tensor.*clone"):
+        clika_compile(Expanded(), tracing_inputs=[torch.ones(2, 4)])
