@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, TypeGuard
@@ -13,6 +13,15 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_eq
 
 CONTAINERS = (dict, list, set, deque, tuple)
 """What a cache may be: by looking at what they hold one sees that they changed, and all but tuples are filled again."""
+
+_FILL: dict[Any, Callable[..., None]] = {
+    OrderedDict: OrderedDict.update,
+    dict: dict.update,
+    set: set.update,
+    list: list.extend,
+    deque: deque.extend,
+}
+"""How a container of each kind, the more special first, is given elements."""
 
 LONG = 1000
 """Elements from which on a container is taken for data, in which no forward looks for caches."""
@@ -47,10 +56,9 @@ class _Held:
         contents = self.contents
         if self.tensors and not state:
             contents = {n: now if is_alike(now := self.container.get(n), t) else t for n, t in contents.items()}
-        container: Any = self.container
-        kind: Any = next(k for k in (OrderedDict, dict, list, set, deque) if isinstance(container, k))
-        kind.clear(container)  # by the plain methods: a class of the user's may refuse its own
-        (kind.update if kind in (OrderedDict, dict, set) else kind.extend)(container, contents)
+        kind = next(k for k in _FILL if isinstance(self.container, k))
+        kind.clear(self.container)  # by the plain methods: a class of the user's may refuse its own
+        _FILL[kind](self.container, contents)
 
 
 class Attributes:
