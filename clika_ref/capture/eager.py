@@ -175,11 +175,13 @@ class _Kept(TorchDispatchMode):
                     "memory, and no graph can write to it. Register a copy of it: tensor.clone(), or contiguous()"
                 )
                 raise ModelError(msg)
-        changed = {id(tensor) for tensor, copy in before if not _same(_stored(tensor), copy)}
+        buffers = [(t, copy) for t, copy in before if not isinstance(t, torch.nn.Parameter)]  # those it watches itself
+        changed = {id(tensor) for tensor, copy in buffers if not _same(_stored(tensor), copy)}
+        changed |= {id(self._before[name]) for name in self._written}  # under whatever other name they have, too
         return {
             name: new.detach().clone()
             for name, old, new in self._pairs()
-            if _fits(old, new) and (new is not old or name in self._written or id(old) in changed)
+            if _fits(old, new) and (new is not old or id(old) in changed)
         }
 
     def unfit(self) -> str:
