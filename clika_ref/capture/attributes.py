@@ -6,10 +6,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_eq
 
 CONTAINERS = (dict, list, set, deque, tuple)
 """What a cache may be: by looking at what they hold one sees that they changed, and all but tuples are filled again."""
@@ -55,7 +54,7 @@ class _Held:
             return
         contents = self.contents
         if self.tensors and not state:
-            contents = {n: now if is_alike(now := self.container.get(n), t) else t for n, t in contents.items()}
+            contents = {n: now if fits(t, now := self.container.get(n)) else t for n, t in contents.items()}
         kind = next(k for k in _FILL if isinstance(self.container, k))
         kind.clear(self.container)  # by the plain methods: a class of the user's may refuse its own
         _FILL[kind](self.container, contents)
@@ -110,11 +109,11 @@ class Attributes:
             held.restore(state=state)
 
 
-def is_alike(now: Any, before: Any) -> TypeGuard[torch.Tensor]:
+def fits(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
     """Whether one tensor can be written into the other, so that a graph keeps what was bound in its place."""
-    if not isinstance(now, torch.Tensor) or not isinstance(before, torch.Tensor) or now.dtype != before.dtype:
-        return False
-    return guard_or_false(sym_eq(now.shape, before.shape))  # of a trace no guard is asked
+    if old is None or new is None:
+        return old is new
+    return (old.dtype, old.shape) == (new.dtype, new.shape)
 
 
 def _same(now: Any, before: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clika_ref.capture.attributes import Attributes
+from clika_ref.capture.attributes import Attributes, fits
 from clika_ref.capture.callables import Callee
 from clika_ref.capture.calls import RESHAPES_ITSELF, written_arguments
 from clika_ref.capture.inputs import ModelCall
@@ -20,6 +20,15 @@ from clika_ref.capture.state import named_state
 from clika_ref.comparison import differences
 from clika_ref.core.errors import ModelError
 from clika_ref.structures import register_dataclasses
+
+
+@dataclass(frozen=True)
+class Before:
+    """A module as it was on entering `unchanged`."""
+
+    attributes: Attributes
+    copies: list[tuple[torch.Tensor, torch.Tensor]]
+    """The tensors whose data is copied, with the copies."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,11 @@ def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
             leaves in an attribute, or binds a buffer to that is of another shape or dtype.
     """
     kept = _Kept(callee.module)
-    with trimmed(), unchanged(callee) as before, callee.as_module() as module, torch.no_grad(), kept.restored():
-        attributes = Attributes(callee.module)
+    with trimmed(), callee.as_module() as module, unchanged(callee) as before, torch.no_grad(), kept.restored():
         run = _results(module, call, kept)
         kept.require_own_data()
-        state, unfit, changed = kept.state(before), kept.unfit(), attributes.changed()
-        if (unfit or changed) and _depends_on(attributes, callee, module, call):
+        state, unfit, changed = kept.state(before.copies), kept.unfit(), before.attributes.changed()
+        if (unfit or changed) and _depends_on(before.attributes, callee, module, call):
             raise ModelError(_unfit_message(unfit) if unfit else _changed_message(callee, changed))
         return replace(run, state=state, unfit=unfit)
 
@@ -162,32 +170,32 @@ class _Kept(TorchDispatchMode):
                 )
                 raise ModelError(msg)
 
-    def state(self, before: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def state(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return the values of what was bound anew or written to, that is, differs from its copy of before.
 
         Raises:
             ModelError: what was bound anew is an expanded tensor, into whose memory nothing can be written.
         """
         for name, old, new in self._pairs():
-            if new is not old and _fits(old, new) and _stored(old) is not old:
+            if new is not old and fits(old, new) and _stored(old) is not old:
                 msg = (
                     f"forward assigns to {name!r}, which was registered as an expanded tensor: its elements share "
                     "memory, and no graph can write to it. Register a copy of it: tensor.clone(), or contiguous()"
                 )
                 raise ModelError(msg)
-        buffers = [(t, copy) for t, copy in before if not isinstance(t, torch.nn.Parameter)]  # those it watches itself
+        buffers = [(t, copy) for t, copy in copies if not isinstance(t, torch.nn.Parameter)]  # those it watches itself
         changed = {id(tensor) for tensor, copy in buffers if not _same(_stored(tensor), copy)}
         changed |= {id(self._before[name]) for name in self._written}  # under whatever other name they have, too
         return {
             name: new.detach().clone()
             for name, old, new in self._pairs()
-            if _fits(old, new) and (new is not old or id(old) in changed)
+            if fits(old, new) and (new is not old or id(old) in changed)
         }
 
     def unfit(self) -> str:
         """Say what was bound to another shape or dtype, which state cannot hold; "" where nothing was."""
         return ", ".join(
-            f"{n!r} to {_kind(new)} from {_kind(old)}" for n, old, new in self._pairs() if not _fits(old, new)
+            f"{n!r} to {_kind(new)} from {_kind(old)}" for n, old, new in self._pairs() if not fits(old, new)
         )
 
     def _pairs(self) -> Iterator[tuple[str, Any, Any]]:
@@ -220,36 +228,27 @@ def _same(tensor: torch.Tensor, data: torch.Tensor) -> bool:
     return alike and (torch.equal(tensor, data) or bool(((tensor == data) | (tensor.isnan() & data.isnan())).all()))
 
 
-def _fits(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
-    if old is None or new is None:
-        return old is new
-    return (old.dtype, old.shape) == (new.dtype, new.shape)
-
-
 def _kind(tensor: torch.Tensor | None) -> str:
     return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 @contextlib.contextmanager
-def unchanged(callee: Callee) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+def unchanged(callee: Callee) -> Iterator[Before]:
     """Restore what was written to, bound anew or cached, and the state of the random generator, on leaving.
-
-    Yields the tensors that it has copies of, with these.
 
     Attributes and the data of buffers always; parameters where the model stays with its user, as it takes a second copy
     of them: `_Kept` takes one only of what is written to.
     """
     module = callee.module
-    attributes = Attributes(module)
     kept = (*module.buffers(), *(module.parameters() if callee.stays else ()))
-    before = [(t, _stored(t).detach().clone()) for t in kept]
+    before = Before(Attributes(module), [(t, _stored(t).detach().clone()) for t in kept])
     with torch.random.fork_rng(devices=[]):
         try:
             yield before
         finally:
-            attributes.restore()
+            before.attributes.restore()
             with torch.no_grad():
-                for tensor, saved in before:
+                for tensor, saved in before.copies:
                     stored = _stored(tensor)
                     if not torch.equal(stored, saved):  # ``.data`` and batch norm write without raising the version
                         stored.data.copy_(saved)
