@@ -162,7 +162,12 @@ class ProgramImporter:
         data = self.program.constants.get(target)
         if data is None:
             data = self.program.state_dict[target]
-        assert isinstance(data, torch.Tensor)
+        if not isinstance(data, torch.Tensor):
+            kind = type(data).__name__
+            msg = f"forward uses a {kind}, and a graph holds tensors only"
+            if isinstance(data, torch.Generator):
+                msg += "; draw without one: torch.manual_seed seeds what a compiled module draws"
+            raise ModelError(msg)
         if isinstance(data, FakeTensor):
             msg = f"it took a result of the model for a constant, {tuple(data.shape)} in {target}"
             raise MismatchError(msg)

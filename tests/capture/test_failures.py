@@ -98,6 +98,19 @@ def test_missing_operators_are_reported_all_at_once_with_module_and_line():
     assert "Declare the operators in a plugin (CONTRIBUTING.md shows one), or rewrite those lines" in text
 
 
+def test_a_generator_that_forward_draws_from_is_refused_with_what_to_do():
+    class Noise(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.generator = torch.Generator()
+
+        def forward(self, x):
+            return x + torch.rand(x.shape, generator=self.generator)
+
+    with pytest.raises(ModelError, match=r"forward uses a Generator, .*torch\.manual_seed"):
+        clika_compile(Noise(), tracing_inputs=[torch.randn(2, 3)])
+
+
 def test_control_flow_operators_are_refused_by_name():
     def conditional(x):
         return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))

@@ -141,7 +141,16 @@ def complex_written_behind_detach(net, x):
     return torch.view_as_real(z * net.spectrum[0])
 
 
-@pytest.mark.parametrize("compute", [complex_made_inside, complex_weight_written, complex_written_behind_detach])
+def complex_row_written(net, x):
+    z = torch.complex(x @ net.weight, x)
+    z[0].mul_(2j)
+    z[:, 1:3] += net.spectrum[0, 1:3]
+    return torch.view_as_real(z)
+
+
+@pytest.mark.parametrize(
+    "compute", [complex_made_inside, complex_weight_written, complex_written_behind_detach, complex_row_written]
+)
 def test_gradients_of_complex_numbers_stop_and_flow_past_writes_as_in_eager(compute):
     torch.manual_seed(0)
     original, x = Net(compute), torch.randn(2, 4)

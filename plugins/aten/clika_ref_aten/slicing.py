@@ -60,7 +60,9 @@ def slice_scatter(
     x: Tensor, src: Tensor, *, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
     """``x`` with its slice ``[start:end:step]`` along one side replaced by ``src``."""
-    return torch.slice_scatter(x, src, dim, start, end, step)
+    written = x.clone()  # torch.slice_scatter has no gradient for complex numbers
+    aten.slice.Tensor(written, dim, start, end, step).copy_(src)
+    return written
 
 
 slice_scatter.types(same_type)
@@ -122,7 +124,9 @@ def _(build, base, new, **attrs):
 @operator(aten.select_scatter.default, quant=SHARED_SCALE, error=EXACT)
 def select_scatter(x: Tensor, src: Tensor, *, dim: int, index: int) -> Tensor:
     """``x`` with the elements at one index of a side replaced by ``src``."""
-    return torch.select_scatter(x, src, dim, index)
+    written = x.clone()  # torch.select_scatter has no gradient for complex numbers
+    written.select(dim, index).copy_(src)
+    return written
 
 
 select_scatter.types(same_type)
