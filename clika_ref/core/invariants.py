@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from clika_ref.core.errors import PassError
-from clika_ref.core.ir import Graph, Use, Value
+from clika_ref.core.ir import Graph, Value
 
 
 def verify(graph: Graph) -> None:
@@ -16,31 +18,34 @@ def verify(graph: Graph) -> None:
         PassError: one is broken; the message shows the node, the graph is attached as a note.
     """
     known: set[Value] = {*graph.inputs, *graph.constants.values()}
-    names = {v.name for v in known}
-    expected: dict[Value, int] = {}
+    listed, read = sum(len(value._uses) for value in known), 0
     # A message is written only where an invariant is broken: printing long size expressions takes most of the time.
     for node in graph.nodes:
         for position, value in enumerate(node.inputs):
             if isinstance(value, Value):
                 if value not in known:
                     raise _broken(graph, f"{node!r} reads %{value.name} before it is computed")
-                if Use(node, position) not in value._uses:
+                if (node, position) not in value._uses:
                     raise _broken(graph, f"the use of %{value.name} by {node!r} is not listed")
-                expected[value] = expected.get(value, 0) + 1
+                read += 1
         for index, value in enumerate(node.outputs):
             if value.producer is not node or value.index != index:
                 raise _broken(graph, f"{value!r} does not know its {node!r}")
-            if value.name in names:
-                raise _broken(graph, f"two values are named {value.name!r}; one is made by {node!r}")
             known.add(value)
-            names.add(value.name)
-    for value in (*graph.outputs, *graph.state.values()):
+            listed += len(value._uses)
+    returned = [*enumerate(graph.outputs), *graph.state.items()]
+    for position, value in returned:
         if value not in known:
             raise _broken(graph, f"the graph returns %{value.name}, which nothing computes")
-        expected[value] = expected.get(value, 0) + 1
-    for value in known:
-        if len(value._uses) != expected.get(value, 0):
-            raise _broken(graph, f"%{value.name} lists uses that do not exist")
+        if (graph, position) not in value._uses:
+            raise _broken(graph, f"the use of %{value.name} by the graph is not listed")
+    if len({value.name for value in known}) < len(known):
+        names = Counter(value.name for value in known)
+        value = max(known, key=lambda v: (names[v.name], v.producer is not None))
+        raise _broken(graph, f"two values are named {value.name!r}; one is made by {value.producer!r}")
+    if listed > read + len(returned):  # everything that is read is listed, so what is more is listed only
+        reads = Counter([v for n in graph.nodes for v in n.inputs if isinstance(v, Value)] + [v for _, v in returned])
+        raise _broken(graph, f"%{next(v.name for v in known if len(v._uses) > reads[v])} lists uses that do not exist")
 
 
 def _broken(graph: Graph, message: str) -> PassError:

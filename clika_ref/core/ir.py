@@ -320,21 +320,17 @@ class Graph:
 
     def drop_unused_constants(self) -> None:
         """Forget constants that no node, output or state entry reads (on a clone that is being lowered)."""
-        unused = [name for name, value in self.constants.items() if not value._uses and name not in self.state]
-        for name in unused:
-            del self.constants[name]
-            self.revision += 1
+        used = {n: value for n, value in self.constants.items() if value._uses or n in self.state}
+        self.revision += len(self.constants) - len(used)
+        self.constants = used
 
     def clone(self) -> Graph:
         """Return an independent graph that shares the tensors of its constants."""
         copy = Graph(self.name)
         copy.symbols, copy.guards, copy.aliases = dict(self.symbols), list(self.guards), dict(self.aliases)
-        mapping: dict[Value, Value] = {}
-        for value in self.inputs:
-            mapping[value] = copy.add_input(value.type, value.name)
+        mapping = {value: copy.add_input(value.type, value.name) for value in self.inputs}
         for name, value in self.constants.items():
             mapping[value] = copy.constants[name] = Value(value.type, name, data=value._data)
-            copy._names[name] = 0
         for node in self.nodes:
             inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
             twin = copy.insert(Node(node.op, inputs, node.attrs, node.origin), [v.type for v in node.outputs])

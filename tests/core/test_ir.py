@@ -288,6 +288,11 @@ def test_a_use_that_is_not_listed_is_found(chain):
     broken(chain, r"the use of %x by %neg: .* is not listed")
 
 
+def test_an_output_whose_use_is_not_listed_is_found(chain):
+    del chain.outputs[0]._uses[Use(chain, 0)]
+    broken(chain, r"the use of %neg_1 by the graph is not listed")
+
+
 def test_a_use_that_does_not_exist_is_found(chain):
     _, last = chain.nodes
     chain.inputs[0]._uses[Use(last, 0)] = None
