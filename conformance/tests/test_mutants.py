@@ -8,11 +8,12 @@ from clika_ref_conformance.execution.levels import LEVELS
 from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.execution.run import chosen_profile
 from clika_ref_conformance.execution.worker import make_suite
+from clika_ref_conformance.levels.dynamic import EXPRESSIONS
 from clika_ref_conformance.mutants import trials
 from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.killing import Killing, Trial, chosen_mutants, kill
 from clika_ref_conformance.mutants.seeding import Catalogue, Mutant, nothing
-from clika_ref_conformance.mutants.showing import is_enough, show_rates, show_trial
+from clika_ref_conformance.mutants.showing import is_enough, show_rates, show_trial, sound_and_show
 from clika_ref_conformance.verdicts import Verdict
 from rich.console import Console
 
@@ -64,7 +65,7 @@ def test_a_mutant_is_taken_out_without_a_trace(mutant):
 
 @pytest.mark.parametrize("mutant", EVERY.values(), ids=lambda m: m.name)
 def test_a_mutant_names_a_subject_and_levels_that_exist(mutant):
-    assert mutant.subject in {*REGISTRY.operators, *REGISTRY.passes, *LEVELS}
+    assert mutant.subject in {*REGISTRY.operators, *REGISTRY.passes, *LEVELS, EXPRESSIONS}
     assert mutant.levels
     assert set(mutant.levels) <= set(LEVELS)
     assert mutant.change
@@ -140,3 +141,14 @@ def test_quick_must_find_97_of_100_and_ci_all():
     assert is_enough(Killing("quick", trials))
     assert not is_enough(Killing("ci", trials))
     assert not is_enough(Killing("quick", [*trials[1:], trial("98", Verdict.PASS)]))
+
+
+@pytest.mark.parametrize(("target", "status"), [("identity", 0), ("odd_targets:WRONG", 1)])
+def test_a_target_that_is_right_raises_no_alarm_with_any_seed(target, status, capsys):
+    options = {"profile": "quick", "subjects": ["relu"], "levels": ["operators"], "workers": 1}
+    assert sound_and_show([target], seeds=2, **options) == status
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line for line in lines if line.startswith(target)]
+    assert [head.split(": ")[0] for head in heads] == [f"{target}, quick, seed {seed}" for seed in range(2)]
+    assert all((" 0 failures in " in head) == (status == 0) for head in heads)
+    assert any("operators/relu/float32" in line for line in lines) == (status == 1)

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +23,7 @@ from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
 from clika_ref_conformance.drawing.reducing.sides import fixed_at
 from clika_ref_conformance.drawing.symbolic.calls import SymbolicCall, has_no_elements, symbolic_call
+from clika_ref_conformance.drawing.symbolic.expressions import FILLER, expression_cases
 from clika_ref_conformance.drawing.symbolic.graphs import BATCH, FRAGILE, with_dynamic_side
 from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, draw
 from clika_ref_conformance.execution.batches import Batch
@@ -36,6 +37,10 @@ SIZES_PER_CALL = 7
 """Sets of sizes of one call: as drawn, maximum, minimum, two coprime ones, ones and zeros."""
 
 GRAPHS = "random graphs"
+EXPRESSIONS = "size expressions"
+
+EXPRESSIONS_PER_PROFILE = 2
+"""Expressions for each set of sizes that a profile asks for: they take little."""
 
 PATIENCE = 12
 """Calls that are drawn for each that is wanted: some have no side that may vary, and most are like another."""
@@ -45,16 +50,19 @@ OWN_RULE = 5
 
 
 def tasks(suite: Suite) -> list[Task]:
-    """Return a task for every operator with samples, and one for random graphs."""
+    """Return a task for every operator with samples, one for random graphs and one for random expressions."""
     operators = sorted(suite.registry.operators.values(), key=lambda op: op.name)
     subjects = [op.name for op in operators if op.sampler is not None]
-    return [Task(LEVEL, subject, "float32", dynamic=True) for subject in (*subjects, GRAPHS)]
+    expressions = [Task(LEVEL, EXPRESSIONS, "int64", dynamic=True)] if FILLER in suite.registry.operators else []
+    return [*(Task(LEVEL, subject, "float32", dynamic=True) for subject in (*subjects, GRAPHS)), *expressions]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
-    """Return one check for each drawn call, or for each graph."""
+    """Return one check for each drawn call, or for each graph or expression."""
     if task.subject == GRAPHS:
         return _graph_checks(suite)
+    if task.subject == EXPRESSIONS:
+        return _expression_checks(suite)
     op = suite.registry.operators[task.subject]
     count = max(1, suite.profile.shape_profiles // SIZES_PER_CALL) * (1 if op.type_rule is None else OWN_RULE)
     pool = Pool(op, suite.profile.seed, count)
@@ -70,6 +78,13 @@ def _graph_checks(suite: Suite) -> list[Check]:
     batch = Batch(suite)
     named_cases = [(f"graph-{i:03}", case) for i, case in enumerate(found)]
     return [Check(name, partial(_graph_outcome, name, case, batch)) for name, case in named_cases]
+
+
+def _expression_checks(suite: Suite) -> list[Check]:
+    """Return checks of what sizes are computed by, of negative numbers too, which no operator's samples make."""
+    drawn_cases = expression_cases(suite.registry.operators[FILLER], str(suite.profile.seed))
+    found = islice(drawn_cases, EXPRESSIONS_PER_PROFILE * suite.profile.shape_profiles)
+    return [Check(case.name, partial(run_case, case, suite)) for case in found]
 
 
 def _graph_outcome(name: str, case: Case, batch: Batch) -> Outcome:

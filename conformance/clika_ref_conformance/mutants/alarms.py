@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, plan_run
@@ -10,19 +10,15 @@ from clika_ref_conformance.record import RunRecord
 
 
 @dataclass(frozen=True)
-class Alarms:
-    """The records of all runs."""
+class SoundRun:
+    """One run of a target that is right."""
 
-    records: Sequence[tuple[str, int, RunRecord]]
-    """Target, seed, and what came of the run."""
-
-    @property
-    def count(self) -> int:
-        """How many checks failed in all runs."""
-        return sum(len(record.failures) for _, _, record in self.records)
+    target: str
+    seed: int
+    record: RunRecord
 
 
-def sound_alarms(
+def sound_runs(
     targets: Sequence[str],
     *,
     profile: str = "quick",
@@ -30,16 +26,14 @@ def sound_alarms(
     subjects: Sequence[str] = (),
     levels: Sequence[str] = (),
     workers: int = 2,
-) -> Alarms:
-    """Run each target with each seed.
+) -> Iterator[SoundRun]:
+    """Run each target with each seed, and yield what came of it before the next one starts.
 
     Raises:
         ClikaError: there is no such target, profile, level or subject.
     """
-    found: list[tuple[str, int, RunRecord]] = []
     for target in targets:
         for seed in seeds:
             chosen = chosen_profile(profile, seed)
             request = RunRequest(target, chosen, tuple(subjects), tuple(levels), workers=workers)
-            found.append((target, seed, execute(plan_run(request))))
-    return Alarms(found)
+            yield SoundRun(target, seed, execute(plan_run(request)))

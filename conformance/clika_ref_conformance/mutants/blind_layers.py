@@ -1,4 +1,4 @@
-"""More faulty lowerings by an author who knew neither samples nor tests: networks, attention, losses, integers."""
+"""More faulty lowerings by an author who knew neither samples nor tests: networks, losses, integers, distances."""
 
 from __future__ import annotations
 
@@ -183,3 +183,35 @@ def _(original, op, x, *, decimals):
 @FAULTS.lowering("logspace", "whatever the base is, 10 is raised to the powers")
 def _(original, op, *, base, **attrs):
     return original(op, base=10.0, **attrs)
+
+
+# Losses of classes
+
+
+@FAULTS.lowering("multi_margin_loss", "with p = 2 the weight of the class is squared too")
+def _(original, op, x, target, weight, *, p, **attrs):
+    weight = op.Mul(weight, weight) if weight is not None and p == 2 else weight
+    return original(op, x, target, weight, p=p, **attrs)
+
+
+# Places and distances
+
+
+@FAULTS.lowering("pixel_shuffle", "the places within a block come before the channels, as in ONNX's default mode, DCR")
+def _(original, op, x, *, upscale_factor):
+    return original(forced(op, "DepthToSpace", mode="DCR"), x, upscale_factor=upscale_factor)
+
+
+@FAULTS.lowering("repeat_interleave", "one count for all elements is taken for that of the first")
+def _(original, op, *operands, **attrs):
+    return original(Altered(op, Expand=lambda op, counts, shape: counts), *operands, **attrs)
+
+
+@FAULTS.lowering("scatter_reduce", "the mean of integers is rounded towards zero")
+def _(original, op, *operands, **attrs):
+    return original(Altered(op, Less=lambda op, rest, zero: op.Less(zero, zero)), *operands, **attrs)
+
+
+@FAULTS.lowering("cdist", "the eps of pairwise_distance is added to the differences")
+def _(original, op, x1, x2, **attrs):
+    return original(Altered(op, Sub=lambda op, a, b: op.Add(op.Sub(a, b), op.like(a, 1e-6))), x1, x2, **attrs)

@@ -206,3 +206,30 @@ def _(registry):
     original = push_transposes.moved_attrs
     with patch.object(push_transposes, "moved_attrs", lambda n, order: original(n, push_transposes.inverse(order))):
         yield
+
+
+@FAULTS.patch("push-transposes", "a roll of the flat tensor counts as one along sides", levels=PASSES)
+def _(registry):
+    original = push_transposes.carriers
+
+    def faulty(node):
+        flat = node.kind == "roll" and not node.attrs["dims"] and node.output.type.rank > 1
+        return (0,) if flat else original(node)
+
+    with patch.object(push_transposes, "carriers", faulty):
+        yield
+
+
+# Dtypes that are too narrow
+
+
+@FAULTS.patch("merge-chains", "int8 is taken to fit into uint8", levels=PASSES)
+def _(registry):
+    with patch.dict(merge_chains.INTEGERS, {torch.uint8: (1, 8)}):
+        yield
+
+
+@FAULTS.patch("fold-batch-norm", "a weight that overflows in its dtype once it is scaled is folded too", levels=PASSES)
+def _(registry):
+    with patch.object(fold_batch_norm, "_stays_finite", lambda weight, scale, shift: True):
+        yield

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
+from clika_ref_aten import grids
 from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.ir import Graph
@@ -160,3 +161,27 @@ def _(original, x, *, dimension, size, step):
 @FAULTS.type_rule("cat", "tensors of dynamic lengths are all as long as the first")
 def _(original, *tensors, dim):
     return original(*(tensors[0] if is_symbolic(t.shape[dim]) else t for t in tensors), dim=dim)
+
+
+@FAULTS.type_rule("arange", "counting down between unknown numbers, a last step that would pass the end is left out")
+def _(original, *, start, end, step, **attrs):
+    found = original(start=start, end=end, step=step, **attrs)
+    whole = all(isinstance(n, int) or (is_symbolic(n) and n.is_integer) for n in (start, end))
+    if not whole or not is_symbolic((start, end)) or not isinstance(step, int) or step >= 0:
+        return found
+    count: Any = FloorDiv(start - end, -step)
+    return TensorType(found.dtype, (count,))
+
+
+# Lowerings that take another way where a size is unknown
+
+
+@FAULTS.patch("affine_grid_generator", "along a side of unknown length corners are never aligned", levels=DYNAMIC)
+def _(registry):
+    original = grids._coordinates
+
+    def faulty(op, n, dtype, *, align_corners):
+        return original(op, n, dtype, align_corners=align_corners and not is_symbolic(n))
+
+    with patch.object(grids, "_coordinates", faulty):
+        yield

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from clika_ref.reporting.console import duration, result_console
-from clika_ref_conformance.mutants.alarms import Alarms, sound_alarms
+from clika_ref_conformance.mutants.alarms import SoundRun, sound_runs
 from clika_ref_conformance.mutants.killing import SORTS, Killing, Trial, chosen_mutants, kill
 
 ENOUGH = {"quick": 0.97, "ci": 1.0, "nightly": 1.0}
@@ -92,17 +92,19 @@ def sound_and_show(
     workers: int,
 ) -> int:
     """Run targets that are right, print how many checks fail, and return the exit status: 1 where one does."""
-    found = sound_alarms(
-        targets, profile=profile, seeds=range(seeds), subjects=subjects, levels=levels, workers=workers
-    )
-    show_alarms(found, result_console())
-    return 1 if found.count else 0
+    console = result_console()
+    runs = sound_runs(targets, profile=profile, seeds=range(seeds), subjects=subjects, levels=levels, workers=workers)
+    alarms = 0
+    for run in runs:
+        show_alarms(run, console)
+        alarms += len(run.record.failures)
+    return 1 if alarms else 0
 
 
-def show_alarms(alarms: Alarms, console: Console) -> None:
-    """Print the failures of targets that are right, which are false alarms or findings."""
-    for target, seed, record in alarms.records:
-        text = f"{target}, {record.profile}, seed {seed}: {len(record.failures)} failures in {record.planned:,} checks"
-        console.print(text, style="red" if record.failures else "", markup=False)
-        for result in record.failures:
-            console.print(f"  {result.verdict}: {result.task}: {result.name}", markup=False, soft_wrap=True)
+def show_alarms(run: SoundRun, console: Console) -> None:
+    """Print what fails of a target that is right: each is a false alarm, or a finding."""
+    failures, planned = run.record.failures, run.record.planned
+    text = f"{run.target}, {run.record.profile}, seed {run.seed}: {len(failures)} failures in {planned:,} checks"
+    console.print(text, style="red" if failures else "", markup=False)
+    for result in failures:
+        console.print(f"  {result.verdict}: {result.task}: {result.name}", markup=False, soft_wrap=True)

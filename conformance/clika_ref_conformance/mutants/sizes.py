@@ -237,3 +237,36 @@ def _(type, x, *, pad, **attrs):
 @_if_dynamic("permute", "dynamic sides stay where they are")
 def _(type, x, **attrs):
     return TensorType(type.dtype, x.shape)
+
+
+@_method("size expressions", "a quotient is rounded towards zero", SizeEmitter, "_floor_divide")
+def _(original, self, expr):
+    return self.op.Div(*self._together(*expr.args))
+
+
+@_method(
+    "size expressions",
+    "a quotient is rounded down only where the dividend may be negative",
+    SizeEmitter,
+    "_floor_divide",
+)
+def _(original, self, expr):
+    if expr.args[0].is_nonnegative:
+        return self.op.Div(*self._together(*expr.args))
+    return original(self, expr)
+
+
+@_method("size expressions", "a remainder has the sign of the dividend", SizeEmitter, "_mod")
+def _(original, self, expr):
+    return self.op.Mod(*self._together(*expr.args), fmod=1)
+
+
+@_method("size expressions", "whatever is rounded is rounded down", SizeEmitter, "_round")
+def _(original, self, op_type, expr):
+    return original(self, "Floor", expr)
+
+
+@_method("size expressions", "a number is taken for a length, which is not negative", SizeEmitter, "_atom")
+def _(original, self, expr):
+    value = original(self, expr)
+    return value if expr.is_nonnegative or expr not in self._sources else self.op.Max(value, self.op.ints([0]))

@@ -85,6 +85,9 @@ FAULTS = {
 }
 
 
+WRONG = Odd(fault="value")
+
+
 def sevens(x):
     """Compute what the target with the fault ``sevens`` does."""
     return torch.full_like(x, 7.0)

@@ -1,0 +1,108 @@
+"""Random expressions over lengths and numbers, each as a graph that returns its value."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import torch
+from torch.utils._sympy import functions as torch_sympy
+
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.operators import Operator
+from clika_ref.core.symbols import Side, Symbol, evaluate
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.cases import Case, Run
+
+FILLER = "full"
+"""The operator that makes a tensor of the value."""
+
+SYMBOLS = (
+    Symbol("n", 0, None, Side("x", 0)),
+    Symbol("m", 0, None, Side("y", 0)),
+    Symbol("k", None, None, Side("k", None)),
+)
+"""Two lengths, and a number, which may be negative."""
+
+VALUES = ((3, 5, 2), (7, 4, -3), (1, 1, 1), (6, 9, -7), (2, 3, 0), (0, 5, -1), (5, 0, 4))
+"""What the symbols are in each run, all signs of the number among them."""
+
+DEPTH = 3
+
+Expression = Any
+"""Of sympy, which states no types."""
+
+
+def _quotient(rounded: Callable[[Expression], Expression]) -> Callable[[Expression, Expression], Expression]:
+    """Return the division whose fraction is rounded so."""
+    return lambda a, b: rounded(torch_sympy.IntTrueDiv(a, b))
+
+
+OPERATIONS: tuple[Callable[[Expression, Expression], Expression], ...] = (
+    lambda a, b: a + b,
+    lambda a, b: a - b,
+    lambda a, b: a * b,
+    lambda a, _: a * a,
+    lambda a, _: abs(a),
+    torch_sympy.FloorDiv,
+    torch_sympy.FloorDiv,
+    torch_sympy.PythonMod,
+    torch_sympy.PythonMod,
+    torch_sympy.Max,
+    torch_sympy.Min,
+    _quotient(torch_sympy.FloorToInt),
+    _quotient(torch_sympy.CeilToInt),
+    _quotient(torch_sympy.TruncToInt),
+    _quotient(torch_sympy.RoundToInt),
+)
+"""What a size is computed by from two others; the more often one stands here, the more often it is drawn."""
+
+
+def expression_cases(filler: Operator, seed: str) -> Iterator[Case]:
+    """Yield cases without end, no expression of a seed twice; runs that divide by zero are left out."""
+    random = Random(seed)  # noqa: S311 - draws tests, not keys
+    seen: set[Expression] = set()
+    while True:
+        expression = _drawn(random, random.randint(1, DEPTH))
+        if expression in seen or not getattr(expression, "free_symbols", ()):
+            continue
+        seen.add(expression)
+        runs = list(_runs(expression))
+        if runs:
+            yield Case(f"expression-{len(seen):03}", _graph(filler, expression), runs, {"expression": str(expression)})
+
+
+def _drawn(random: Random, depth: int) -> Expression:
+    if not depth:
+        return random.choice([*(symbol.expr for symbol in SYMBOLS), random.choice((-3, -2, 2, 3, 5))])
+    operands = [_drawn(random, random.randrange(depth)) for _ in range(2)]
+    try:
+        return random.choice(OPERATIONS)(*operands)
+    except ZeroDivisionError:
+        return operands[0]
+
+
+def _runs(expression: Expression) -> Iterator[Run]:
+    for values in VALUES:
+        sizes = dict(zip((symbol.name for symbol in SYMBOLS), values, strict=True))
+        try:
+            evaluate(expression, sizes)
+        except ZeroDivisionError:
+            continue
+        n, m, k = values
+        name = ", ".join(itertools.starmap("{}={}".format, sizes.items()))
+        yield Run(name, (torch.zeros(n), torch.zeros(m), torch.tensor(k)))
+
+
+def _graph(filler: Operator, expression: Expression) -> Graph:
+    graph = Graph("expression")
+    for symbol in SYMBOLS:
+        shape = () if symbol.side.dim is None else (symbol.expr,)
+        graph.add_input(TensorType(torch.float32 if shape else torch.int64, shape), symbol.side.name)
+        graph.symbols[symbol.name] = symbol
+    attrs = {"size": (1,), "fill_value": expression, "dtype": torch.int64, "device": None}
+    graph.add_output(graph.insert(Node(filler, [], attrs), infer(filler, [], attrs)).outputs[0])
+    return graph
