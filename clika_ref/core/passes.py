@@ -129,7 +129,7 @@ class Pipeline:
 def _numbers(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a graph with a fixed seed, every result contiguous: kernels round by layout, which a pass may change."""
     with torch.random.fork_rng(devices=()), torch.no_grad():
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         outputs, state = interpret(graph, inputs, lambda _, results: tuple(r.contiguous() for r in results))
     return [t.detach() for t in (*outputs, *state.values())]
 

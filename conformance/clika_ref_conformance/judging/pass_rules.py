@@ -284,7 +284,7 @@ def _computed(graph: Graph, inputs: Sequence[Tensor], *, unsigned: bool = False)
     random = any(node.is_random for node in graph.nodes)
     with torch.random.fork_rng(devices=(), enabled=random), torch.no_grad():
         if random:
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)  # alone, as in `random_nodes`
         outputs, state = interpret(graph, inputs, hook)
     return [t.detach() for t in (*outputs, *state.values())]
 

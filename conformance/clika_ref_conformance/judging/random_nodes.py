@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ def _varies(node: Node, values: Values, sizes: Mapping[str, int]) -> bool:
     Floating operands are one half: what is dropped out already, in one of two graphs, is not seen to be dropped again.
     """
     halves = {v: _filled(values[v], 0.5) for v in node.inputs if isinstance(v, Value)}
-    return len({_result(node, halves, sizes, seed) for seed in SEEDS}) > 1
+    return _differ(_result(node, halves, sizes, seed) for seed in SEEDS)
 
 
 def _live(graph: Graph, values: Values, sizes: Mapping[str, int]) -> list[Node]:
@@ -63,9 +63,15 @@ def _is_read(node: Node, operand: Value, values: Values, sizes: Mapping[str, int
     if not operand.type.dtype.is_floating_point:
         return True
     try:
-        return len({_result(node, {**values, operand: _filled(values[operand], f)}, sizes, 0) for f in FILLS}) > 1
+        return _differ(_result(node, {**values, operand: _filled(values[operand], f)}, sizes, 0) for f in FILLS)
     except (RuntimeError, ValueError):  # some elements are not legal: it reads them
         return True
+
+
+def _differ(results: Iterator[bytes]) -> bool:
+    """Whether one of some results is not like the first; those behind it are not computed."""
+    first = next(results)
+    return any(result != first for result in results)
 
 
 def _result(node: Node, values: Values, sizes: Mapping[str, int], seed: int) -> bytes:
@@ -75,7 +81,7 @@ def _result(node: Node, values: Values, sizes: Mapping[str, int], seed: int) -> 
     if node.op.takes_device and attrs["device"] is None:
         attrs["device"] = torch.device("cpu")
     with torch.random.fork_rng(devices=()), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # alone, as `torch.manual_seed` formats a stack for each other device
         results = node.op(*operands, **attrs)
     tensors = [results] if isinstance(results, Tensor) else results
     return b"".join(bits(t).numpy().tobytes() for t in tensors)

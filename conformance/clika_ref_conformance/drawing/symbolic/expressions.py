@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils._sympy import functions as torch_sympy
 
-from clika_ref.core.inference import infer
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import Side, Symbol, evaluate
@@ -104,5 +103,6 @@ def _graph(filler: Operator, expression: Expression) -> Graph:
         graph.add_input(TensorType(torch.float32 if shape else torch.int64, shape), symbol.side.name)
         graph.symbols[symbol.name] = symbol
     attrs = {"size": (1,), "fill_value": expression, "dtype": torch.int64, "device": None}
-    graph.add_output(graph.insert(Node(filler, [], attrs), infer(filler, [], attrs)).outputs[0])
+    node = graph.insert(Node(filler, [], attrs), [TensorType(torch.int64, (1,))])
+    graph.add_output(node.output)
     return graph
