@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ import clika_ref_aten.slicing
 import clika_ref_aten.striding
 import clika_ref_aten.variance
 import torch
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
@@ -239,26 +240,35 @@ def _(type, x, **attrs):
     return TensorType(type.dtype, x.shape)
 
 
-@_method("size expressions", "a quotient is rounded towards zero", SizeEmitter, "_floor_divide")
-def _(original, self, expr):
-    return self.op.Div(*self._together(*expr.args))
+def _rule(change: str, *kinds: type) -> Any:
+    """Seed a faulty rule for kinds of expressions: ``(original, emitter, expression)``."""
+
+    def declare(faulty):
+        def patched(registry):
+            rules = {kind: partial(faulty, RULES[kind]) for kind in kinds}
+            with patch.dict(RULES, rules):
+                yield
+
+        return FAULTS.patch("size expressions", change, levels=DYNAMIC)(patched)
+
+    return declare
 
 
-@_method(
-    "size expressions",
-    "a quotient is rounded down only where the dividend may be negative",
-    SizeEmitter,
-    "_floor_divide",
-)
-def _(original, self, expr):
+@_rule("a quotient is rounded towards zero", FloorDiv)
+def _(original, emitter, expr):
+    return emitter.op.Div(*emitter._together(*expr.args))
+
+
+@_rule("a quotient is rounded down only where the dividend may be negative", FloorDiv)
+def _(original, emitter, expr):
     if expr.args[0].is_nonnegative:
-        return self.op.Div(*self._together(*expr.args))
-    return original(self, expr)
+        return emitter.op.Div(*emitter._together(*expr.args))
+    return original(emitter, expr)
 
 
-@_method("size expressions", "a remainder has the sign of the dividend", SizeEmitter, "_mod")
-def _(original, self, expr):
-    return self.op.Mod(*self._together(*expr.args), fmod=1)
+@_rule("a remainder has the sign of the dividend", Mod, PythonMod)
+def _(original, emitter, expr):
+    return emitter.op.Mod(*emitter._together(*expr.args), fmod=1)
 
 
 @_method("size expressions", "whatever is rounded is rounded down", SizeEmitter, "_round")
