@@ -51,6 +51,12 @@ OF_SURROUNDINGS: dict[str, near_misses.Makes] = {
 }
 """What is changed around them, for which it matters little which calls they are: of drawn motifs only."""
 
+LISTED = "listed call redrawn"
+"""The same of each operator in a long table, once: what is wrong with one operator shows with some attributes only."""
+
+GRAPHS_PER_DRAW = 100
+"""The profile's random graphs per pass over this are the draws of each: 2 in ``quick``."""
+
 GRAPHS_PER_MOTIF = 20
 """The profile's random graphs per pass over this are the motifs of each goal: 10 of the 200 of ``quick``."""
 
@@ -78,8 +84,9 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
         return [Check(HASH_SEEDS, _timed(HASH_SEEDS, lambda: hash_seeds(suite)))]
     trial = Trial(passes_of(suite)[task.subject], suite)
     named: list[tuple[str, Callable[[], Outcome]]] = [("fires", trial.fires), ("motifs", trial.motifs_kept)]
-    named += [(name, trial.near_miss(makes, varied=True)) for name, makes in OF_CALLS.items()]
-    named += [(name, trial.near_miss(makes, varied=False)) for name, makes in OF_SURROUNDINGS.items()]
+    named += [(name, trial.near_miss(makes, trial.drawn_and_varied)) for name, makes in OF_CALLS.items()]
+    named += [(LISTED, trial.near_miss(trial.listed_redrawn, lambda: trial.motifs.listed))]
+    named += [(name, trial.near_miss(makes, lambda: trial.motifs.cases)) for name, makes in OF_SURROUNDINGS.items()]
     named += [("random graphs", trial.random_graphs), ("pipeline order", trial.pipeline_order)]
     named += [("random order", trial.random_order)]
     return [Check(name, _timed(name, run)) for name, run in named]
@@ -146,12 +153,20 @@ class Trial:
         """Check the pass on its motifs."""
         return self._check([*self.motifs.cases, *self.motifs.varied, *self.motifs.listed])
 
-    def near_miss(self, makes: near_misses.Makes, *, varied: bool) -> Callable[[], Outcome]:
-        """Return the check of the pass on one sort of near misses of its motifs, ``varied`` ones too or drawn ones."""
+    def drawn_and_varied(self) -> Sequence[Case]:
+        """Return the motifs that near misses of calls are made of."""
+        return [*self.motifs.cases, *self.motifs.varied]
+
+    def listed_redrawn(self, case: Case, operators: near_misses.Operators) -> Iterator[Case | None]:
+        """Draw each call of a motif anew, as often as the profile allows."""
+        return call_redrawn(case, operators, draws=self.suite.profile.pass_graphs // GRAPHS_PER_DRAW)
+
+    def near_miss(self, makes: near_misses.Makes, motifs: Callable[[], Iterable[Case]]) -> Callable[[], Outcome]:
+        """Return the check of the pass on one sort of near misses of some of its motifs."""
         most = self.suite.profile.pass_graphs // 2
 
         def cases() -> Iterator[Case]:
-            for motif in (*self.motifs.cases, *(self.motifs.varied if varied else ())):
+            for motif in motifs():
                 every = islice(makes(motif, self._operators), most)
                 yield from (replace(c, name=f"{motif.name}, {c.name}") for c in every if c is not None)
 

@@ -356,7 +356,7 @@ def _(original, order):
 
 @FAULTS.patch("push-transposes", "a cumulative sum counts as elementwise", levels=PASSES)
 def _(registry):
-    with patch.object(layouts, "ELEMENTWISE", layouts.ELEMENTWISE | {"cumsum"}):
+    with patch.object(layouts, "MOVABLE", layouts.MOVABLE | {"cumsum"}):
         yield
 
 

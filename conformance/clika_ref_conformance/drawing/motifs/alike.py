@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 from random import Random
 from typing import Any
 
@@ -179,20 +179,25 @@ DETAILED = (0.1, -1.7, 1e-6, 70001.0, 2.0**31 - 1, -(2.0**24) - 1, 0.0, 3.0)
 
 
 def round_trips(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Cast from each dtype to each other and back, where the motif casts more than once."""
+    """Cast from each dtype to each other and back, and integers on to int64, where the motif casts more than once."""
     casts = [node for node in case.graph.nodes if set(map(type, node.attrs.values())) == {torch.dtype}]
     if len(casts) < TWICE or not is_checked(case):
         return
-    for there, back in product(DTYPES, DTYPES):
+    trips = [(back, there, back) for there, back in product(DTYPES, DTYPES)]
+    trips += [(first, there, torch.int64) for first, there in permutations(NARROW, 2)]
+    for first, there, last in trips:
         new = Rebuilding.of(case)
-        new.take_leaves(lambda _, leaf, back=back: replace(leaf, tensor=_detailed(leaf.tensor, back)))
-        targets = {id(node): there for node in casts[:-1]} | {id(casts[-1]): back}
+        new.take_leaves(lambda _, leaf, first=first: replace(leaf, tensor=_detailed(leaf.tensor, first)))
+        targets = {id(node): there for node in casts[:-1]} | {id(casts[-1]): last}
         nodes = [(n, {name: targets[id(n)] for name in n.attrs} if n in casts else n.attrs) for n in case.graph.nodes]
         legal = all(new.take(node, attrs=attrs) for node, attrs in nodes)
-        yield new.done(f"{back} through {there}") if legal else None
+        yield new.done(f"{first} through {there} to {last}") if legal else None
 
 
 TWICE = 2
+
+NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
+"""Integers that may lose their sign or their size on the way to a wider dtype."""
 
 
 def _detailed(tensor: Tensor, dtype: torch.dtype) -> Tensor:

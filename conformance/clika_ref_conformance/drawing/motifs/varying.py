@@ -52,11 +52,11 @@ def _finished(new: Rebuilding, motif: Case) -> Case:
     return new.growth.finish("varied", [new.now(v) for v in motif.graph.outputs])
 
 
-def call_redrawn(case: Case, _: Operators) -> Iterator[Case | None]:
+def call_redrawn(case: Case, _: Operators, *, draws: int = NEAR_DRAWS) -> Iterator[Case | None]:
     """Draw each call anew: with operands of other ranks and sides, and other attributes that go with them."""
     random = Random(case.name)  # noqa: S311 - no secret
     for position, node in enumerate(case.graph.nodes):
-        for new in _redrawn(random, case, position, node.op, draws=NEAR_DRAWS):
+        for new in _redrawn(random, case, position, node.op, draws=draws):
             yield new.done(f"{node.kind} {position} drawn anew")
 
 
