@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from clika_ref.capture.inputs import pack
+from clika_ref.capture.probing import redrawn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes, to_fx
 from clika_ref.core.ir import Graph
@@ -208,7 +209,8 @@ class ClikaModule(nn.Module):
 
     def _examples(self, given: Any) -> list[list[torch.Tensor]]:
         if given is None:
-            return self._clika_examples or [self._as_inputs((), self.clika_generate_dummy_inputs())]
+            dummies = self._as_inputs((), self.clika_generate_dummy_inputs())
+            return self._clika_examples or [redrawn(dummies, 0, positions=False)]  # ones tie wherever one is chosen
         call = pack(self._clika_signature.parameters, given)
         return [self._as_inputs(call.args, call.kwargs)]
 

@@ -25,8 +25,8 @@ _FILL: dict[Any, Callable[..., None]] = {
 LONG = 1000
 """Elements from which on a container is taken for data, in which no forward looks for caches."""
 
-_HOOKS = frozenset(name for name in vars(torch.nn.Module()) if "hook" in name)
-"""Containers, most of all that a model has, in which no forward caches anything."""
+_HOOKS = frozenset(n for n, value in vars(torch.nn.Module()).items() if "hook" in n and isinstance(value, dict))
+"""Containers, most of all that a model has, which are empty in nearly all."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Attributes:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._held: dict[int, _Held] = {}
+        self._hooks: list[tuple[Any, dict[Any, Any] | None]] = []
+        """Where hooks are registered, and those that were."""
         for path, part in module.named_modules():
             prefix = f"{path}." if path else ""
             self._keep(prefix, part._parameters, names=True, tensors=True)
@@ -73,6 +75,8 @@ class Attributes:
             for name, value in vars(part).items():
                 if isinstance(value, CONTAINERS) and name not in _HOOKS:
                     self._keep_inside(f"{prefix}{name}", value)
+            hooks = [vars(part)[name] for name in _HOOKS & vars(part).keys()]
+            self._hooks += [(registered, dict(registered) if registered else None) for registered in hooks]
 
     def _keep(self, name: str, container: Any, *, names: bool = False, tensors: bool = False) -> None:
         contents = dict(container) if isinstance(container, dict) else list(container)
@@ -107,6 +111,11 @@ class Attributes:
         """
         for held in self._held.values():
             held.restore(state=state)
+        for registered, before in self._hooks:
+            if registered and registered != before:
+                registered.clear()
+            if before and registered != before:
+                registered.update(before)
 
 
 def fits(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:

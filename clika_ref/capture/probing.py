@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+TRUSTING = frozenset({"embedding_bag"})
+"""Operators of which PyTorch reads memory where operands point, without a look: made-up ones end the process."""
+
 DRAWS = 2
 """Ways to draw values: normal first, then positive, where a root or a logarithm left nothing finite of the first."""
 

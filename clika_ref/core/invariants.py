@@ -18,7 +18,7 @@ def verify(graph: Graph) -> None:
         PassError: one is broken; the message shows the node, the graph is attached as a note.
     """
     known: set[Value] = {*graph.inputs, *graph.constants.values()}
-    listed, read = sum(len(value._uses) for value in known), 0
+    listed, read, count = sum(len(value._uses) for value in known), 0, len(graph.inputs) + len(graph.constants)
     # A message is written only where an invariant is broken: printing long size expressions takes most of the time.
     for node in graph.nodes:
         for position, value in enumerate(node.inputs):
@@ -33,14 +33,16 @@ def verify(graph: Graph) -> None:
                 raise _broken(graph, f"{value!r} does not know its {node!r}")
             known.add(value)
             listed += len(value._uses)
+        count += len(node.outputs)
     returned = [*enumerate(graph.outputs), *graph.state.items()]
     for position, value in returned:
         if value not in known:
             raise _broken(graph, f"the graph returns %{value.name}, which nothing computes")
         if (graph, position) not in value._uses:
             raise _broken(graph, f"the use of %{value.name} by the graph is not listed")
-    if len({value.name for value in known}) < len(known):
-        names = Counter(value.name for value in known)
+    if len({value.name for value in known}) < count:
+        made = [v for node in graph.nodes for v in node.outputs]
+        names = Counter(v.name for v in (*graph.inputs, *graph.constants.values(), *made))
         value = max(known, key=lambda v: (names[v.name], v.producer is not None))
         raise _broken(graph, f"two values are named {value.name!r}; one is made by {value.producer!r}")
     if listed > read + len(returned):  # everything that is read is listed, so what is more is listed only

@@ -273,8 +273,9 @@ class Graph:
         """
         for value in node.outputs:
             if value._uses:
-                use = next(iter(value._uses))
-                msg = f"cannot erase {node!r}: %{value.name} is still read by {_reader(use)}; replace it there first"
+                user, position = next(iter(value._uses))
+                reader = user if isinstance(user, Node) else f"output {position!r} of the graph"
+                msg = f"cannot erase {node!r}: %{value.name} is still read by {reader}; replace it there first"
                 raise PassError(msg)
         for position, value in enumerate(node.inputs):
             if isinstance(value, Value):
@@ -292,9 +293,8 @@ class Graph:
             raise PassError(msg)
         if old is new:
             return
-        for use in old._uses:
-            new._uses[use] = None
-            user, position = use
+        for user, position in old._uses:
+            new._uses[Use(user, position)] = None
             if isinstance(user, Node):
                 inputs = list(user.inputs)
                 inputs[int(position)] = new
@@ -371,7 +371,3 @@ class Graph:
         node._graph = None
         self._count -= 1
         self.revision += 1
-
-
-def _reader(use: Use) -> str:
-    return repr(use.user) if isinstance(use.user, Node) else f"output {use.position!r} of the graph"

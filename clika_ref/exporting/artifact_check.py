@@ -57,7 +57,7 @@ def compare_artifact(
                 culprit = f"Which node is at fault could not be found: {error}"
             shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
             msg = (
-                f"{target.name} computes something else than the module on tracing input {number}: {shown}. "
+                f"{target.name} computes something else than the module on input {number}: {shown}. "
                 f"{culprit}. No file was put in place; compile with compare_after_export=False to look at one"
             )
             raise TargetError(msg)

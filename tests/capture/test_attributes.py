@@ -210,3 +210,37 @@ def test_what_stands_in_a_long_container_is_no_cache():
     assert before.changed() == ["rows"]
     before.restore()
     assert len(module.rows) == 2000
+
+
+class Hooked(nn.Module):
+    """Registers a hook when it is first called, as transformers does to collect hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.collected = []
+        self.is_ready = False
+
+    def forward(self, x):
+        if not self.is_ready:
+            self.linear.register_forward_hook(lambda _module, _args, result: self.collected.append(result))
+            self.is_ready = True
+        self.collected.clear()
+        result = self.linear(x).relu()
+        return result, *self.collected
+
+
+def test_hooks_that_forward_registers_are_registered_once():
+    original, x = Hooked(), torch.randn(2, 3)
+    module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+    assert not original.linear._forward_hooks
+    for _ in range(2):
+        torch.testing.assert_close(module(x), original(x))
+    assert len(original.linear._forward_hooks) == 1
+
+
+def test_hooks_of_the_user_stay():
+    original, seen = nn.Linear(3, 3), []
+    handle = original.register_forward_pre_hook(lambda _module, args: seen.append(args))
+    clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
+    assert list(original._forward_pre_hooks) == [handle.id]

@@ -264,3 +264,13 @@ def test_strides_may_be_given_for_any_batch(agree):
         return (x * 2).as_strided((x.shape[0], 3), (x.shape[1], 1))
 
     agree(first_columns, [torch.randn(2, 6), torch.randn(3, 9)], [torch.randn(1, 7), torch.randn(5, 4)])
+
+
+@pytest.mark.parametrize("options", [{"mode": "max"}, {"mode": "mean", "padding_idx": 0}, {"mode": "sum"}])
+def test_bags_of_any_lengths_are_looked_up_without_made_up_places(agree, options):
+    """PyTorch reads wherever offsets point: on a call that was made up to try a guard the process ended."""
+
+    def bags(count, *starts):
+        return torch.randint(10, (count,)), torch.tensor(starts)
+
+    agree(nn.EmbeddingBag(10, 4, **options), [bags(8, 0, 3, 5), bags(9, 0, 3)], [bags(12, 0, 2, 4, 7)])

@@ -316,6 +316,20 @@ def test_a_name_that_occurs_twice_is_found(chain):
     broken(chain, r"two values are named 'x'; one is made by %x: ")
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_an_input_that_a_node_makes_is_found(chain, read):
+    first, last = chain.nodes
+    chain.inputs.append((first if read else last).output)
+    if not read:
+        chain.set_output(0, first.output)
+    broken(chain, r"two values are named 'neg(_1)?'; one is made by %neg")
+
+
+def test_an_input_that_is_listed_twice_is_found(chain):
+    chain.inputs.append(chain.inputs[0])
+    broken(chain, r"two values are named 'x'")
+
+
 def test_an_output_that_nothing_computes_is_found(chain):
     chain.outputs[0] = Value(FLOATS, "stranger")
     broken(chain, r"the graph returns %stranger, which nothing computes")
