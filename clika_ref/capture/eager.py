@@ -27,8 +27,21 @@ class Before:
     """A module as it was on entering `unchanged`."""
 
     attributes: Attributes
-    copies: list[tuple[torch.Tensor, torch.Tensor]]
-    """The tensors whose data is copied, with the copies."""
+    copies: list[tuple[str, torch.Tensor, torch.Tensor]]
+    """The tensors whose data is copied, with the copies; named are those that are attributes only, of no ``state``."""
+
+    def written(self) -> list[str]:
+        """Return the attributes whose tensors were written to."""
+        return [name for name, tensor, copy in self.copies if name and not _same(_stored(tensor), copy)]
+
+    def restore(self, *, state: bool = True) -> None:
+        """Let attributes hold what they held, and their tensors; of parameters and buffers only with ``state``."""
+        self.attributes.restore(state=state)
+        with torch.no_grad():
+            for name, tensor, saved in self.copies:
+                stored = _stored(tensor)
+                if (name or state) and not torch.equal(stored, saved):
+                    stored.data.copy_(saved)  # ``.data`` and batch norm write without raising the version
 
 
 @dataclass(frozen=True)
@@ -54,8 +67,9 @@ def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
     with trimmed(), callee.as_module() as module, unchanged(callee) as before, torch.no_grad(), kept.restored():
         run = _results(module, call, kept)
         kept.require_own_data()
-        state, unfit, changed = kept.state(before.copies), kept.unfit(), before.attributes.changed()
-        if (unfit or changed) and _depends_on(before.attributes, callee, module, call):
+        state, unfit = kept.state(before), kept.unfit()
+        changed = [*before.attributes.changed(), *before.written()]
+        if (unfit or changed) and _depends_on(before, callee, module, call):
             raise ModelError(_unfit_message(unfit) if unfit else _changed_message(callee, changed))
         return replace(run, state=state, unfit=unfit)
 
@@ -70,7 +84,7 @@ def _results(module: torch.nn.Module, call: ModelCall, kept: _Kept) -> EagerRun:
     return EagerRun([leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
 
 
-def _depends_on(attributes: Attributes, callee: Callee, module: torch.nn.Module, call: ModelCall) -> bool:
+def _depends_on(before: Before, callee: Callee, module: torch.nn.Module, call: ModelCall) -> bool:
     """Whether a second call returns something else with the attributes that a first one left than with those before it.
 
     If not they are caches, which a graph computes anew. Parameters and buffers, whose changes it keeps, are those of
@@ -84,7 +98,7 @@ def _depends_on(attributes: Attributes, callee: Callee, module: torch.nn.Module,
 
     try:
         found = again()
-        attributes.restore(state=False)
+        before.restore(state=False)
         fresh = again()
     except Exception:  # noqa: BLE001 - a model may raise anything, as where one shape does not fit another
         return True
@@ -170,7 +184,7 @@ class _Kept(TorchDispatchMode):
                 )
                 raise ModelError(msg)
 
-    def state(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def state(self, before: Before) -> dict[str, torch.Tensor]:
         """Return the values of what was bound anew or written to, that is, differs from its copy of before.
 
         Raises:
@@ -183,7 +197,9 @@ class _Kept(TorchDispatchMode):
                     "memory, and no graph can write to it. Register a copy of it: tensor.clone(), or contiguous()"
                 )
                 raise ModelError(msg)
-        buffers = [(t, copy) for t, copy in copies if not isinstance(t, torch.nn.Parameter)]  # those it watches itself
+        buffers = [
+            (t, copy) for _, t, copy in before.copies if not isinstance(t, torch.nn.Parameter)
+        ]  # those it watches itself
         changed = {id(tensor) for tensor, copy in buffers if not _same(_stored(tensor), copy)}
         changed |= {id(self._before[name]) for name in self._written}  # under whatever other name they have, too
         return {
@@ -236,22 +252,26 @@ def _kind(tensor: torch.Tensor | None) -> str:
 def unchanged(callee: Callee) -> Iterator[Before]:
     """Restore what was written to, bound anew or cached, and the state of the random generator, on leaving.
 
-    Attributes and the data of buffers always; parameters where the model stays with its user, as it takes a second copy
-    of them: `_Kept` takes one only of what is written to.
+    Attributes, and the data of buffers and of plain tensors, always; parameters where the model stays with its user, as
+    it takes a second copy of them: `_Kept` takes one only of what is written to.
     """
     module = callee.module
-    kept = (*module.buffers(), *(module.parameters() if callee.stays else ()))
-    before = Before(Attributes(module), [(t, _stored(t).detach().clone()) for t in kept])
+    state = (*module.buffers(), *(module.parameters() if callee.stays else ()))
+    kept = [*(("", tensor) for tensor in state), *_plain_tensors(module)]
+    before = Before(Attributes(module), [(name, t, _stored(t).detach().clone()) for name, t in kept])
     with torch.random.fork_rng(devices=[]):
         try:
             yield before
         finally:
-            before.attributes.restore()
-            with torch.no_grad():
-                for tensor, saved in before.copies:
-                    stored = _stored(tensor)
-                    if not torch.equal(stored, saved):  # ``.data`` and batch norm write without raising the version
-                        stored.data.copy_(saved)
+            before.restore()
+
+
+def _plain_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that are attributes, and neither parameters nor buffers, by name."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                yield f"{path}.{name}".lstrip("."), value
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

@@ -244,3 +244,28 @@ def test_hooks_of_the_user_stay():
     handle = original.register_forward_pre_hook(lambda _module, args: seen.append(args))
     clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
     assert list(original._forward_pre_hooks) == [handle.id]
+
+
+class Writing(nn.Module):
+    """Writes to a tensor that is no buffer."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.calls, self.factor = torch.zeros(3), factor
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.factor * self.calls if self.factor else x
+
+
+def test_tensors_in_attributes_that_forward_writes_to_stay_as_they_were():
+    original = Writing(0)
+    clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
+    assert not original.calls.any()
+
+
+def test_results_that_depend_on_a_tensor_in_an_attribute_are_refused_by_its_name():
+    original = Writing(1)
+    with pytest.raises(ModelError, match=r"when it is called again .* forward changes self\.calls"):
+        clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
+    assert not original.calls.any()
