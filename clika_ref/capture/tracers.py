@@ -14,9 +14,11 @@ from typing import Any, TextIO, cast
 
 import torch
 import torch.export._trace  # torch would import it, and make its logger, during the first trace
+from torch._ops import OpOverload
 from torch.fx.experimental import _config as symbol_config
-from torch.fx.proxy import _STACK_TRACE_ANCHORS
+from torch.fx.proxy import _STACK_TRACE_ANCHORS, TraceError
 from torch.nn.modules import transformer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.eager import without_fast_path
@@ -54,7 +56,7 @@ def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicSha
             tracer.traced_func_name = replaced.__name__
         else:
             root = replaced
-    with _without_hash():
+    with _without_hash(), _NoDraws():
         traced = tracer.trace(root)
     return _export(torch.fx.GraphModule(module, traced), call, shapes)
 
@@ -79,6 +81,16 @@ def _unhashable(traced: torch.fx.Proxy) -> int:
         "Compare it with each value instead (x.shape[0] == 1 or x.shape[0] == 7), or make this side static"
     )
     raise TypeError(msg)
+
+
+class _NoDraws(TorchDispatchMode):
+    """Refuses random calls, which run for real where no argument is traced: a constant would be kept of each."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags:
+            msg = f"{func} draws random numbers, which a symbolic trace would keep, the same for every call"
+            raise TraceError(msg)
+        return func(*args, **(kwargs or {}))
 
 
 TRACERS: tuple[Tracer, ...] = (

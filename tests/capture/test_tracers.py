@@ -114,3 +114,25 @@ def test_one_thread_captures_at_a_time():
     assert not met
     assert (torch.inference_mode.__enter__, torch.Tensor.data) == before
     assert all(torch.equal(module(x), x * 2) for module in modules)
+
+
+class Skipping(Model):
+    """Stochastic depth, whose branch depends on what is drawn."""
+
+    def forward(self, x):
+        return x + self.layer(x) if torch.rand(()) < 0.5 else x
+
+
+class Noisy(Model):
+    """Noise that is drawn without any argument of the call, beside a branch that only a symbolic trace passes."""
+
+    def forward(self, x):
+        noise = torch.empty(2).normal_()
+        return self.layer(x + noise) if torch.rand(()) < 2 else x
+
+
+@pytest.mark.parametrize("model", [Skipping, Noisy])
+def test_no_tracer_keeps_what_a_random_call_drew(model):
+    with pytest.raises(ModelError, match=r"draws random numbers, which .* \(at test_tracers.py:\d+\)") as caught:
+        clika_compile(model(), tracing_inputs=[torch.rand(3, 2)])
+    assert "choose with torch.where(condition, a, b)" in str(caught.value)
