@@ -12,8 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
+from clika_ref.capture.catching import CaughtError, Raised, eager_errors, traced_errors
 from clika_ref.capture.dimensions import element_count, tracing_choices
-from clika_ref.capture.eager import unchanged
+from clika_ref.capture.eager import run_eager, unchanged
 from clika_ref.capture.examples import TracedCalls, take_apart
 from clika_ref.capture.gradients import custom_gradients
 from clika_ref.capture.importer import Fallback
@@ -133,5 +134,19 @@ def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:
     call = traced.rebuild(leaves)
     assigned = assignments_as_writes(traced.callee.module, traced.written)
-    with unchanged(traced.callee), traced.traceable.as_module() as module, assigned:  # a tracer may run the model
-        return trace(tracer, module, call.copy(), traced.dynamic_shapes())
+    kept = unchanged(traced.callee)  # a tracer may run the model
+    with kept, traced.traceable.as_module() as module, assigned, traced_errors() as raised:
+        program = trace(tracer, module, call.copy(), traced.dynamic_shapes())
+    _require_none_caught(raised, traced.callee, call)
+    return program
+
+
+def _require_none_caught(raised: Raised, callee: Callee, call: ModelCall) -> None:
+    """Refuse a trace in which the model caught an error that it does not catch in eager: it took another path."""
+    caught = raised.caught()
+    if caught:
+        with eager_errors() as usual:
+            run_eager(callee, call)
+        unusual = [text for key, text in caught.items() if key not in usual.caught()]
+        if unusual:
+            raise CaughtError(unusual[0])

@@ -121,7 +121,7 @@ class Importer:
 
     def _call(self, node: fx.Node) -> Any:
         target, fake = node.target, node.meta.get("val")
-        if target in SKIPPED:
+        if target in SKIPPED or _failed(node):
             return None
         if target is python_operator.getitem:
             # Results that nothing reads are taken apart all the same, and an operator may leave them out.
@@ -388,3 +388,9 @@ def _is_plain(source: Any) -> bool:
 
 def _is_differentiable(type: TensorType) -> bool:
     return type.dtype.is_floating_point or type.dtype.is_complex
+
+
+def _failed(node: fx.Node) -> bool:
+    """Whether a call, of which a tracer notes no result, raised what the model then caught, as in eager."""
+    returns = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns
+    return bool(returns) and node.meta.get("val") is None and not node.users

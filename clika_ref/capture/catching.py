@@ -1,0 +1,133 @@
+"""Errors of a trace that the model catches itself, and so takes a path that eager does not: the trace is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import sympy
+import torch
+from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
+
+from clika_ref.capture.origins import INSTALLED, is_users, short_line
+
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_SYMPY = str(Path(sympy.__file__).parent)
+
+CONVERSIONS = ("__float__", "__int__", "__index__", "__complex__", "__round__", "__trunc__", "__floor__", "__ceil__")
+"""What Python asks for the value of a number: by themselves proxies lack these, and Python's own error is not seen."""
+
+REFUSALS = ("__bool__", "__iter__", "__len__")
+"""What proxies refuse themselves."""
+
+
+class CaughtError(Exception):
+    """A tracer said that it cannot follow a line, and the model caught that."""
+
+
+class Raised:
+    """The errors that a trace, or eager, raised in the calls of a model."""
+
+    def __init__(self) -> None:
+        self._errors: list[BaseException] = []
+
+    def remember(self, error: BaseException) -> None:
+        """Remember an error; its traceback grows until somebody catches it."""
+        if not any(error is known for known in self._errors):
+            self._errors.append(error)
+
+    def caught(self) -> dict[tuple[str, str], str]:
+        """Return the text of what the model caught, by the class of the error and the line that raised it."""
+        found = {}
+        for error in self._errors:
+            trace = error.__traceback__  # from the frame that caught it to the one that raised it
+            if trace is not None and _is_models(trace):
+                kind, line = type(error).__name__, _innermost(trace)
+                found[kind, line] = f"{kind} at {line}, which the model itself catches: {error}"
+        return found
+
+    def watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, remembering what it raises."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                self.remember(error)
+                raise
+
+        return watched
+
+
+def _is_models(trace: TracebackType) -> bool:
+    """Whether a frame is of the model, or of a library that it uses, but for PyTorch's and those beneath it."""
+    file = trace.tb_frame.f_code.co_filename
+    is_standard = file.startswith(_STANDARD) and INSTALLED.isdisjoint(Path(file).parts)
+    return is_users(file) and not is_standard and not file.startswith(_SYMPY)
+
+
+def _innermost(trace: TracebackType | None) -> str:
+    line = ""
+    while trace is not None:
+        if _is_models(trace):
+            line = short_line(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return line
+
+
+@contextlib.contextmanager
+def traced_errors() -> Iterator[Raised]:
+    """Remember what PyTorch raises where a trace needs a value that it does not know, or a call fails in it."""
+    raised = Raised()
+    handler, proxy = _NonStrictTorchFunctionHandler, torch.fx.Proxy
+    make = ShapeEnv._make_data_dependent_error
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        error = make(*args, **kwargs)
+        raised.remember(error)
+        return error
+
+    watched: dict[tuple[Any, str], Callable[..., Any]] = {
+        (proxy, name): raised.watch(getattr(proxy, name)) for name in REFUSALS
+    }
+    watched |= {(proxy, name): raised.watch(_refusal(name)) for name in CONVERSIONS}
+    watched[handler, "__torch_function__"] = raised.watch(handler.__torch_function__)
+    watched[ShapeEnv, "_make_data_dependent_error"] = made
+    before = {(owner, name): vars(owner).get(name) for owner, name in watched}
+    for (owner, name), function in watched.items():
+        setattr(owner, name, function)
+    try:
+        yield raised
+    finally:
+        for (owner, name), function in before.items():
+            if function is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, function)
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(traced: torch.fx.Proxy, *_: Any) -> Any:
+        msg = f"{name.strip('_')}() of {traced}, whose value is not known while it is traced, is data-dependent"
+        raise TypeError(msg)
+
+    return refuse
+
+
+@contextlib.contextmanager
+def eager_errors() -> Iterator[Raised]:
+    """Remember what calls of PyTorch raise in eager."""
+    raised = Raised()
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return raised.watch(func)(*args, **(kwargs or {}))
+
+    with Mode():
+        yield raised

@@ -1,0 +1,103 @@
+"""Errors of tracers that a model catches: its trace would take a path that eager does not."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.errors import ModelError
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+
+class Raising(Model):
+    """What torch.fx raises for a branch is a ValueError, too."""
+
+    def forward(self, x):
+        try:
+            if x.max() > 0.5:
+                raise ValueError  # noqa: TRY301 - as models do
+        except ValueError:
+            return self.layer(x)
+        return x
+
+
+class Suppressing(Model):
+    def forward(self, x):
+        with contextlib.suppress(Exception):
+            scale = float(x.abs().max())
+            x = x / 2 if scale > 1 else x
+        return self.layer(x)
+
+
+class Guessing(Model):
+    def forward(self, x):
+        try:
+            large = float(x.max()) > 0.5
+        except Exception:  # noqa: BLE001 - as models do
+            large = True
+        return self.layer(x) if large else x
+
+
+class Leaving(Model):
+    """What tells is read from NumPy's array, which a trace has not."""
+
+    def forward(self, x):
+        try:
+            large = bool(x.numpy().max() > 0.5)
+        except RuntimeError:
+            large = True
+        return self.layer(x) if large else x
+
+
+class Comparing(Model):
+    def forward(self, x):
+        try:
+            same = torch.equal(x, x + 1)
+        except RuntimeError:
+            same = True
+        return self.layer(x) if same else x
+
+
+class Looking(Model):
+    def forward(self, x):
+        try:
+            factor = [1, 2][(x.max() > 0.5).long()]
+        except Exception:  # noqa: BLE001 - as models do
+            factor = 3
+        return self.layer(x) * factor
+
+
+@pytest.mark.parametrize("model", [Raising, Suppressing, Guessing, Leaving, Comparing, Looking])
+def test_a_trace_in_which_the_model_catches_an_error_of_the_tracer_is_refused_with_its_line(model):
+    with pytest.raises(
+        ModelError, match=r"Error: \w+ at test_catching.py:\d+, which the model itself catches: "
+    ) as caught:
+        clika_compile(model(), tracing_inputs=[torch.rand(2, 3) + 0.5])
+    assert "choose with torch.where(condition, a, b)" in str(caught.value)
+
+
+def test_what_the_model_catches_in_eager_too_it_may_catch_in_a_trace(agree):
+    def attempting(x):
+        try:
+            return x.transpose(0, 1).squeeze(7)
+        except IndexError:
+            return x * 2
+
+    agree(attempting, [torch.rand(2, 3)])
+
+
+def test_an_error_of_the_model_own_may_be_caught(agree):
+    def looking(x):
+        try:
+            return x * {"b": 2}["a"]
+        except KeyError:
+            return x * 3
+
+    agree(looking, [torch.rand(2, 3), torch.rand(4, 3)])
