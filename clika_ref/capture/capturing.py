@@ -16,7 +16,7 @@ from clika_ref.capture.catching import CaughtError, Raised, eager_errors, traced
 from clika_ref.capture.dimensions import element_count, tracing_choices
 from clika_ref.capture.eager import run_eager, unchanged
 from clika_ref.capture.examples import TracedCalls, take_apart
-from clika_ref.capture.gradients import custom_gradients
+from clika_ref.capture.gradients import asked_for_gradients, custom_gradients, lost_hooks
 from clika_ref.capture.importer import Fallback
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.messages import MismatchError, PathError, explain_failures
@@ -120,10 +120,10 @@ def capture(
 
 def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> tuple[TracedCalls, list[str]]:
     """Take the calls apart, and watch the model compute them for what no graph keeps."""
-    with strangers(callee.module, callee.name) as strange:
+    with strangers(callee.module, callee.name) as strange, asked_for_gradients() as asked:
         traced = take_apart(callee, calls, dynamic=dynamic)
     least = min(calls, key=lambda call: element_count(pytree.tree_leaves((call.args, call.kwargs))))
-    lost = custom_gradients(callee, least)
+    lost = [*custom_gradients(callee, least), *lost_hooks(callee), *asked]
     put_by = {run.unfit: None for run in traced.expected if run.unfit}
     unkept = [
         f"forward binds {unfit}, which the compiled module does not keep: each call makes it anew" for unfit in put_by

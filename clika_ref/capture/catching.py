@@ -6,7 +6,7 @@ import contextlib
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import sympy
@@ -47,7 +47,7 @@ class Raised:
         found = {}
         for error in self._errors:
             trace = error.__traceback__  # from the frame that caught it to the one that raised it
-            if trace is not None and _is_models(trace):
+            if trace is not None and is_models(trace.tb_frame):
                 kind, line = type(error).__name__, _innermost(trace)
                 found[kind, line] = f"{kind} at {line}, which the model itself catches: {error}"
         return found
@@ -65,9 +65,9 @@ class Raised:
         return watched
 
 
-def _is_models(trace: TracebackType) -> bool:
+def is_models(frame: FrameType) -> bool:
     """Whether a frame is of the model, or of a library that it uses, but for PyTorch's and those beneath it."""
-    file = trace.tb_frame.f_code.co_filename
+    file = frame.f_code.co_filename
     is_standard = file.startswith(_STANDARD) and INSTALLED.isdisjoint(Path(file).parts)
     return is_users(file) and not is_standard and not file.startswith(_SYMPY)
 
@@ -75,7 +75,7 @@ def _is_models(trace: TracebackType) -> bool:
 def _innermost(trace: TracebackType | None) -> str:
     line = ""
     while trace is not None:
-        if _is_models(trace):
+        if is_models(trace.tb_frame):
             line = short_line(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return line

@@ -1,7 +1,9 @@
-"""Which classes of ``torch.autograd.Function`` a model calls: tracers keep their forward and lose their backward."""
+"""What a trace loses of gradients: the backward of a ``torch.autograd.Function``, hooks, and who asks for them."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
+from clika_ref.capture.catching import is_models
 from clika_ref.capture.eager import on_copies, unchanged
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory import trimmed
@@ -84,3 +87,65 @@ def _warning(cls: type[Any]) -> str:
         "Results and exports are not affected; to train with that gradient, write it as operations, such as "
         "x + (round(x) - x).detach()"
     )
+
+
+def lost_hooks(callee: Callee) -> list[str]:
+    """Return what to warn of, one text for the modules and one for the parameters whose gradients pass through hooks.
+
+    Parameters pass into the compiled module with their hooks, unless it gets copies, which have none.
+    """
+    called = {name or callee.name: m for name, m in callee.module.named_modules()}
+    modules = [name for name, m in called.items() if m._backward_hooks or m._backward_pre_hooks]
+    copied = callee.module.named_parameters() if callee.stays else ()
+    parameters = [n for n, p in copied if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)]
+    texts = [(modules, "put them on its parameters"), (parameters, "put them on those of the compiled module")]
+    return [
+        f"Hooks of gradients on {', '.join(names)} are lost: in training the compiled module does not call them. "
+        f"Results and exports are not affected; to train with them, {advice}"
+        for names, advice in texts
+        if names
+    ]
+
+
+@contextlib.contextmanager
+def asked_for_gradients() -> Iterator[dict[str, None]]:
+    """Yield what to warn of: each line of a model that asks whether a tensor requires gradients, or hooks into them.
+
+    The answer depends on who calls, and a graph keeps one. Parameters answer as they do when they are compiled.
+    """
+    texts: dict[str, None] = {}
+    plain: Any = torch.Tensor.requires_grad  # which the class inherits
+    hook = torch.Tensor.register_hook
+
+    def asked(tensor: torch.Tensor) -> bool:
+        line = _asking_line(tensor)
+        if line:
+            texts[
+                f"forward asks at {line} whether a tensor requires gradients: the compiled module keeps one answer, "
+                "whatever it is called with; let it be an argument of forward instead"
+            ] = None
+        return plain.__get__(tensor)
+
+    def hooked(tensor: torch.Tensor, *args: Any) -> Any:
+        line = _asking_line(tensor)
+        if line:
+            texts[
+                f"The hook of gradients that forward registers at {line} is lost: in training the compiled module "
+                "does not call it. Results and exports are not affected"
+            ] = None
+        return hook(tensor, *args)
+
+    torch.Tensor.requires_grad = property(asked, plain.__set__)  # type: ignore[assignment, method-assign]
+    torch.Tensor.register_hook = hooked  # type: ignore[method-assign]
+    try:
+        yield texts
+    finally:
+        del torch.Tensor.requires_grad
+        torch.Tensor.register_hook = hook  # type: ignore[method-assign]
+
+
+def _asking_line(tensor: torch.Tensor) -> str:
+    """Return the line of the model that asks something of a tensor; "" where others do, or it asks a parameter."""
+    frame = sys._getframe(2)
+    asks = is_models(frame) and not isinstance(tensor, torch.nn.Parameter)
+    return short_line(frame.f_code.co_filename, frame.f_lineno) if asks else ""

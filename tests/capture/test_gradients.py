@@ -1,4 +1,4 @@
-"""Gradients that a trace loses: the backward of an autograd.Function, which a warning names."""
+"""Gradients that a trace loses: the backward of an autograd.Function, and hooks, which warnings name."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_a_model_that_cannot_be_differentiated_gives_no_warning(tmp_path):
         return Round.apply(x)
 
     clika_compile(inferred, tracing_inputs=[X], logs_dir=tmp_path)
-    assert "Warning" not in next(tmp_path.iterdir()).read_text()
+    assert "Warning: Round" not in next(tmp_path.iterdir()).read_text()
 
 
 def test_what_the_warning_advises_keeps_the_gradient(tmp_path):
@@ -149,3 +149,60 @@ def test_looking_for_functions_leaves_no_gradient_on_buffers_and_no_write_on_par
     assert torch.equal(net.weight, torch.ones(3))
     for _ in range(2):
         torch.testing.assert_close(module(torch.ones(2, 3)), original(torch.ones(2, 3)))
+
+
+def hooked(where):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    if where == "module":
+        net[1].register_full_backward_hook(lambda _module, given, _results: (given[0] * 2,))
+    elif where == "results":
+        net.register_full_backward_pre_hook(lambda _module, results: (results[0] * 2,))
+    elif where == "parameter":
+        net[0].weight.register_hook(lambda gradient: gradient * 2)
+    else:
+        net[0].weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", weight.grad * 2))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [("module", "1"), ("results", "Sequential"), ("parameter", "0.weight"), ("accumulated", "0.weight")],
+)
+def test_a_warning_names_what_loses_its_hooks_of_gradients(tmp_path, where, named):
+    clika_compile(hooked(where), tracing_inputs=[X], logs_dir=tmp_path, discard_input_model=False)
+    assert next(tmp_path.iterdir()).read_text().count(f"Warning: Hooks of gradients on {named} are lost: in tra") == 1
+
+
+@pytest.mark.parametrize("where", ["parameter", "accumulated"])
+def test_parameters_that_pass_into_the_compiled_module_keep_their_hooks(tmp_path, where):
+    module, original = clika_compile(hooked(where), tracing_inputs=[X], logs_dir=tmp_path), hooked(where)
+    original.load_state_dict(module.state_dict(), strict=False)
+    for net in (module, original):
+        net(X).sum().backward()
+    torch.testing.assert_close(module.get_parameter("0.weight").grad, original[0].weight.grad)
+    assert "Warning" not in next(tmp_path.iterdir()).read_text()
+
+
+def test_a_warning_names_the_line_that_asks_for_gradients_or_hooks_into_them(tmp_path):
+    def asking(x):
+        y = x * (2 if x.requires_grad else 3)
+        with torch.enable_grad():
+            z = torch.sin(x.clone().requires_grad_())
+            z.register_hook(lambda gradient: gradient * 2)
+        return y + z
+
+    clika_compile(asking, tracing_inputs=[X], logs_dir=tmp_path)
+    text, first = next(tmp_path.iterdir()).read_text(), asking.__code__.co_firstlineno
+    assert f"Warning: forward asks at test_gradients.py:{first + 1} whether a tensor requires gradients" in text
+    assert f"Warning: The hook of gradients that forward registers at test_gradients.py:{first + 4} is lost" in text
+
+
+def test_asking_a_parameter_or_asking_in_pytorch_gives_no_warning(tmp_path):
+    class Frozen(Quantized):
+        def forward(self, x):
+            return self.weight * x if self.weight.requires_grad else x
+
+    plain = torch.Tensor.requires_grad
+    clika_compile(Frozen(), tracing_inputs=[X], logs_dir=tmp_path)
+    assert "Warning" not in next(tmp_path.iterdir()).read_text()
+    assert torch.Tensor.requires_grad is plain
