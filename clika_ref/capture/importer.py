@@ -19,7 +19,7 @@ from clika_ref.capture.decomposition import UNDECLARED, decompose
 from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.numbers import Number, among_tensors, python_number
 from clika_ref.capture.origins import origin_of
-from clika_ref.capture.regions import region_casts
+from clika_ref.capture.regions import Region, region_casts
 from clika_ref.capture.symbols import SymbolTable
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.inference import Builder
@@ -77,7 +77,7 @@ class Importer:
         self.aliases = Aliases(self.builder)
         self._env: dict[fx.Node, Any] = {}
         self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
-        self._autocast: tuple[Any, ...] | None = None
+        self._autocast: Region | None = None
         self._unrecorded: list[Any] = []
         """What a no_grad region got from outside."""
 
@@ -157,7 +157,7 @@ class Importer:
         args, kwargs = among_tensors(args, kwargs, self.builder())
         values, named = self._plain(args), self._plain(kwargs)
         if self._autocast is not None:
-            values = self._casted(target, node, values)
+            values = self._casted(region_casts(target, node, self._autocast), values)
         call = op.converted(target, *values, **named)
         if op.name in ("batch_norm", "instance_norm"):
             self._update_statistics(op.name, call.operands, call.attrs, args)
@@ -312,8 +312,7 @@ class Importer:
             return tuple(self._adopted(r, f, operands) for r, f in zip(results, fakes, strict=True))
         return self.aliases.adopted(results, fakes, operands) if isinstance(results, Traced) else results
 
-    def _casted(self, target: torch._ops.OpOverload, node: fx.Node, values: Any) -> Any:
-        dtype = region_casts(target, node, self._autocast)
+    def _casted(self, dtype: torch.dtype | None, values: Any) -> Any:
         return values if dtype is None else tuple(self._cast(v, dtype) for v in values)
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:

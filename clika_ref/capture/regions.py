@@ -2,47 +2,83 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, optimization_hint
 from torch.utils._python_dispatch import TorchDispatchMode
+
+Region = tuple[Any, ...]
+"""Device type, dtype, and whether autocast keeps what it casts."""
 
 CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
 
+UNKNOWN = 8
+"""What stands in for a size that depends on data."""
+
+
+class _Reached(Exception):  # noqa: N818 - no error
+    """Ends a call whose operands are cast."""
+
 
 class _FirstCast(TorchDispatchMode):
-    """Notes the dtype of the first cast that a call makes of a float operand."""
+    """Notes the dtype of the first cast that a call makes of a float operand, and ends it before it computes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dtype: torch.dtype | None = None
-        self.started = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in CASTS and not self.started:
+        if func in CASTS:
             self.dtype = self.dtype or (kwargs or {}).get("dtype")
         elif func is not torch.ops.prim.device.default:  # fake tensors ask for the device before each call
-            self.started = True
+            raise _Reached
         return func(*args, **(kwargs or {}))
 
 
-def region_casts(target: torch._ops.OpOverload, node: fx.Node, region: tuple[Any, ...] | None) -> torch.dtype | None:
+def region_casts(target: torch._ops.OpOverload, node: fx.Node, region: Region) -> torch.dtype | None:
     """Return the dtype that autocast casts the float operands of a call to, None where it leaves them.
 
-    Autocast itself is asked, on meta tensors: its lists of operators are not public.
+    Autocast itself is asked, on fake tensors: its lists of operators are not public.
     """
-    assert region is not None
-    device, dtype, _ = region
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _meta(n.meta.get("val")))
+    if not _is_listed(target, region):
+        return None
     recorder = _FirstCast()
-    with torch.autocast(device, dtype=dtype), recorder, torch.no_grad():
-        target(*args, **kwargs)
+    _call(target, node, recorder, autocast(region))
     return recorder.dtype
 
 
-def _meta(fake: Any) -> Any:
-    """Return a small stand-in on the region's device type, whose sizes are those of the trace."""
+def autocast(region: Region) -> torch.autocast:
+    """Return the context that a region is."""
+    device, dtype, _ = region
+    return torch.autocast(device, dtype=dtype)
+
+
+def _is_listed(target: torch._ops.OpOverload, region: Region) -> bool:
+    """Whether autocast stands before the call itself, not only before calls that it is made of."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), f"Autocast{region[0].upper()}")
+
+
+def _call(target: torch._ops.OpOverload, node: fx.Node, recorder: TorchDispatchMode, region: torch.autocast) -> None:
+    """Make a call on stand-ins, whose environment is their own: nothing asked of their sizes guards the trace."""
+    with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad(), suppress(_Reached):
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n.meta.get("val")))
+        with region, recorder:
+            target(*args, **kwargs)
+
+
+def _stand_in(fake: Any) -> Any:
+    """Return a tensor or number of the sizes that were traced, none of which is a symbol."""
+    if isinstance(fake, torch.SymInt):
+        return optimization_hint(fake, UNKNOWN)
+    if isinstance(fake, torch.SymFloat | torch.SymBool):
+        return fake.node.pytype(fake.node.hint or 0)
+    if isinstance(fake, list | tuple):
+        return type(fake)(map(_stand_in, fake))
     if not isinstance(fake, torch.Tensor):
-        return int(fake) if isinstance(fake, torch.SymInt) else fake
-    return fake
+        return fake
+    sizes, strides = ([optimization_hint(n, UNKNOWN) for n in found] for found in (fake.shape, fake.stride()))
+    return torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
