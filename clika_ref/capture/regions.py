@@ -11,6 +11,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, optimization_hint
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clika_ref.capture.composites import SHAPES
+from clika_ref.core.errors import ModelError
+
 Region = tuple[Any, ...]
 """Device type, dtype, and whether autocast keeps what it casts."""
 
@@ -43,7 +46,16 @@ def region_casts(target: torch._ops.OpOverload, node: fx.Node, region: Region) -
     """Return the dtype that autocast casts the float operands of a call to, None where it leaves them.
 
     Autocast itself is asked, on fake tensors: its lists of operators are not public.
+
+    Raises:
+        ModelError: the call is a recurrent network, which a graph keeps whole: autocast casts at each position.
     """
+    if target in SHAPES:
+        msg = (
+            "a recurrent network inside torch.autocast is not supported; "
+            f"call it with x.float() inside torch.autocast({region[0]!r}, enabled=False)"
+        )
+        raise ModelError(msg)
     if not _is_listed(target, region):
         return None
     recorder = _FirstCast()

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
+from clika_ref.core.errors import ModelError
 
 
 def viewed(net, x):
@@ -55,3 +56,20 @@ def test_a_transformer_layer_within_autocast_serves_every_size():
     module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
     for x in [*inputs, torch.randn(4, 7, 4)]:
         torch.testing.assert_close(module(x), original(x))
+
+
+@pytest.mark.parametrize("shapes", [[(2, 3, 4)], [(2, 3, 4), (3, 5, 4)]], ids=["static", "dynamic"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_network_within_autocast_is_refused_with_what_to_do(kind, shapes):
+    net = Region(lambda net, x: net.layer(x)[0], kind(4, 4))
+    with pytest.raises(ModelError, match=r"aten\.\w+\.input in .*test_autocast.py:\d+: .*'cpu', enabled=False"):
+        clika_compile(net, tracing_inputs=[torch.randn(s) for s in shapes])
+
+
+def test_a_recurrent_network_left_out_of_autocast_serves_every_size(agree):
+    def left_out(net, x):
+        with torch.autocast("cpu", enabled=False):
+            y = net.layer(x.float())[0]
+        return y @ y.transpose(1, 2)
+
+    agree(Region(left_out, nn.LSTM(4, 4)), [torch.randn(2, 3, 4), torch.randn(3, 5, 4)], [torch.randn(4, 7, 4)])
