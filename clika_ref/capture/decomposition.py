@@ -18,9 +18,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.capture.composites import FORMS
+from clika_ref.capture.regions import Region, autocast
 from clika_ref.core.errors import ModelError
 
 UNDECLARED = "no operator is declared for it, torchlib has no lowering"
+
+CAST_WITHIN = "torch.autocast casts what it computes within"
 
 REASON_LIMIT = 200
 """Characters of PyTorch's own reason."""
@@ -40,8 +43,8 @@ class Decomposition:
     operands: list[fx.Node]
 
 
-def decompose(node: fx.Node, overload: torch._ops.OpOverload) -> Decomposition | None:
-    """Return a call as a program of simpler calls, or None where there is no rule.
+def decompose(node: fx.Node, overload: torch._ops.OpOverload, region: Region | None = None) -> Decomposition | None:
+    """Return a call as a program of simpler calls, or None where there is no rule; in a region, with its casts.
 
     Raises:
         ModelError: the rule fails on these operands, or serves their sizes only.
@@ -49,6 +52,7 @@ def decompose(node: fx.Node, overload: torch._ops.OpOverload) -> Decomposition |
     rule = _rule(overload)
     if rule is None:
         return None
+    lack = UNDECLARED if region is None else CAST_WITHIN
     operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     fakes = [n.meta["val"] for n in operands]
 
@@ -59,14 +63,15 @@ def decompose(node: fx.Node, overload: torch._ops.OpOverload) -> Decomposition |
 
     mode = detect_fake_mode([node.meta.get("val"), *fakes])
     try:
-        with mode or nullcontext(), _recording(mode.shape_env if mode is not None else None) as fixed:
+        recording = _recording(mode.shape_env if mode is not None else None)
+        with mode or nullcontext(), recording as fixed, autocast(region) if region else nullcontext():
             program = make_fx(call, decomposition_table={})(*fakes)
     except Exception as error:
         reason = shorten(str(error) or repr(error), REASON_LIMIT, placeholder=" ...")
-        msg = f"{UNDECLARED}, and PyTorch's decomposition fails on these operands: {reason}"
+        msg = f"{lack}, and PyTorch's decomposition fails on these operands: {reason}"
         raise ModelError(msg) from error
     if fixed:
-        msg = f"{UNDECLARED}, and PyTorch's decomposition fixes sizes that should be dynamic"
+        msg = f"{lack}, and PyTorch's decomposition fixes sizes that should be dynamic"
         raise ModelError(msg)
     return None if _calls(program, overload) else Decomposition(program, operands)
 

@@ -19,7 +19,7 @@ from clika_ref.capture.decomposition import UNDECLARED, decompose
 from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.numbers import Number, among_tensors, python_number
 from clika_ref.capture.origins import origin_of
-from clika_ref.capture.regions import Region, region_casts
+from clika_ref.capture.regions import Region, casts_within, region_casts
 from clika_ref.capture.symbols import SymbolTable
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.inference import Builder
@@ -152,8 +152,9 @@ class Importer:
             fake = node.all_input_nodes[0].meta["val"]
             self.table.need_other_than_1(fake, squeezed_sides(fake.dim(), *args[1:]), self.origin.line)
         op = self.registry.operator_for(target) or self.fallback(target)
-        if op is None:
-            return self._decomposed(node, target)
+        within = self._autocast if self._autocast is not None and casts_within(target, node, self._autocast) else None
+        if op is None or within is not None:
+            return self._decomposed(node, target, within)
         args, kwargs = among_tensors(args, kwargs, self.builder())
         values, named = self._plain(args), self._plain(kwargs)
         if self._autocast is not None:
@@ -289,8 +290,9 @@ class Importer:
         finally:
             self.detail = detail
 
-    def _decomposed(self, node: fx.Node, target: torch._ops.OpOverload) -> Any:
-        found = decompose(node, target)
+    def _decomposed(self, node: fx.Node, target: torch._ops.OpOverload, region: Region | None) -> Any:
+        """Import a call as simpler ones, with the casts of a region where autocast casts for those."""
+        found = decompose(node, target, region)
         if found is None:
             raise ModelError(NOTHING_SERVES)
         program, operands = found.program, found.operands
@@ -298,7 +300,12 @@ class Importer:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)
         self.aliases.track(program)
-        results = self._inline(program, [self._env[n] for n in operands])
+        around = self._autocast
+        self._autocast = None if region is not None else around  # the program has its casts already
+        try:
+            results = self._inline(program, [self._env[n] for n in operands])
+        finally:
+            self._autocast = around
         inner = [call.call for call in self.unsupported[known:]]
         if inner:  # the user wrote the outer call
             del self.unsupported[known:]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, optimization_hint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clika_ref.capture.composites import SHAPES
+from clika_ref.capture.composites import COMPOSITE, SHAPES
 from clika_ref.core.errors import ModelError
 
 Region = tuple[Any, ...]
@@ -27,17 +29,18 @@ class _Reached(Exception):  # noqa: N818 - no error
     """Ends a call whose operands are cast."""
 
 
-class _FirstCast(TorchDispatchMode):
-    """Notes the dtype of the first cast that a call makes of a float operand, and ends it before it computes."""
+class _Casts(TorchDispatchMode):
+    """Notes the dtypes that a call casts to: of whatever it computes, or of its operands, and ends it there."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_operands: bool) -> None:
         super().__init__()
-        self.dtype: torch.dtype | None = None
+        self.dtypes: list[torch.dtype | None] = []
+        self.of_operands = of_operands
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in CASTS:
-            self.dtype = self.dtype or (kwargs or {}).get("dtype")
-        elif func is not torch.ops.prim.device.default:  # fake tensors ask for the device before each call
+            self.dtypes.append((kwargs or {}).get("dtype"))
+        elif self.of_operands and func is not torch.ops.prim.device.default:  # fake tensors are asked before each call
             raise _Reached
         return func(*args, **(kwargs or {}))
 
@@ -58,9 +61,16 @@ def region_casts(target: torch._ops.OpOverload, node: fx.Node, region: Region) -
         raise ModelError(msg)
     if not _is_listed(target, region):
         return None
-    recorder = _FirstCast()
-    _call(target, node, recorder, autocast(region))
-    return recorder.dtype
+    found = _casts(target, node, region, of_operands=True)
+    return found[0] if found else None
+
+
+def casts_within(target: torch._ops.OpOverload, node: fx.Node, region: Region) -> bool:
+    """Whether autocast, which does nothing for a call, casts for calls that it is made of."""
+    if target in SHAPES or _is_listed(target, region) or not target.has_kernel_for_dispatch_key(COMPOSITE):
+        return False
+    inside = _casts(target, node, region)
+    return bool(inside) and inside != _casts(target, node, None)  # the others are the call's own
 
 
 def autocast(region: Region) -> torch.autocast:
@@ -74,12 +84,33 @@ def _is_listed(target: torch._ops.OpOverload, region: Region) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), f"Autocast{region[0].upper()}")
 
 
-def _call(target: torch._ops.OpOverload, node: fx.Node, recorder: TorchDispatchMode, region: torch.autocast) -> None:
-    """Make a call on stand-ins, whose environment is their own: nothing asked of their sizes guards the trace."""
-    with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad(), suppress(_Reached):
+def _casts(
+    target: torch._ops.OpOverload, node: fx.Node, region: Region | None, *, of_operands: bool = False
+) -> list[torch.dtype | None] | None:
+    """Return the dtypes of the casts of a call, or None where it fails, as for operands that only autocast makes alike.
+
+    It is made on stand-ins, whose environment is their own: nothing asked of their sizes guards the trace.
+    """
+    recorder = _Casts(of_operands=of_operands)
+    with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad(), _silenced():
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n.meta.get("val")))
-        with region, recorder:
-            target(*args, **kwargs)
+        try:
+            with autocast(region) if region else nullcontext(), recorder, suppress(_Reached):
+                target(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - kernels may raise anything
+            return None
+    return recorder.dtypes
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep fake tensors from printing why a call fails."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _stand_in(fake: Any) -> Any:

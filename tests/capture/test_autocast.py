@@ -1,5 +1,7 @@
 """Autocast regions with dynamic sides, and calls that autocast casts for within."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -73,3 +75,51 @@ def test_a_recurrent_network_left_out_of_autocast_serves_every_size(agree):
         return y @ y.transpose(1, 2)
 
     agree(Region(left_out, nn.LSTM(4, 4)), [torch.randn(2, 3, 4), torch.randn(3, 5, 4)], [torch.randn(4, 7, 4)])
+
+
+def contracted(net, x):
+    y, weight = net.layer(x), net.layer.weight
+    alike, mixed = (torch.einsum("bij,bkj->bik", z, x) for z in (x, y))
+    return alike, mixed, torch.einsum("bij,bkj,jl->bikl", y, x, weight)
+
+
+def dotted(net, x):
+    weight = net.layer.weight
+    return torch.tensordot(x, weight, dims=([2], [0])), torch.inner(x, weight), torch.dot(x[0, 0], weight[0])
+
+
+def left_alone(net, x):
+    y = net.layer(x)
+    return torch.einsum("bij,bij->bij", y, x), y.softmax(-1, dtype=torch.float32), x.type_as(y), y.double()
+
+
+@pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
+@pytest.mark.parametrize("compute", [contracted, dotted, left_alone])
+def test_what_autocast_casts_within_a_call_is_cast(agree, compute, sides):
+    inputs = [torch.randn(2, 3, 4), torch.randn(3, 5, 4)][:sides]
+    agree(Region(compute), inputs, [torch.randn(4, 7, 4)] * (sides - 1))
+
+
+def test_gradients_pass_what_is_cast_within_a_call():
+    original, x = Region(contracted), torch.randn(2, 3, 4)
+    module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+    for net in (original, module):
+        sum(y.float().square().sum() for y in net(x)).backward()
+    torch.testing.assert_close(module.layer.weight.grad, original.layer.weight.grad)
+
+
+def test_a_call_that_is_cast_within_stands_as_its_parts(agree):
+    module = agree(Region(dotted), [torch.randn(2, 3, 4)])
+    assert not {"tensordot", "inner"} & {node.op.name for node in module.graph.nodes}
+
+
+def test_what_is_not_cast_within_stays_one_call(agree):
+    module = agree(Region(left_alone), [torch.randn(2, 3, 4)])
+    assert "einsum" in {node.op.name for node in module.graph.nodes}
+
+
+def test_nothing_is_logged_where_only_autocast_makes_operands_alike(agree, caplog, monkeypatch):
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    agree(Region(contracted), [torch.randn(2, 3, 4)])
+    assert logger.name not in {record.name for record in caplog.records}
