@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import fx
 
 from clika_ref.core.errors import ModelError
 
@@ -99,3 +100,9 @@ def squeezed_sides(rank: int, dims: int | Sequence[int] | None = None) -> list[i
     if dims is None:
         return list(range(rank))
     return [d % rank for d in ([dims] if isinstance(dims, int) else dims)] if rank else []
+
+
+def has_failed(node: fx.Node) -> bool:
+    """Whether a call, of which a tracer notes no result, raised what the model then caught, as in eager."""
+    returns = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns
+    return bool(returns) and node.meta.get("val") is None and not node.users

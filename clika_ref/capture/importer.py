@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.aliasing import Aliases, Traced
-from clika_ref.capture.calls import RESHAPES_ITSELF, functional_overload, squeezed_sides, written_arguments
+from clika_ref.capture.calls import RESHAPES_ITSELF, functional_overload, has_failed, squeezed_sides, written_arguments
 from clika_ref.capture.decomposition import UNDECLARED, decompose
 from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.numbers import Number, among_tensors, python_number
@@ -121,7 +121,7 @@ class Importer:
 
     def _call(self, node: fx.Node) -> Any:
         target, fake = node.target, node.meta.get("val")
-        if target in SKIPPED or _failed(node):
+        if target in SKIPPED or has_failed(node):
             return None
         if target is python_operator.getitem:
             # Results that nothing reads are taken apart all the same, and an operator may leave them out.
@@ -394,9 +394,3 @@ def _is_plain(source: Any) -> bool:
 
 def _is_differentiable(type: TensorType) -> bool:
     return type.dtype.is_floating_point or type.dtype.is_complex
-
-
-def _failed(node: fx.Node) -> bool:
-    """Whether a call, of which a tracer notes no result, raised what the model then caught, as in eager."""
-    returns = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns
-    return bool(returns) and node.meta.get("val") is None and not node.users
