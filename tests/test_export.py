@@ -309,6 +309,25 @@ def test_a_copy_without_examples_is_compared_on_elements_that_differ(tmp_path):
     assert (tmp_path / "topk.onnx").exists()
 
 
+def test_a_graph_with_casts_to_half_precision_is_computed_in_float64_too():
+    """A mismatch of such a model was an error of the comparison itself: float16 operands met a float64 bias."""
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.float16):
+                return self.second(self.first(x))
+
+    original, x = Half(), torch.randn(2, 8)
+    module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+    (exact,) = artifact_check.in_float64(module.graph, [x])
+    wide = original.second.double()(original.first.double()(x.double()))
+    torch.testing.assert_close(exact, wide)
+
+
 def test_the_comparison_can_be_switched_off(tmp_path):
     module = clika_compile(Net(), tracing_inputs=[element(2, 3, 8, 8)], compare_after_export=False)
     (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]

@@ -82,14 +82,14 @@ def _within_rounding(
 
 
 def in_float64(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Compute a graph in float64, explicit casts included where they widen or keep floats."""
+    """Compute a graph in float64, and so without the rounding of its explicit casts to floats."""
     wide = graph.clone()
     for value in wide.constants.values():
         if value.data is not None and value.data.is_floating_point():
             value.data = value.data.double()
     for node in wide.nodes:
         dtype = node.attrs.get("dtype")
-        if isinstance(dtype, torch.dtype) and dtype == torch.float32:
+        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
             node.attrs = {**node.attrs, "dtype": torch.float64}
     with torch.no_grad():
         outputs, _ = interpret(wide, [t.double() if t.is_floating_point() else t for t in inputs])
