@@ -209,10 +209,13 @@ class ClikaModule(nn.Module):
 
     def _examples(self, given: Any) -> list[list[torch.Tensor]]:
         if given is None:
-            dummies = self._as_inputs((), self.clika_generate_dummy_inputs())
-            return self._clika_examples or [redrawn(dummies, 0, positions=False)]  # ones tie wherever one is chosen
+            return self._clika_examples or [self._generated_example()]
         call = pack(self._clika_signature.parameters, given)
         return [self._as_inputs(call.args, call.kwargs)]
+
+    def _generated_example(self) -> list[torch.Tensor]:
+        """Return dummy inputs whose floats differ: ones tie wherever the largest is chosen."""
+        return redrawn(self._as_inputs((), self.clika_generate_dummy_inputs()), 0, positions=False)
 
     def _as_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         inputs = self._clika_signature.graph_inputs(self._clika_signature.flatten(args, kwargs))

@@ -65,7 +65,7 @@ class Attributes:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._held: dict[int, _Held] = {}
-        self._hooks: list[tuple[Any, dict[Any, Any] | None]] = []
+        self._hooks: list[tuple[Any, dict[Any, Any]]] = []
         """Where hooks are registered, and those that were."""
         for path, part in module.named_modules():
             prefix = f"{path}." if path else ""
@@ -76,7 +76,7 @@ class Attributes:
                 if isinstance(value, CONTAINERS) and name not in _HOOKS:
                     self._keep_inside(f"{prefix}{name}", value)
             hooks = [vars(part)[name] for name in _HOOKS & vars(part).keys()]
-            self._hooks += [(registered, dict(registered) if registered else None) for registered in hooks]
+            self._hooks += [(registered, dict(registered)) for registered in hooks]
 
     def _keep(self, name: str, container: Any, *, names: bool = False, tensors: bool = False) -> None:
         contents = dict(container) if isinstance(container, dict) else list(container)
@@ -112,9 +112,8 @@ class Attributes:
         for held in self._held.values():
             held.restore(state=state)
         for registered, before in self._hooks:
-            if registered and registered != before:
+            if registered != before:
                 registered.clear()
-            if before and registered != before:
                 registered.update(before)
 
 

@@ -52,7 +52,7 @@ OF_SURROUNDINGS: dict[str, near_misses.Makes] = {
 """What is changed around them, for which it matters little which calls they are: of drawn motifs only."""
 
 LISTED = "listed call redrawn"
-"""The same of each operator in a long table, once: what is wrong with one operator shows with some attributes only."""
+"""The same of each operator in a long table: what is wrong with one operator shows with some attributes only."""
 
 GRAPHS_PER_DRAW = 100
 """The profile's random graphs per pass over this are the draws of each: 2 in ``quick``."""
