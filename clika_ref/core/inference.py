@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.core.errors import PassError
@@ -77,6 +77,7 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
     """Run the reference on unbacked symbols in an environment of its own, and refuse what was assumed of them.
 
     Backed symbols give wrong types in silence, and an environment that is shared keeps assumptions of earlier calls.
+    The symbols being new, PyTorch's cache of calls would never be read, and filling it takes as long as the calls.
     """
     env = ShapeEnv()
     symbols = sorted(_symbols((*operands, *attrs.values())), key=lambda s: s.name)
@@ -85,7 +86,7 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
         torch._check(not symbol.is_nonnegative or sizes[symbol.name] >= 0)
     own = {sizes[symbol.name].node.expr: symbol for symbol in symbols}
     assumed = sum(map(len, env.deferred_runtime_asserts.values()))
-    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
+    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True) as mode, disable_fake_tensor_cache(mode):
         tensors = [_fake(t, sizes) for t in operands]
         results = _flat(op(*tensors, **{k: _concrete(v, sizes) for k, v in attrs.items()}))
     deferred = [a.expr for asserts in env.deferred_runtime_asserts.values() for a in asserts][assumed:]

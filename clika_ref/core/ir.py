@@ -333,10 +333,9 @@ class Graph:
             mapping[value] = copy.constants[name] = Value(value.type, name, data=value._data)
         for node in self.nodes:
             inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
-            twin = copy.insert(Node(node.op, inputs, node.attrs, node.origin), [v.type for v in node.outputs])
-            for old, new in zip(node.outputs, twin.outputs, strict=True):
-                new.name = old.name
-                mapping[old] = new
+            twin = Node(node.op, inputs, node.attrs, node.origin)
+            copy.insert(twin, [v.type for v in node.outputs], None, [v.name for v in node.outputs])
+            mapping.update(zip(node.outputs, twin.outputs, strict=True))
         copy._names = dict(self._names)
         for value in self.outputs:
             copy.add_output(mapping[value])

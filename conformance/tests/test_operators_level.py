@@ -187,6 +187,7 @@ def test_vectors_and_rows_follow_the_profile(tmp_path):
     names = [check.name for check in operators.checks(Task("operators", "shift", "float32"), few)]
     assert [n for n in names if n.startswith(("cover", "drawn"))] == [
         "cover-00",
+        operators.COVER_PACK,
         "cover-01",
         operators.PACK,
         "drawn-00",

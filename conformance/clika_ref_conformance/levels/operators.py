@@ -28,8 +28,11 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 
 LEVEL = "operators"
 
+COVER_PACK = "cover-pack"
+"""The check that compiles all rows of the cover but the first as one graph; what is not right in it is run alone."""
+
 PACK = "drawn-pack"
-"""The check that compiles the drawn calls as one graph; what is not judged right in it is run by itself."""
+"""The same of literals in other forms and of drawn calls."""
 
 BY_ELEMENT = ("exact", "ulp")
 """Kinds of errors that are bounded for each element by itself, and not by the size of others."""
@@ -51,22 +54,24 @@ def tasks(suite: Suite) -> list[Task]:
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of one operator in one dtype: the cover, layouts, literals, empty sides, drawn calls."""
-    column = Column(suite.registry.operators[task.subject], getattr(torch, task.dtype), suite)
+    op, dtype, profile = suite.registry.operators[task.subject], getattr(torch, task.dtype), suite.profile
     try:
-        rows = covering_calls(column.op, column.dtype, suite.profile.seed, suite.profile.rows)
+        rows = covering_calls(op, dtype, profile.seed, profile.rows)
     except Exception as error:  # noqa: BLE001 - the sampler of a stranger may raise anything
-        text = f"the samples of {column.op.name} raise {type(error).__name__}: {error}"
+        text = f"the samples of {op.name} raise {type(error).__name__}: {error}"
         return [Check("cover", lambda: Outcome("cover", Comparison(Verdict.SAMPLE, text)))]
-    found = [
-        Check(f"cover-{i:02}", functools.partial(column.covered, f"cover-{i:02}", rows, i)) for i in range(len(rows))
+    column = Column(op, dtype, suite, rows)
+    alone, *together = [
+        Check(name, functools.partial(column.covered, name, index)) for index, name in enumerate(column.covers)
     ]
+    found = [alone, *([Check(COVER_PACK, column.covered_together), *together] if together else [])]
     largest = max(rows, key=lambda row: max((o.rank for o in _samples(row.call)), default=0))
     if _samples(largest.call):
         found.append(Check("layouts", functools.partial(column.laid_out, "layouts", largest)))
-    for name, row in column.variants(rows):
+    drawn = [f"drawn-{i:02}" for i in range(profile.drawn)]
+    found += [Check(PACK, column.packed)] if drawn or column.literals else []
+    for name, row in (*column.literals.items(), *column.empty):
         found.append(Check(name, functools.partial(column.typical, name, row)))
-    drawn = [f"drawn-{i:02}" for i in range(suite.profile.drawn)]
-    found += [Check(PACK, column.packed)] if drawn else []
     return [*found, *(Check(name, functools.partial(column.drawn, name, i)) for i, name in enumerate(drawn))]
 
 
@@ -81,39 +86,68 @@ class Column:
     op: Operator
     dtype: torch.dtype
     suite: Suite
+    rows: Sequence[DrawnCall]
+    """The cover."""
     shrunk: bool = False
     """Whether a failure has been made small: what fails after it most often fails for the same reason."""
 
-    def variants(self, rows: Sequence[DrawnCall]) -> list[tuple[str, DrawnCall]]:
-        """Return the calls that eager takes although the samples do not describe them, by name."""
+    @property
+    def covers(self) -> list[str]:
+        """The names of the rows of the cover."""
+        return [f"cover-{i:02}" for i in range(len(self.rows))]
+
+    @functools.cached_property
+    def literals(self) -> dict[str, DrawnCall]:
+        """Calls with literals in forms that eager takes although the samples do not describe them, by name."""
         found: dict[str, DrawnCall] = {}
-        for row in rows[:LITERAL_ROWS]:
+        for row in self.rows[:LITERAL_ROWS]:
             for form, call in literal_variants(self.op, row.call):
                 if f"literal-{form}" not in found and self._accepts(call):
                     found[f"literal-{form}"] = replace(row, call=call)
-        empty = empty_calls(self.op, self.dtype, self.suite.profile.seed, self._results)
-        return [*found.items(), *((f"empty-{i}", row) for i, row in enumerate(empty))]
+        return found
 
-    def covered(self, name: str, rows: Sequence[DrawnCall], index: int) -> Outcome:
-        """Run one row of the cover on its vectors; the first row takes the places that the others leave out."""
-        row = rows[index]
+    @functools.cached_property
+    def empty(self) -> list[tuple[str, DrawnCall]]:
+        """Calls without elements that eager takes, by name."""
+        found = empty_calls(self.op, self.dtype, self.suite.profile.seed, self._results)
+        return [(f"empty-{i}", row) for i, row in enumerate(found)]
+
+    def covered(self, name: str, index: int) -> Outcome:
+        """Run one row of the cover on its vectors."""
+        found = self._cover_pack.found.get(self._name(name)) if index else None
+        return found or self._judged(name, self.rows[index], self._vectors(name, index))
+
+    def covered_together(self) -> Outcome:
+        """Run all rows but the first as one graph: compiling takes longer than anything else that a call needs."""
+        return self._cover_pack.run()
+
+    @functools.cached_property
+    def _cover_pack(self) -> Pack:
+        later = [*enumerate(self.covers)][1:]
+        return self._packed(COVER_PACK, [self._case(name, self.rows[i], self._vectors(name, i)) for i, name in later])
+
+    def _vectors(self, name: str, index: int) -> list[Run]:
+        """Return the vectors of a row; the first row takes the places that the others leave out."""
+        row = self.rows[index]
         runs = self._runs(row, self._seed(name), index)
-        if not index:
-            names = {run.name for run in runs}
-            for later in range(len(rows), slots(row.call.operands)):
-                more = self._runs(row, self._seed(name), later)
-                runs += [run for run in more if run.name not in names]
-                names.update(run.name for run in more)
-        return self._judged(name, row, runs)
+        names = {run.name for run in runs}
+        for later in range(len(self.rows), slots(row.call.operands)) if not index else ():
+            more = self._runs(row, self._seed(name), later)
+            runs += [run for run in more if run.name not in names]
+            names.update(run.name for run in more)
+        return runs
 
     def laid_out(self, name: str, row: DrawnCall) -> Outcome:
         """Run one row on inputs in other memory layouts."""
-        typical = runs_of(row.call.operands, self._seed(name))[0]
+        (typical,) = self._typical(name, row)
         return self._judged(name, row, [typical, *laid_out(typical, row.call.operands)])
 
     def typical(self, name: str, row: DrawnCall) -> Outcome:
         """Run a call on typical elements only."""
-        return self._judged(name, row, runs_of(row.call.operands, self._seed(name))[:1])
+        return self._pack.found.get(self._name(name)) or self._judged(name, row, self._typical(name, row))
+
+    def _typical(self, name: str, row: DrawnCall) -> list[Run]:
+        return runs_of(row.call.operands, self._seed(name))[:1]
 
     def drawn(self, name: str, index: int) -> Outcome:
         """Run a drawn call on typical elements and on one of its vectors."""
@@ -123,14 +157,19 @@ class Column:
         return self._pack.found.get(self._name(name)) or self._judged(name, self._collected[index])
 
     def packed(self) -> Outcome:
-        """Run all drawn calls as one graph: compiling takes longer than anything else that a call needs."""
+        """Run all literals and drawn calls as one graph."""
         return self._pack.run()
 
     @functools.cached_property
     def _pack(self) -> Pack:
-        made = [self._case(f"drawn-{i:02}", row) for i, row in enumerate(self._collected)]
+        made = [self._case(name, row, self._typical(name, row)) for name, row in self.literals.items()]
+        made += [self._case(f"drawn-{i:02}", row) for i, row in enumerate(self._collected)]
+        return self._packed(PACK, made)
+
+    def _packed(self, name: str, made: Sequence[Case | Outcome]) -> Pack:
+        """Return a pack of what is a case, but for results whose sizes depend on elements."""
         cases = [case for case in made if isinstance(case, Case)]
-        return Pack(PACK, [c for c in cases if all(v.type.is_static for v in c.graph.outputs)], self.suite)
+        return Pack(name, [c for c in cases if all(v.type.is_static for v in c.graph.outputs)], self.suite)
 
     def _name(self, check: str) -> str:
         return f"{self.op.name}-{check}"
