@@ -52,6 +52,19 @@ RESHAPES_ITSELF: dict[torch._ops.OpOverload, torch._ops.OpOverload] = {
 """In-place calls that write no memory, but change how a tensor looks at it, and the views that they make."""
 
 
+SKIPPED = frozenset(
+    {
+        aten._assert_tensor_metadata.default,
+        aten._assert_scalar.default,
+        aten._assert_async.msg,
+        aten._assert_async.default,
+        aten.sym_constrain_range.default,
+        aten.sym_constrain_range_for_size.default,
+    }
+)
+"""Calls that only check what the types of the graph state anyway."""
+
+
 def functional_overload(
     overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]:

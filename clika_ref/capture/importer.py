@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator as python_operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +13,23 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.aliasing import Aliases, Traced
-from clika_ref.capture.calls import RESHAPES_ITSELF, functional_overload, has_failed, squeezed_sides, written_arguments
+from clika_ref.capture.calls import (
+    RESHAPES_ITSELF,
+    SKIPPED,
+    functional_overload,
+    has_failed,
+    squeezed_sides,
+    written_arguments,
+)
 from clika_ref.capture.decomposition import UNDECLARED, decompose
+from clika_ref.capture.messages import Unsupported
 from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.numbers import Number, among_tensors, python_number
 from clika_ref.capture.origins import origin_of
 from clika_ref.capture.regions import Region, casts_within, region_casts
 from clika_ref.capture.symbols import SymbolTable
-from clika_ref.core.errors import ClikaError, ModelError
-from clika_ref.core.inference import Builder
+from clika_ref.core.errors import ClikaError, ModelError, PassError
+from clika_ref.core.inference import Builder, infer
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
@@ -33,31 +40,7 @@ aten = torch.ops.aten
 Fallback = Callable[[torch._ops.OpOverload], Operator | None]
 """Finds an operator for an ATen call that no plugin declares (torchlib); None where there is none."""
 
-SKIPPED = frozenset(
-    {
-        aten._assert_tensor_metadata.default,
-        aten._assert_scalar.default,
-        aten._assert_async.msg,
-        aten._assert_async.default,
-        aten.sym_constrain_range.default,
-        aten.sym_constrain_range_for_size.default,
-    }
-)
-"""Calls that only check what the types of the graph state anyway."""
-
 NOTHING_SERVES = f"{UNDECLARED} and PyTorch no decomposition"
-
-
-@dataclass(frozen=True)
-class Unsupported:
-    """A call that cannot be mapped: what it calls, where, and why not."""
-
-    call: str
-    origin: Origin
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.call} in {self.origin}: {self.reason}"
 
 
 class Importer:
@@ -144,7 +127,9 @@ class Importer:
             return self._write(node, target, args, kwargs, written)
         return self._functional(node, target, args, kwargs)
 
-    def _functional(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+    def _functional(
+        self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, *, is_written: bool = False
+    ) -> Any:
         if target is aten.as_strided.default and not _is_plain(node.args[0]):
             msg = "as_strided of a view that is not contiguous reads memory that the graph does not have; index instead"
             raise ModelError(msg)
@@ -167,15 +152,18 @@ class Importer:
         if read:
             msg = f"its {read[0]} is read from a tensor, as by item(), but a graph holds it as a number; use the tensor"
             raise ModelError(msg)
-        return self._add(node, op, tuple(call.operands), attrs)
+        return self._add(node, op, tuple(call.operands), attrs, is_written=is_written)
 
-    def _add(self, node: fx.Node, op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+    def _add(
+        self, node: fx.Node, op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any], *, is_written: bool
+    ) -> Any:
         found = node.meta["val"]
         many = isinstance(found, tuple | list)
         fakes: Sequence[torch.Tensor] = found if many else (found,)
         if many and not op.returns_tuple:
             fakes = fakes[:1]
-        types = [self._type(f) for f in fakes]
+        dtypes = _computed_dtypes(op, operands, attrs, fakes) if is_written else [f.dtype for f in fakes]
+        types = [self._type(f, dtype) for f, dtype in zip(fakes, dtypes, strict=False)]
         made = self.graph.insert(Node(op, operands, attrs, self.origin), types, names=[node.name] * len(types))
         sources = [
             (n.meta.get("val"), self._env[n]) for n in node.all_input_nodes if isinstance(self._env.get(n), Traced)
@@ -183,7 +171,7 @@ class Importer:
         entries: list[Traced] = []
         for value, fake in zip(made.outputs, fakes, strict=True):
             self.table.bind_result(value, fake)
-            value.type = self._type(fake)
+            value.type = self._type(fake, value.type.dtype)
             entries.append(self.aliases.result(value, fake, sources, (op, operands[1:], attrs, value.index)))
         return entries if many else entries[0]
 
@@ -207,7 +195,11 @@ class Importer:
             made = args[1]
         else:
             pure, args, kwargs = functional_overload(target, args, kwargs)
-            made = self._functional(node, pure, args, kwargs)
+            around, self._autocast = self._autocast, None  # it casts for no call that writes
+            try:
+                made = self._functional(node, pure, args, kwargs, is_written=True)
+            finally:
+                self._autocast = around
         for destination, entry in zip(written, made if isinstance(made, list) else [made], strict=False):
             old = self.value_of(destination)
             new = self._fit(self.value_of(entry), old.type)
@@ -362,8 +354,8 @@ class Importer:
             return self.aliases.root(self.graph.add_constant(found.detach(), f"constants.{node.name}"), fake)
         return found
 
-    def _type(self, fake: torch.Tensor) -> TensorType:
-        key = (fake.dtype, tuple(self.table.translate(d) for d in fake.shape))
+    def _type(self, fake: torch.Tensor, dtype: torch.dtype) -> TensorType:
+        key = (dtype, tuple(self.table.translate(d) for d in fake.shape))
         known = self._types.get(key)
         if known is None:
             known = self._types[key] = TensorType(*key)
@@ -385,6 +377,16 @@ class Importer:
         except ModelError as error:
             return str(error)
         return "" if served else NOTHING_SERVES
+
+
+def _computed_dtypes(
+    op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], fakes: Sequence[torch.Tensor]
+) -> list[torch.dtype]:
+    """Return what a call computes in the place of one that writes, whose own results are what it wrote to."""
+    try:
+        return [made.dtype for made in infer(op, operands, attrs)]
+    except PassError:  # where that is wrong, validation says so
+        return [f.dtype for f in fakes]
 
 
 def _is_plain(source: Any) -> bool:

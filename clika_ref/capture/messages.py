@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from clika_ref.capture.dimensions import Comparison, InputSide
 from clika_ref.capture.origins import is_users, short_line
 from clika_ref.core.errors import ModelError
+from clika_ref.core.types import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clika_ref.capture.callables import Callee
-    from clika_ref.capture.importer import Unsupported
 
 REASON_LIMIT = 400
 """Characters of a tracer's own reason; conditions on what detection heads find run to thousands."""
@@ -39,6 +40,18 @@ class MismatchError(ModelError):
 
 class PathError(MismatchError):
     """The model's own Python branches on sizes that the inputs do not share: no tracer can serve them all."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A call that cannot be mapped: what it calls, where, and why not."""
+
+    call: str
+    origin: Origin
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.call} in {self.origin}: {self.reason}"
 
 
 def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:

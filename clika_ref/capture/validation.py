@@ -22,8 +22,10 @@ from clika_ref.capture.symbols import TracedGuard
 from clika_ref.comparison import differences
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.ir import Node
 from clika_ref.core.symbols import Guard, Symbol, evaluate
 from clika_ref.input_checks import check_inputs, is_met
+from clika_ref.stated_types import StatedTypes
 
 PROBES = 8
 """Sizes at most on which eager runs again, to find out whether guards matter; each tests all that it violates."""
@@ -164,8 +166,15 @@ class Validation:
 
     def _disagreement(self, leaves: list[Any], run: EagerRun) -> str | None:
         inputs = self.result.signature.graph_inputs([_own(leaf) for leaf in leaves])
+        types, broken = StatedTypes(self.result.graph, inputs), list[str]()
+
+        def hold_to_type(node: Node, results: tuple[torch.Tensor, ...]) -> None:
+            broken.extend(types.broken(node, results))
+
         with trimmed(), torch.random.fork_rng(devices=[]), torch.no_grad():
-            outputs, state = interpret(self.result.graph, inputs)
+            outputs, state = interpret(self.result.graph, inputs, hold_to_type)
+        if broken:
+            return broken[0]
         sizes = read_sizes(self.result.graph, inputs)
         outputs_of = self.result.signature.outputs
         actual = [evaluate(o.value, sizes) if o.index is None else outputs[o.index] for o in outputs_of]

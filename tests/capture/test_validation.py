@@ -5,6 +5,8 @@ import sympy
 import torch
 from torch import nn
 
+from clika_ref import clika_compile
+from clika_ref.capture import importer
 from clika_ref.capture.symbols import TracedGuard
 from clika_ref.capture.validation import Evidence
 from clika_ref.core.errors import ModelError
@@ -47,3 +49,20 @@ def test_one_run_tests_all_guards_that_it_violates_and_a_failed_one_is_not_repea
     evidence.runs.append(([low, two], False))
     assert evidence.idle([low, two, other]) == [low, other], "the second one excludes it"
     assert not evidence.is_wanted([low, two])
+
+
+@pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
+def test_a_graph_that_states_other_types_than_it_computes_is_refused_whatever_the_numbers(monkeypatch, sides):
+    def as_written(_, __, ___, fakes):
+        return [f.dtype for f in fakes]
+
+    def halved(x):
+        return x.half().mul_(x).float()
+
+    inputs = [torch.ones(2, 4), torch.ones(3, 4)][:sides]
+    clika_compile(halved, tracing_inputs=inputs)
+    monkeypatch.setattr(importer, "_computed_dtypes", as_written)
+    with pytest.raises(
+        ModelError, match=r"mul.* makes torch.float32\[[23], 4\]: the type that the graph states is wrong"
+    ):
+        clika_compile(halved, tracing_inputs=inputs)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clika_ref.core.errors import ClikaError, PassError
-from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.execution import interpret
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase
-from clika_ref.core.symbols import resolve
+from clika_ref.stated_types import StatedTypes
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.judging.random_nodes import bits, random_nodes
@@ -270,15 +269,11 @@ def _computed(graph: Graph, inputs: Sequence[Tensor], *, unsigned: bool = False)
     Raises:
         BrokenRuleError: a node made another type than the graph states.
     """
-    sizes = read_sizes(graph, inputs)
+    types = StatedTypes(graph, inputs)
 
     def hook(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        for value, result in zip(node.outputs, results, strict=True):
-            symbols = {str(s) for side in value.type.shape for s in getattr(side, "free_symbols", ())}
-            shape: Any = resolve(value.type.shape, sizes) if symbols <= sizes.keys() else tuple(result.shape)
-            if result.dtype != value.type.dtype or tuple(result.shape) != shape:
-                message = f"{node!r} makes {result.dtype}{list(result.shape)}: the type that the graph states is wrong"
-                raise BrokenRuleError(Verdict.STRUCTURE, message)
+        for message in types.broken(node, results):
+            raise BrokenRuleError(Verdict.STRUCTURE, message)
         return tuple(_unsigned(r) if unsigned else r.contiguous() for r in results)
 
     random = any(node.is_random for node in graph.nodes)

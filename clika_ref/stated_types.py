@@ -1,0 +1,33 @@
+"""What the nodes of a graph make, held against the types that the graph states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from clika_ref.core.execution import read_sizes
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.symbols import resolve
+
+
+class StatedTypes:
+    """The types that a graph states, at the sizes of one call; lengths that depend on data are not held to anything."""
+
+    def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
+        self._sizes = read_sizes(graph, inputs)
+        self._shapes: dict[tuple[Any, ...], Any] = {}
+
+    def broken(self, node: Node, results: Sequence[torch.Tensor]) -> Iterator[str]:
+        """Say of each result that is of another type than the graph states what it is."""
+        for value, result in zip(node.outputs, results, strict=True):
+            shape = self._shape(value.type.shape)
+            if result.dtype != value.type.dtype or (shape is not None and result.shape != shape):
+                yield f"{node!r} makes {result.dtype}{list(result.shape)}: the type that the graph states is wrong"
+
+    def _shape(self, stated: tuple[Any, ...]) -> tuple[int, ...] | None:
+        if stated not in self._shapes:
+            symbols = {str(s) for side in stated for s in getattr(side, "free_symbols", ())}
+            self._shapes[stated] = resolve(stated, self._sizes) if symbols <= self._sizes.keys() else None
+        return self._shapes[stated]

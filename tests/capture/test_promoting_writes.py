@@ -1,0 +1,108 @@
+"""In-place calls whose operands promote past what they write to: computed as eager does, then cast back."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+
+
+def beyond_bytes(x):
+    return x.to(torch.uint8).add_(x.int()).float()
+
+
+def half_times_float(x):
+    return x.half().mul_(x), x.half().div_(x), x.half().clamp_(min=x), x.abs().half().pow_(x)
+
+
+def short_plus_long(x):
+    y = (x * 10).int()
+    y += (x * 2**33).long()
+    return y
+
+
+def into_wider(x):
+    total, smallest = torch.empty(x.shape, dtype=torch.float64), torch.empty_like(x, dtype=torch.float64)
+    torch.add(x, x, out=total)
+    torch.minimum(x, x[0], out=smallest)
+    return total, smallest
+
+
+def compared(x):
+    return x.clone().ge_(0.0), x.clone().eq_(x[0]), x.clone().lt_(x[:1])
+
+
+def truths(x):
+    return x.round().logical_not_(), x.clone().logical_and_(x.round()), (x > 0).logical_or_(x.round())
+
+
+def through_views(x):
+    y = x.half()
+    y[:, 1:].mul_(x[:, 1:])
+    y[0] += x.sum(0)
+    return y
+
+
+@pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "function",
+    [beyond_bytes, half_times_float, short_plus_long, into_wider, compared, truths, through_views],
+)
+def test_a_write_is_cast_to_what_it_writes_to(agree, function, sides):
+    inputs = [torch.rand(3, 4) * 100, torch.rand(5, 4) * 100][:sides]
+    agree(function, inputs, [torch.full((3, 4), 200.0), torch.randn(3, 4).abs()])
+
+
+def test_inputs_that_do_not_tell_prove_nothing_and_need_not():
+    module = clika_compile(beyond_bytes, tracing_inputs=[torch.ones(2, 4)])
+    assert torch.equal(module(torch.full((2, 4), 200.0)), torch.full((2, 4), 144.0))  # 400 - 256
+
+
+class HalfTotal(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4, dtype=torch.float16))
+
+    def forward(self, x):
+        self.total += x.sum(0)
+        return self.total * 2
+
+
+def test_a_half_buffer_takes_floats(agree):
+    assert agree(HalfTotal(), [torch.randn(3, 4)]).total.dtype == torch.float16
+
+
+class Autocast(nn.Module):
+    """A function of a linear layer's result and its input, within autocast."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.layer, self.compute = nn.Linear(4, 4), compute
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.compute(self.layer(x), x)
+
+
+def residual(y, x):
+    y += x
+    return y.float()
+
+
+def multiplied_in_place(_, x):
+    return x.clone().addmm_(x, x[:4].abs())
+
+
+def multiplied_into(_, x):
+    out = torch.empty(x.shape[0], x.shape[0])
+    return torch.mm(x, x.t(), out=out)
+
+
+@pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
+@pytest.mark.parametrize("compute", [residual, multiplied_in_place, multiplied_into])
+def test_autocast_casts_for_no_call_that_writes(compute, sides):
+    """Zeros tell nothing; what is compared is compared bit by bit, since both round at the same places."""
+    model = Autocast(compute)
+    module = clika_compile(model, tracing_inputs=[torch.zeros(4, 4), torch.zeros(5, 4)][:sides])
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(module(x), model(x), rtol=0, atol=0)

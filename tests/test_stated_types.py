@@ -1,0 +1,38 @@
+"""What nodes make is held against the types that their graph states."""
+
+import pytest
+import torch
+
+from clika_ref import clika_compile
+from clika_ref.core.execution import interpret
+from clika_ref.core.symbols import named
+from clika_ref.core.types import TensorType
+from clika_ref.stated_types import StatedTypes
+
+
+def broken(graph, inputs):
+    found, types = [], StatedTypes(graph, inputs)
+    interpret(graph, inputs, lambda node, results: found.extend(types.broken(node, results)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stated", "is_right"),
+    [
+        (TensorType(torch.float32, (named("batch"), 4)), True),
+        (TensorType(torch.float32, (3, 4)), True),
+        (TensorType(torch.float64, (named("batch"), 4)), False),
+        (TensorType(torch.float32, (named("batch") + 1, 4)), False),
+        (TensorType(torch.float32, (named("batch"),)), False),
+        (TensorType(torch.float32, (named("of_data"), 4)), True),
+        (TensorType(torch.float64, (named("of_data"), 4)), False),
+    ],
+)
+def test_dtype_and_shape_are_held_against_what_the_graph_states(stated, is_right):
+    graph = clika_compile(lambda x: x.exp() * 2, tracing_inputs=[torch.randn(2, 4), torch.randn(3, 4)]).graph.clone()
+    next(iter(graph.nodes)).output.type = stated
+    found = broken(graph, [torch.randn(3, 4)])
+    assert [
+        text for text in found if "makes torch.float32[3, 4]: the type that the graph states is wrong" in text
+    ] == found
+    assert bool(found) != is_right
