@@ -1,0 +1,58 @@
+"""How a mismatch is judged: against the same graph in float64, element by element where something is not finite."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.exporting.artifact_check import _within_rounding
+
+
+class Halved(nn.Module):
+    def forward(self, x):
+        return x.half().float() * 2
+
+
+def is_right(found):
+    """Judge results for elements of which the first overflows in half precision, and in float64 does not."""
+    x = torch.tensor([[1e5, 1.1, 2.0, 3.0]])
+    module = clika_compile(Halved(), tracing_inputs=[torch.rand(1, 4)])
+    return _within_rounding(module.graph, [x], [module(x)], [torch.tensor([found])])
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [float("inf"), 2.2, 4.0, 6.0],
+        [float("inf"), 2.19921875, 4.0, 6.0],
+        [2e5, 2.2, 4.0, 6.0],
+    ],
+    ids=["exact but for what overflows", "as eager", "exact, casts left out"],
+)
+def test_what_overflows_is_right_as_eager_has_it_and_as_it_would_be(found):
+    assert is_right(found)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [9e4, -77.0, 55.0, 1e4],
+        [float("inf"), 2.2, 4.0, 6.1],
+        [9e4, 2.2, 4.0, 6.0],
+        [-float("inf"), 2.2, 4.0, 6.0],
+        [float("nan"), 2.2, 4.0, 6.0],
+        [float("inf"), float("nan"), 4.0, 6.0],
+        [float("inf"), float("inf"), 4.0, 6.0],
+    ],
+)
+def test_one_element_that_overflows_excuses_no_other(found):
+    """The error of eager was infinite then, and anything within 20 times that."""
+    assert not is_right(found)
+
+
+def test_what_is_nowhere_finite_must_stand_as_eager_has_it():
+    module = clika_compile(torch.log, tracing_inputs=[torch.rand(3)])
+    x = torch.tensor([-1.0, 0.0, 1.0])
+    assert _within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, -torch.inf, 0.0])])
+    assert not _within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, torch.nan, 0.0])])
+    assert not _within_rounding(module.graph, [x], [module(x)], [torch.tensor([1.0, -torch.inf, 0.0])])
