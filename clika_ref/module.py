@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from clika_ref.capture.inputs import pack
-from clika_ref.capture.probing import redrawn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes, to_fx
 from clika_ref.core.ir import Graph
@@ -23,6 +22,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Artifact
+from clika_ref.exporting.examples import telling_example
 from clika_ref.exporting.export import ExportRequest, export
 from clika_ref.exporting.interface import chosen_names
 from clika_ref.generic import find_operator, torchlib_operator
@@ -208,14 +208,13 @@ class ClikaModule(nn.Module):
             raise cast_weight(value.name, dtype, value.type.dtype)
 
     def _examples(self, given: Any) -> list[list[torch.Tensor]]:
+        if given is None and self._clika_examples:
+            return self._clika_examples
         if given is None:
-            return self._clika_examples or [self._generated_example()]
+            dummy = self._as_inputs((), self.clika_generate_dummy_inputs())
+            return [list(telling_example(self.graph, dummy))]
         call = pack(self._clika_signature.parameters, given)
         return [self._as_inputs(call.args, call.kwargs)]
-
-    def _generated_example(self) -> list[torch.Tensor]:
-        """Return dummy inputs whose floats differ: ones tie wherever the largest is chosen."""
-        return redrawn(self._as_inputs((), self.clika_generate_dummy_inputs()), 0, positions=False)
 
     def _as_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         inputs = self._clika_signature.graph_inputs(self._clika_signature.flatten(args, kwargs))

@@ -1,0 +1,56 @@
+"""An input to compare an artifact on, where the user gave none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from clika_ref.capture.probing import DRAWS, TRUSTING, redrawn
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node
+
+FINITE, INFINITE, NOT_A_NUMBER, FAILED = range(4)
+"""What may become of an input, the best first: masks are infinite on purpose, and NaN has no order to choose by."""
+
+
+def telling_example(graph: Graph, dummy: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return the inputs of a graph with floats that differ, since ones tie wherever the largest is chosen.
+
+    That is the first draw of which everything that the graph computes is finite; else the best one, the dummy included.
+    """
+    if any(node.kind in TRUSTING for node in graph.nodes):
+        return dummy
+    best, found = dummy, FAILED
+    for draw in range(DRAWS + 1):
+        inputs = redrawn(dummy, draw, positions=False) if draw < DRAWS else dummy
+        outcome = _outcome(graph, inputs)
+        if outcome < found:
+            best, found = inputs, outcome
+        if found == FINITE:
+            break
+    return best
+
+
+def _outcome(graph: Graph, inputs: Sequence[torch.Tensor]) -> int:
+    worst = FINITE
+
+    def look(_: Node, results: tuple[torch.Tensor, ...]) -> None:
+        nonlocal worst
+        worst = max([worst, *(_kind(r) for r in results if r.is_floating_point() or r.is_complex())])
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            interpret(graph, [t.clone() for t in inputs], look)
+    except ClikaError:
+        return FAILED
+    return worst
+
+
+def _kind(result: torch.Tensor) -> int:
+    if result.itemsize == 1:  # some formats of 8 bits cannot be asked
+        result = result.float()
+    if bool(result.isfinite().all()):
+        return FINITE
+    return NOT_A_NUMBER if bool(result.isnan().any()) else INFINITE
