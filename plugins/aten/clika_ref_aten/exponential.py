@@ -10,7 +10,8 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import ulp
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import ANY, FLOATS, NUMBERS, SINGLE, VIA_FLOAT32, one, operand_for, two, unary
+from clika_ref_aten.elementwise import ANY, FLOATS, NUMBERS, one, operand_for, two, unary
+from clika_ref_aten.error_function import error_function
 
 aten = torch.ops.aten
 
@@ -225,8 +226,12 @@ def erf(x: Tensor) -> Tensor:
     return torch.erf(x)
 
 
-erf.onnx(unary("Erf", via=VIA_FLOAT32))
-erf.samples(one(dtype=SINGLE))
+@erf.onnx
+def _(op, x):
+    return error_function(op, *op.promote(x))
+
+
+erf.samples(one(dtype=ANY))
 
 
 @operator(aten.erfc.default, aten.special_erfc.default, error=ulp(8, 1.0))
@@ -237,11 +242,11 @@ def erfc(x: Tensor) -> Tensor:
 
 @erfc.onnx
 def _(op, x):
-    ones = unary("Erf", via=VIA_FLOAT32)(op, x)
+    ones = error_function(op, *op.promote(x))
     return op.Sub(op.like(ones, 1), ones)
 
 
-erfc.samples(one(dtype=SINGLE, high=0.5))
+erfc.samples(one(dtype=ANY, high=0.5))
 
 
 @operator(aten.sinc.default, aten.special_sinc.default, error=ulp(8, 1.0))

@@ -1,0 +1,36 @@
+"""The error function in float64, for which ONNX Runtime has no kernel and one in float32 would lose half the digits."""
+
+import math
+
+import pytest
+import torch
+from clika_ref_aten import exponential, gating
+from one_operator import Case, graph_of, run_onnx
+
+from clika_ref import clika_compile
+
+ULPS = 8 * 2.0**-52  # what the operators claim
+
+EVERYWHERE = torch.cat(
+    [
+        torch.linspace(-7, 7, 20_001, dtype=torch.float64),  # across both borders of the approximation
+        10.0 ** -torch.arange(1, 300, 7, dtype=torch.float64),
+        torch.tensor([0.0, 30.0, -1e3, 1e200, math.inf, -math.inf, math.nan], dtype=torch.float64),
+    ]
+)
+
+
+@pytest.mark.parametrize("op", [exponential.erf, exponential.erfc, gating.gelu], ids=lambda op: op.name)
+def test_it_is_computed_to_the_last_digits_of_float64(op):
+    call = op.call(EVERYWHERE)
+    case = Case(op, list(call.operands), call.attrs)
+    (expected,), (found,) = case.eager(), run_onnx(graph_of(case), case.tensors)
+    size = {"erf": expected.abs(), "erfc": torch.ones(()), "gelu": EVERYWHERE.abs()}[op.name]
+    finite = expected.isfinite()
+    assert torch.equal(found[~finite].nan_to_num(7.0), expected[~finite].nan_to_num(7.0))
+    assert ((found - expected).abs() <= ULPS * size)[finite].all()
+
+
+def test_a_model_with_gelu_in_float64_is_exported(tmp_path):
+    module = clika_compile(torch.nn.GELU(), tracing_inputs=[torch.randn(3, 4, dtype=torch.float64)])
+    assert module.clika_export(tmp_path / "m.onnx").path.exists()
