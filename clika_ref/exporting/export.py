@@ -70,10 +70,22 @@ def export(
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
                 stage.done(compare_artifact(artifact, target, graph, examples, request.expected))
+    unchecked = unchecked_guards(graph)
+    if unchecked:
+        log.warning(
+            "the artifact does not check, as the module does, that "
+            f"{'; '.join(unchecked)}: where that does not hold, it may return other numbers than the model"
+        )
     # Runtimes look for external data beside the path that they are given; beside a link there is none.
     place = behind_links(path) if path.is_symlink() else path
     log.detail(f"Saved final model: {place}")
     return replace(artifact, path=place)
+
+
+def unchecked_guards(graph: Graph) -> list[str]:
+    """Return the guards that runtimes know nothing of, without those that exclude calls of no elements only."""
+    symbols = [s.expr for s in graph.symbols.values() if s.side.dim is not None]
+    return [str(g) for g in graph.guards if g.line or not any(g.relation == (s >= 1) for s in symbols)]
 
 
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
