@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.capture.origins import MODULE_CALL, is_operator_inside, is_packaged, short_line
 from clika_ref.core.errors import ModelError
@@ -20,6 +21,12 @@ from clika_ref.input_checks import is_met
 
 _USER_LINE = re.compile(r"# (\S+):(\d+) in ")
 """Dynamo's way of naming a line of the model."""
+
+BITWISE = {
+    torch_sympy.BitwiseFn_bitwise_and: "&",
+    torch_sympy.BitwiseFn_bitwise_or: "|",
+}
+"""What PyTorch makes of operations on the bits of a size, and how Python writes them."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +110,11 @@ class SymbolTable:
             return size
         known = self._translated.get(size)
         if known is None:
-            known = self._translated[size] = _plain(size.xreplace(self.ours))
+            known = self._translated[size] = _plain(self._in_ours(size))
         return known
+
+    def _in_ours(self, expr: sympy.Basic) -> sympy.Basic:
+        return _without_masks(expr.xreplace(self.ours))
 
     def require_known(self, item: Any) -> None:
         """Refuse an expression of numbers for which no symbol stands: Python read them from tensors, and made more.
@@ -124,7 +134,7 @@ class SymbolTable:
         found += [TracedGuard(g, testable=True) for g in self.ranks]
         for g in env.guards if env is not None else ():
             if g.expr.free_symbols <= self.ours.keys():
-                relation = g.expr.xreplace(self.ours)
+                relation = self._in_ours(g.expr)
                 if relation not in (sympy.true, True):
                     testable = _is_internal(g.sloc) or (_is_packaged(g.sloc) and _excludes_at_most_one(relation))
                     found.append(TracedGuard(Guard(relation, _line(g.sloc)), testable))
@@ -163,6 +173,29 @@ def drop_derived(graph: Graph) -> None:
             del graph.symbols[name]
     guards = [Guard(g.relation.xreplace(meaning), g.line) for g in graph.guards]
     graph.guards = [g for g in guards if g.relation != sympy.true]
+
+
+def _without_masks(expr: Any) -> Any:
+    """Return an expression with ``n & (2 ** k - 1)`` as the remainder that it is; no other bits have such a form.
+
+    Raises:
+        ModelError: it asks for other bits.
+    """
+    if not expr.has(*BITWISE):
+        return expr
+    args = [_without_masks(a) for a in expr.args]
+    sign = BITWISE.get(type(expr))
+    if sign is None:
+        return expr.func(*args)
+    *whole, mask = sorted(args, key=lambda a: isinstance(a, sympy.Integer))
+    if sign == "&" and isinstance(mask, sympy.Integer) and int(mask) > 0 and not int(mask) & (int(mask) + 1):
+        return torch_sympy.PythonMod(whole[0], mask + 1)
+    shown = f" {sign} ".join(map(str, args))
+    msg = (
+        f"it needs {shown} of sizes, of which graphs take no bits but the last (n & 1, n & 3, n & 7, ...); "
+        "write it with + - * // % min max"
+    )
+    raise ModelError(msg)
 
 
 def _plain(expr: sympy.Basic) -> Any:

@@ -44,7 +44,7 @@ class Tape(Protocol):
 
 
 class SizeEmitter:
-    """Computes size expressions as tensors of shape [1]: int64, or float64 where a true division makes a fraction."""
+    """Computes size expressions as tensors of shape [1]: int64, float64 of fractions, bool of comparisons."""
 
     def __init__(self, op: Tape) -> None:
         self.op = op
@@ -111,6 +111,8 @@ class SizeEmitter:
             msg = f"the symbol {expr} is needed before the value that it is read from is computed"
             raise ModelError(msg)
         value = number(expr)
+        if isinstance(value, bool):
+            return self.op.constant([value], torch.bool)
         if isinstance(value, int):
             return self.op.ints([value])
         return self.op.constant([float(value)], torch.float64)
@@ -123,8 +125,11 @@ class SizeEmitter:
 
     def _together(self, *args: sympy.Basic) -> list[ir.Value]:
         values = [self.one(a) for a in args]
-        fractional = any(self.op.dtype(v) == torch.float64 for v in values)
-        return [self.op.cast(v, torch.float64) for v in values] if fractional else values
+        dtypes = {self.op.dtype(v) for v in values}
+        if len(dtypes) == 1:
+            return values
+        wide = torch.float64 if torch.float64 in dtypes else torch.int64  # of truth values beside numbers
+        return [self.op.cast(v, wide) for v in values]
 
     def _floor_divide(self, expr: sympy.Basic) -> ir.Value:
         a, b = self._together(*expr.args)
@@ -187,5 +192,14 @@ RULES: dict[type, Callable[[SizeEmitter, Any], Any]] = {
     torch_sympy.TruncToInt: SizeEmitter._truncate,
     torch_sympy.Identity: lambda s, e: s.one(e.args[0]),
     sympy.floor: lambda s, e: s._round("Floor", e),
+    sympy.Eq: lambda s, e: s._fold("Equal", e),
+    sympy.Ne: lambda s, e: s.op.Not(s._fold("Equal", e)),
+    sympy.Lt: lambda s, e: s._fold("Less", e),
+    sympy.Le: lambda s, e: s._fold("LessOrEqual", e),
+    sympy.Gt: lambda s, e: s._fold("Greater", e),
+    sympy.Ge: lambda s, e: s._fold("GreaterOrEqual", e),
+    sympy.And: lambda s, e: s._fold("And", e),
+    sympy.Or: lambda s, e: s._fold("Or", e),
+    sympy.Not: lambda s, e: s.op.Not(s.one(e.args[0])),
     sympy.ceiling: lambda s, e: s._round("Ceil", e),
 }

@@ -2,6 +2,7 @@
 
 import itertools
 
+import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
@@ -274,3 +275,42 @@ def test_bags_of_any_lengths_are_looked_up_without_made_up_places(agree, options
         return torch.randint(10, (count,)), torch.tensor(starts)
 
     agree(nn.EmbeddingBag(10, 4, **options), [bags(8, 0, 3, 5), bags(9, 0, 3)], [bags(12, 0, 2, 4, 7)])
+
+
+BITS = {
+    "parity": lambda x: x * (x.shape[0] & 1),
+    "mask in front": lambda x: x.sum(0) * (7 & x.shape[0]),
+    "of a sum": lambda x: x + ((x.shape[0] + x.shape[1]) & 3) * (x.shape[0] & 15),
+    "as a truth": lambda x: x * (x.shape[0] % 2 == 0) + (x.shape[0] != 3),
+    "of truths": lambda x: x * ((x.shape[0] == 6) | (x.shape[0] < 4)),
+}
+
+
+@pytest.mark.parametrize("function", BITS.values(), ids=BITS)
+def test_the_last_bits_of_a_size_and_comparisons_are_numbers(agree, function, tmp_path):
+    module = agree(function, [torch.rand(3, 4), torch.rand(6, 4)], [torch.rand(n, 4) for n in (2, 4, 7, 9, 16)])
+    path = module.clika_export(tmp_path / "m.onnx").path
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for n in (2, 4, 7, 9, 16):
+        x = torch.rand(n, 4)
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), function(x))
+
+
+def test_a_branch_on_a_bit_is_a_guard(agree):
+    module = agree(lambda x: x * 2 if x.shape[0] & 1 else x * 3, [torch.rand(3, 4), torch.rand(5, 4)])
+    with pytest.raises(ModelError, match=r"batch = 4 .*violates Ne\(PythonMod\(batch, 2\), 0\)"):
+        module(torch.rand(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("function", "shown"),
+    [
+        (lambda x: x * (x.shape[0] & 6), r"batch & 6"),
+        (lambda x: x * (x.shape[0] | 1), r"batch \| 1"),
+    ],
+)
+def test_other_bits_are_refused_as_python_writes_them_with_what_to_write(function, shown):
+    message = rf"test_dynamic_sides.py:\d+: it needs {shown} of sizes, .* write it with \+ - \* // % min max"
+    with pytest.raises(ModelError, match=message):
+        clika_compile(function, tracing_inputs=[torch.rand(3, 4), torch.rand(6, 4)])

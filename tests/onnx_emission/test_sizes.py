@@ -35,6 +35,16 @@ EXPRESSIONS = [
     torch_sympy.CeilToInt(torch_sympy.IntTrueDiv(A, B)),
     torch_sympy.TruncToInt(torch_sympy.ToFloat(A) * 1.5),
     torch_sympy.RoundToInt(torch_sympy.ToFloat(A) * 0.5),
+    sympy.Eq(torch_sympy.Mod(A, 2), 0),
+    sympy.Ne(A, 7),
+    A < 7,
+    A <= 7,
+    A > B,
+    A >= B,
+    sympy.And(A > 2, B < 7),
+    sympy.Or(A > 7, B > 5),
+    sympy.Not(sympy.And(A > 1, B > 2), evaluate=False),
+    sympy.Gt(torch_sympy.IntTrueDiv(A, sympy.Integer(2)), B),
 ]
 
 
