@@ -1,17 +1,24 @@
-"""PyTorch's composite calls whose own code fixes sizes: how they are traced and taken apart instead."""
+"""PyTorch's composite calls whose own code fixes sizes or asks for values, and how they are traced instead."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+from clika_ref.core.errors import ModelError
 
 aten = torch.ops.aten
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+LONG = 64
+"""What stands for a size that depends on data where an order is chosen."""
 
 
 def _kron(x: Tensor, other: Tensor) -> Tensor:
@@ -33,11 +40,66 @@ def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor
     return powers if increasing else powers.flip(1)
 
 
+def _cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:
+    """``(x - E x) (x - E x)^H / (n - correction)`` of the variables ``x[variable, n]``.
+
+    Raises:
+        ModelError: there are weights, whose values it asks for.
+    """
+    if fweights is not None or aweights is not None:
+        msg = "torch.cov with weights branches on their values; write it as (w * (x - mean)) @ (x - mean).T / w.sum()"
+        raise ModelError(msg)
+    variables = x.reshape(1, -1) if x.dim() < 2 else x
+    count = variables.shape[1]
+    centered = variables - variables.sum(1, keepdim=True) / count
+    return (centered @ centered.conj().t() / torch.sym_max(count - correction, 0)).squeeze()
+
+
+def _corrcoef(x: Tensor) -> Tensor:
+    """``cov(x)[i, j] / sqrt(cov(x)[i, i] cov(x)[j, j])``, of which rounding lets none exceed 1."""
+    found = _cov(x)
+    if found.dim() == 0:
+        return found / found
+    deviation = (found.diagonal().real if found.is_complex() else found.diagonal()).sqrt()
+    ratios = found / deviation[:, None] / deviation
+    if not found.is_complex():
+        return ratios.clamp(-1, 1)
+    return torch.complex(ratios.real.clamp(-1, 1), ratios.imag.clamp(-1, 1))
+
+
+@cache
+def _cost(sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Return the least multiplications for a chain of matrices of these sizes, and which of them the last one sums."""
+    splits = range(1, len(sizes) - 1)
+    costs = [(_cost(sizes[: k + 1])[0] + _cost(sizes[k:])[0] + sizes[0] * sizes[k] * sizes[-1], k) for k in splits]
+    return min(costs, default=(0, 0))
+
+
+def _chain(matrices: Sequence[Tensor]) -> Tensor:
+    """Multiply matrices in the order that is the cheapest at the sizes that were traced; they guard nothing."""
+    sizes = (*(m.shape[0] for m in matrices), matrices[-1].shape[1])
+    _, split = _cost(tuple(optimization_hint(n, LONG) for n in sizes))
+    return matrices[0] if split == 0 else _chain(matrices[:split]) @ _chain(matrices[split:])
+
+
+def _multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+    """Multiply matrices, the first and last of which may be vectors."""
+    first, *inner, last = tensors
+    columns = last.unsqueeze(1) if last.dim() == 1 else last
+    product = _chain([first.unsqueeze(0) if first.dim() == 1 else first, *inner, columns])
+    product = product.squeeze(1) if last.dim() == 1 else product
+    return product.squeeze(0) if first.dim() == 1 else product
+
+
 FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.chain_matmul.default: _chain,
+    aten.corrcoef.default: _corrcoef,
+    aten.cov.default: _cov,
     aten.kron.default: _kron,
+    aten.linalg_multi_dot.default: _multi_dot,
     aten.vander.default: _vander,
 }
-"""The same in Python, for any size: PyTorch's own asks for each size as a number."""
+"""The same in Python, for any size: PyTorch's own asks for each size as a number, or for the value of a tensor."""
 
 
 def _recurrent(x: Tensor, hx: Tensor | Sequence[Tensor], _params: Any, *flags: Any) -> tuple[Tensor, ...]:

@@ -30,7 +30,7 @@ DATA_DEPENDENT_ADVICE = (
 )
 """What to write instead of Python that asks for the value of a tensor."""
 
-DATA_DEPENDENT = ("data-dependent", "control flow", "Dynamic control flow", "Data-dependent")
+DATA_DEPENDENT = ("data-dependent", "control flow", "Dynamic control flow", "Data-dependent", "Data dependent")
 """What tracers call it."""
 
 

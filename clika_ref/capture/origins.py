@@ -39,6 +39,8 @@ _STRICT_INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 
 def is_operator_inside(filename: str) -> bool:
     """Whether a file implements operators, as opposed to modules, functionals or the user's code."""
+    if filename.startswith(HOUSE):  # what stands in for PyTorch's own code (`composites`)
+        return True
     return filename.startswith(TORCH) and Path(filename).relative_to(TORCH).parts[0] in OPERATOR_INSIDES
 
 

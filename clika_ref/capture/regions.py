@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, optimization_hint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clika_ref.capture.composites import COMPOSITE, SHAPES
+from clika_ref.capture.composites import COMPOSITE, FORMS, SHAPES
 from clika_ref.core.errors import ModelError
 
 Region = tuple[Any, ...]
@@ -96,7 +96,7 @@ def _casts(
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n.meta.get("val")))
         try:
             with autocast(region) if region else nullcontext(), recorder, suppress(_Reached):
-                target(*args, **kwargs)
+                FORMS.get(target, target)(*args, **kwargs)
         except Exception:  # noqa: BLE001 - kernels may raise anything
             return None
     return recorder.dtypes

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
+from clika_ref.capture.composites import FORMS
 from clika_ref.capture.decomposition import rules
 
 aten = torch.ops.aten
@@ -28,9 +29,20 @@ FUNCTIONS = {
     "vander, rising": lambda x: torch.vander(x[0], increasing=True),
     "kron": lambda x: torch.kron(x, x[0]),
     "block_diag": lambda x: torch.block_diag(x, x),
+    "cov": torch.cov,
+    "cov of integers": lambda x: torch.cov((x * 9).long(), correction=0),
+    "cov of too few": lambda x: torch.cov(x, correction=90),
+    "cov of one": lambda x: torch.cov(x[0]),
+    "corrcoef": torch.corrcoef,
+    "corrcoef of one": lambda x: torch.corrcoef(x[0]),
+    "corrcoef of complex numbers": lambda x: torch.view_as_real(torch.corrcoef(torch.complex(x, x.sin()))),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x, x.t(), x, x.t()]),
+    "multi_dot of vectors": lambda x: torch.linalg.multi_dot([x[0], x.t(), x, x[1]]),
+    "chain_matmul": lambda x: torch.chain_matmul(x, x.t(), x),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*(chain_matmul|degrees of freedom):UserWarning")
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("shapes", [[(4, 6)], [(4, 6), (5, 6)], [(4, 6), (4, 7)], [(4, 6), (5, 7)]])
 def test_a_call_that_writes_inside_its_decomposition_is_captured_for_any_size(name, shapes):
@@ -38,7 +50,7 @@ def test_a_call_that_writes_inside_its_decomposition_is_captured_for_any_size(na
     module = clika_compile(Calls(function), tracing_inputs=[torch.randn(s) for s in shapes])
     sizes = [a if len({s[i] for s in shapes}) == 1 else a + 5 for i, a in enumerate(shapes[0])]
     x = torch.randn(sizes)
-    torch.testing.assert_close(module(x), function(x))
+    torch.testing.assert_close(module(x), function(x), equal_nan=True)
 
 
 def test_what_a_decomposition_made_is_written_later():
@@ -76,7 +88,7 @@ def test_a_decomposition_that_holds_for_one_size_is_refused(monkeypatch):
 
 
 def test_a_call_whose_own_code_fixes_a_size_is_refused_as_a_model_that_fixes_it():
-    model, inputs = Calls(lambda x: torch.linalg.multi_dot([x, x.T, x])), [torch.randn(4, 6), torch.randn(5, 6)]
+    model, inputs = Calls(lambda x: torch.gradient(x, dim=0)[0]), [torch.randn(4, 6), torch.randn(5, 6)]
     with pytest.raises(
         ModelError, match=r"takes the lengths 4, 5 among the inputs, but the model fixes it: Eq\(batch, 5"
     ):
@@ -91,3 +103,39 @@ def test_pytorch_is_left_as_it_was_after_a_trace():
     before = [o.py_kernels.get(composite) for o in overloads]
     clika_compile(Calls(lambda x: torch.kron(x, x)), tracing_inputs=[torch.randn(2, 3)])
     assert [o.py_kernels.get(composite) for o in overloads] == before
+
+
+def test_a_chain_is_multiplied_in_the_cheapest_order():
+    def function(x, y):
+        return torch.linalg.multi_dot([x, y, x, y])
+
+    shapes = [((2, 50), (50, 2)), ((50, 2), (2, 50))]
+    wide, tall = (
+        clika_compile(function, tracing_inputs=[tuple(map(torch.randn, pair))]).graph.nodes for pair in shapes
+    )
+    assert {tuple(n.output.type.shape) for n in wide} == {(2, 2)}
+    assert (50, 50) not in [tuple(n.output.type.shape) for n in list(tall)[:-1]]
+
+
+@pytest.mark.parametrize("shapes", [[(4, 6)], [(4, 6), (5, 7)]], ids=["static", "dynamic"])
+def test_autocast_casts_within_what_stands_for_a_call(shapes):
+    def function(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.cov(x).float()
+
+    module = clika_compile(Calls(function), tracing_inputs=[torch.randn(s) for s in shapes])
+    x = torch.randn(shapes[0])
+    torch.testing.assert_close(module(x), function(x), rtol=2**-7, atol=2**-7)  # an ulp of bfloat16 at 1
+
+
+def test_a_weighted_covariance_is_refused_with_what_to_write():
+    with pytest.raises(ModelError, match=r"torch.cov with weights .* write it as \(w \* \(x - mean\)\) @"):
+        clika_compile(Calls(lambda x: torch.cov(x, aweights=x[0].abs())), tracing_inputs=[torch.rand(3, 4)])
+
+
+@pytest.mark.parametrize("shapes", [[(3, 4)], [(3, 4), (5, 4)]], ids=["static", "dynamic"])
+def test_pytorchs_own_code_that_asks_for_values_is_refused_with_advice(monkeypatch, shapes):
+    monkeypatch.delitem(FORMS, aten.corrcoef.default)
+    monkeypatch.delitem(FORMS, aten.cov.default)
+    with pytest.raises(ModelError, match=r"aten.equal.default[\s\S]*depends on the values of a tensor. Compute both"):
+        clika_compile(Calls(torch.corrcoef), tracing_inputs=[torch.rand(s) for s in shapes])
