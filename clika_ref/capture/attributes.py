@@ -46,7 +46,7 @@ class _Held:
         now, before = self.container, self.contents
         if self.names:
             yield from (f"{self.name}{n}" for n in {**before, **now} if now.get(n, self) is not before.get(n, self))
-        elif not _same(now, before):
+        elif not _holds_same(now, before):
             yield self.name
 
     def restore(self, *, state: bool) -> None:
@@ -124,7 +124,7 @@ def fits(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
     return (old.dtype, old.shape) == (new.dtype, new.shape)
 
 
-def _same(now: Any, before: Any) -> bool:
+def _holds_same(now: Any, before: Any) -> bool:
     """Whether two containers hold the same objects in the same order; by ``map``, as some hold a million."""
     if len(now) != len(before) or not all(map(is_, now, before)):
         return False

@@ -16,6 +16,7 @@ from clika_ref.capture.callables import Callee
 from clika_ref.capture.calls import RESHAPES_ITSELF, written_arguments
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory import trimmed
+from clika_ref.capture.restoring import SavedTensor, memory, same, saved, stored
 from clika_ref.capture.state import named_state
 from clika_ref.comparison import differences
 from clika_ref.core.errors import ModelError
@@ -27,21 +28,19 @@ class Before:
     """A module as it was on entering `unchanged`."""
 
     attributes: Attributes
-    copies: list[tuple[str, torch.Tensor, torch.Tensor]]
-    """The tensors whose data is copied, with the copies; named are those that are attributes only, of no ``state``."""
+    tensors: list[SavedTensor]
 
     def written(self) -> list[str]:
-        """Return the attributes whose tensors were written to."""
-        return [name for name, tensor, copy in self.copies if name and not _same(_stored(tensor), copy)]
+        """Return the attributes whose tensors were written to, but for parameters and buffers."""
+        return list(dict.fromkeys(t.name for t in self.tensors if not t.is_state and t.is_changed()))
 
     def restore(self, *, state: bool = True) -> None:
         """Let attributes hold what they held, and their tensors; of parameters and buffers only with ``state``."""
         self.attributes.restore(state=state)
         with torch.no_grad():
-            for name, tensor, saved in self.copies:
-                stored = _stored(tensor)
-                if (name or state) and not torch.equal(stored, saved):
-                    stored.data.copy_(saved)  # ``.data`` and batch norm write without raising the version
+            for tensor in self.tensors:
+                if state or not tensor.is_state:
+                    tensor.restore()
 
 
 @dataclass(frozen=True)
@@ -164,12 +163,12 @@ class _Kept(TorchDispatchMode):
         self._tensors = {n: (t, t.detach()) for n, t in self._before.items() if t is not None}
         self._watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, parameter in module.named_parameters():
-            self._watched.setdefault(_memory(parameter), []).append((name, parameter.detach()))
+            self._watched.setdefault(memory(parameter), []).append((name, parameter.detach()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and func not in RESHAPES_ITSELF:
             for written in pytree.tree_leaves(written_arguments(func, args, kwargs or {})):
-                for name, data in self._watched.pop(_memory(written), ()):
+                for name, data in self._watched.pop(memory(written), ()):
                     self._written.add(name)
                     self._copies.append((data, data.clone()))
         return func(*args, **(kwargs or {}))
@@ -177,7 +176,7 @@ class _Kept(TorchDispatchMode):
     def require_own_data(self) -> None:
         """Refuse other data than before, unless it is a copy."""
         for name, (tensor, data) in self._tensors.items():
-            if _memory(tensor) != _memory(data) and not _same(tensor, data):
+            if memory(tensor) != memory(data) and not same(tensor, data):
                 msg = (
                     f"forward assigns to the .data of {name!r}, which no graph can hold; write to it in place: "
                     f"with torch.no_grad(): self.{name}.copy_(...)"
@@ -191,16 +190,14 @@ class _Kept(TorchDispatchMode):
             ModelError: what was bound anew is an expanded tensor, into whose memory nothing can be written.
         """
         for name, old, new in self._pairs():
-            if new is not old and fits(old, new) and _stored(old) is not old:
+            if new is not old and fits(old, new) and stored(old) is not old:
                 msg = (
                     f"forward assigns to {name!r}, which was registered as an expanded tensor: its elements share "
                     "memory, and no graph can write to it. Register a copy of it: tensor.clone(), or contiguous()"
                 )
                 raise ModelError(msg)
-        buffers = [
-            (t, copy) for _, t, copy in before.copies if not isinstance(t, torch.nn.Parameter)
-        ]  # those it watches itself
-        changed = {id(tensor) for tensor, copy in buffers if not _same(_stored(tensor), copy)}
+        buffers = [t for t in before.tensors if t.is_state and not isinstance(t.tensor, torch.nn.Parameter)]
+        changed = {id(buffer.tensor) for buffer in buffers if buffer.is_changed()}  # parameters it watches itself
         changed |= {id(self._before[name]) for name in self._written}  # under whatever other name they have, too
         return {
             name: new.detach().clone()
@@ -220,28 +217,12 @@ class _Kept(TorchDispatchMode):
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Give parameters and buffers their data back on leaving, as it was."""
+        """Undo on leaving what was written to parameters."""
         try:
             yield
         finally:
-            for tensor, data in self._tensors.values():
-                if _memory(tensor) != _memory(data) and not _same(tensor, data):  # a copy may be made for good
-                    tensor.data = data
             for data, copy in self._copies:
                 data.copy_(copy)
-
-
-def _memory(tensor: Any) -> int:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, AttributeError):  # a sparse tensor has none, nor has what is no tensor
-        return 0
-
-
-def _same(tensor: torch.Tensor, data: torch.Tensor) -> bool:
-    alike = (tensor.dtype, tensor.shape, tensor.device) == (data.dtype, data.shape, data.device)
-    tensor = tensor.detach()
-    return alike and (torch.equal(tensor, data) or bool(((tensor == data) | (tensor.isnan() & data.isnan())).all()))
 
 
 def _kind(tensor: torch.Tensor | None) -> str:
@@ -255,10 +236,13 @@ def unchanged(callee: Callee) -> Iterator[Before]:
     Attributes, and the data of buffers and of plain tensors, always; parameters where the model stays with its user, as
     it takes a second copy of them: `_Kept` takes one only of what is written to.
     """
-    module = callee.module
-    state = (*module.buffers(), *(module.parameters() if callee.stays else ()))
-    kept = [*(("", tensor) for tensor in state), *_plain_tensors(module)]
-    before = Before(Attributes(module), [(name, t, _stored(t).detach().clone()) for name, t in kept])
+    attributes = Attributes(callee.module)
+    tensors = [
+        *(saved(n, t, is_state=True) for n, t in callee.module.named_buffers()),
+        *(saved(n, t, is_state=True, copied=callee.stays) for n, t in callee.module.named_parameters()),
+        *(saved(n, t, is_state=False) for n, t in _plain_tensors(callee.module)),
+    ]
+    before = Before(attributes, tensors)
     with torch.random.fork_rng(devices=[]):
         try:
             yield before
@@ -272,11 +256,3 @@ def _plain_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
         for name, value in vars(part).items():
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:
                 yield f"{path}.{name}".lstrip("."), value
-
-
-def _stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, or the part of an expanded one that memory holds: the whole cannot be written to."""
-    for dim, (stride, length) in enumerate(zip(tensor.stride(), tensor.shape, strict=True)):
-        if stride == 0 and length > 1:
-            tensor = tensor.detach().narrow(dim, 0, 1)
-    return tensor

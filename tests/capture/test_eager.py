@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
+from clika_ref.capture.restoring import memory
 
 
 class Expanded(nn.Module):
@@ -55,3 +56,85 @@ def test_an_encoder_whose_padding_stands_at_the_end_is_served():
     assert torch.backends.mha.get_fastpath_enabled()
     x, padding = torch.randn(4, 7, 8), torch.arange(7).expand(4, 7) >= torch.tensor([[7], [3], [5], [1]])
     torch.testing.assert_close(module(x, padding), model(x, padding))
+
+
+class Rebinding(nn.Module):
+    """Makes something else of a plain tensor, in a way that is given, beside a buffer and a parameter."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.plain, self.change = torch.zeros(4), change
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("buffer", torch.full((4,), 2.0))
+
+    def forward(self, x):
+        y = x + self.buffer + self.weight
+        self.change(self)
+        return y
+
+
+def share_a_buffer(model):
+    model.plain.data = model.buffer
+
+
+def share_a_parameter(model):
+    model.plain.data = model.weight.data
+
+
+def share_among_buffers(model):
+    model.buffer.data = torch.full((4,), 2.0)
+
+
+def widen(model):
+    model.plain.data = model.plain.data.double()
+
+
+def lengthen(model):
+    model.plain.data = torch.zeros(7)
+
+
+CHANGES = {
+    "resize": lambda model: model.plain.resize_(8),
+    "set": lambda model: model.plain.set_(torch.zeros(9)),
+    "unsqueeze": lambda model: model.plain.unsqueeze_(0),
+    "require": lambda model: model.plain.requires_grad_(),
+    "require buffer": lambda model: model.buffer.requires_grad_(),
+    "freeze": lambda model: model.weight.requires_grad_(False),
+} | {f.__name__: f for f in (share_a_buffer, share_a_parameter, share_among_buffers, widen, lengthen)}
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_tensor_that_is_made_another_in_place_is_what_it_was(change, stays):
+    """What it was made was written to, be it the memory of a weight, and our own error was blamed on the model."""
+    model, x = Rebinding(change), torch.ones(2, 4)
+    tensors = {"plain": model.plain, "buffer": model.buffer, "weight": model.weight}
+    places = {name: memory(tensor) for name, tensor in tensors.items()}
+    module = clika_compile(model, tracing_inputs=[x], discard_input_model=not stays)
+    for name, (value, trained) in {"plain": (0, False), "buffer": (2, False), "weight": (1, True)}.items():
+        tensor = tensors[name]
+        assert torch.equal(tensor, torch.full((4,), float(value)))
+        assert (tensor.dtype, tensor.requires_grad, memory(tensor)) == (torch.float32, trained, places[name])
+    assert torch.equal(module(x), x + 3)
+
+
+def test_a_refused_model_keeps_the_weights_that_a_plain_tensor_was_bound_to():
+    def change(model):
+        share_a_buffer(model)
+        if model.plain.sum() > 0:
+            raise ValueError
+
+    model = Rebinding(change)
+    with pytest.raises(ModelError, match="Rebinding itself fails on tracing input 1: ValueError"):
+        clika_compile(model, tracing_inputs=[torch.ones(2, 4)])
+    assert (model.plain.sum(), model.buffer.sum()) == (0, 8)
+
+
+def test_a_tensor_that_got_a_history_is_a_leaf_again():
+    class Double(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: x * 2)
+        backward = staticmethod(lambda ctx, gradient: gradient)
+
+    model = Rebinding(lambda model: model.plain.add_(Double.apply(model.weight)))
+    clika_compile(model, tracing_inputs=[torch.ones(2, 4)])
+    assert (model.plain.is_leaf, model.plain.requires_grad, model.plain.sum()) == (True, False, 0)
