@@ -1,14 +1,22 @@
-"""What a model keeps in attributes of its modules while it runs, such as caches; undone without copying a tensor."""
+"""What a model keeps in attributes while it runs, such as caches; undone without copying a tensor."""
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
+import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import is_
+from types import CodeType, FunctionType, MemberDescriptorType
 from typing import Any
 
 import torch
+
+from clika_ref.capture.origins import is_packaged
+from clika_ref.capture.ownership import named_by
 
 CONTAINERS = (dict, list, set, deque, tuple)
 """What a cache may be: by looking at what they hold one sees that they changed, and all but tuples are filled again."""
@@ -25,6 +33,18 @@ _FILL: dict[Any, Callable[..., None]] = {
 LONG = 1000
 """Elements from which on a container is taken for data, in which no forward looks for caches."""
 
+MANY = 10_000
+"""Objects and functions from which on no more are opened: they are data too."""
+
+_PLAIN = ("types", "collections", "argparse", "torch.distributions")
+"""Modules of Python's and PyTorch's whose classes are opened as those of users are: they hold what they are given."""
+
+_CLOSED = frozenset({"torch", "clika_ref", *sys.stdlib_module_names})
+"""Packages whose objects, such as threads and loggers, are left alone."""
+
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+"""Classes, of most values that there are, whose objects hold nothing that changes."""
+
 _HOOKS = frozenset(n for n, value in vars(torch.nn.Module()).items() if "hook" in n and isinstance(value, dict))
 """Containers, most of all that a model has, which are empty in nearly all."""
 
@@ -40,6 +60,10 @@ class _Held:
     """Whether its keys are names of attributes; then ``name`` is the prefix of each."""
     tensors: bool = False
     """Whether it binds parameters or buffers."""
+
+    def is_attribute(self) -> bool:
+        """Whether it is no state, which only parameters and buffers are."""
+        return not self.tensors
 
     def changes(self) -> Iterator[str]:
         """Yield the names of the attributes that it changed, anything new or another object being a change."""
@@ -60,46 +84,167 @@ class _Held:
         _FILL[kind](self.container, contents)
 
 
+_BIND: dict[type, tuple[Callable[..., None], Callable[..., None]]] = {
+    dict: (dict.__setitem__, dict.__delitem__),
+    type: (type.__setattr__, type.__delattr__),
+    object: (object.__setattr__, object.__delattr__),
+}
+"""How a name is bound, and unbound, in what has names; by the plain methods: a frozen dataclass refuses its own."""
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What names of a class, the slots of an object, or globals that a function binds, were bound to."""
+
+    prefix: str
+    owner: Any
+    bound: dict[str, Any]
+    found: Callable[[Any], dict[str, Any]]
+    """Returns what the names are bound to now."""
+
+    def is_attribute(self) -> bool:
+        return True
+
+    def changes(self) -> Iterator[str]:
+        now, before = self.found(self.owner), self.bound
+        yield from (f"{self.prefix}{n}" for n in {**before, **now} if now.get(n, self) is not before.get(n, self))
+
+    def restore(self, *, state: bool) -> None:
+        del state
+        put, drop = _BIND[next(k for k in _BIND if isinstance(self.owner, k))]
+        for name in [n[len(self.prefix) :] for n in self.changes()]:
+            if name in self.bound:
+                put(self.owner, name, self.bound[name])
+            else:
+                drop(self.owner, name)
+
+
 class Attributes:
-    """The attributes of a module and its parts as they are now, and what the plain containers in them hold."""
+    """The attributes of a module and its parts as they are now, and what the plain values in them hold.
+
+    Plain are containers, objects of classes of users and libraries, and the classes of the parts. Of what `forward` can
+    reach besides, nothing is kept before `keep_outside`.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _Held | _Names] = {}
         self._hooks: list[tuple[Any, dict[Any, Any]]] = []
         """Where hooks are registered, and those that were."""
+        self._tensors: list[tuple[str, torch.Tensor]] = []
+        self._functions: list[FunctionType] = []
+        """Those that attributes lead to, methods among them."""
+        self._seen: set[int] = set()
+        self._opened = 0
+        self._steps: dict[type, Callable[[str, Any], Iterable[tuple[str, Any]]] | None] = {}
+        """How values of each class that was met are opened."""
+        waiting: list[tuple[str, Any]] = []
+        classes: set[type] = set()
         for path, part in module.named_modules():
-            prefix = f"{path}." if path else ""
+            prefix = f"self.{path}." if path else "self."
             self._keep(prefix, part._parameters, names=True, tensors=True)
             self._keep(prefix, part._buffers, names=True, tensors=True)
             self._keep(prefix, vars(part), names=True)
-            for name, value in vars(part).items():
-                if isinstance(value, CONTAINERS) and name not in _HOOKS:
-                    self._keep_inside(f"{prefix}{name}", value)
+            waiting += [(f"{prefix}{n}", v) for n, v in vars(part).items() if n not in _HOOKS and type(v) not in _ATOMS]
+            if type(part) not in classes:
+                classes.add(type(part))
+                waiting += self._keep_classes(prefix, type(part))
             hooks = [vars(part)[name] for name in _HOOKS & vars(part).keys()]
             self._hooks += [(registered, dict(registered)) for registered in hooks]
+        self._keep_inside(waiting)
+        state = {id(t) for t in (*module.parameters(), *module.buffers())}
+        self.tensors = [(name, tensor) for name, tensor in self._tensors if id(tensor) not in state]
+        """The tensors that are neither parameters nor buffers, by the attributes that lead to them."""
+
+    def keep_outside(self, function: Callable[..., Any]) -> None:
+        """Keep, too, what a function of the model, and those that it calls, can reach beyond the modules by name.
+
+        That are closures, and the globals of user's functions; tensors in them are not copied.
+        """
+        own = inspect.unwrap(getattr(function, "__func__", function))
+        self._keep_inside([("", f) for f in (*self._functions, own) if isinstance(f, FunctionType)], functions=True)
 
     def _keep(self, name: str, container: Any, *, names: bool = False, tensors: bool = False) -> None:
         contents = dict(container) if isinstance(container, dict) else list(container)
+        self._seen.add(id(container))
         self._held[id(container)] = _Held(name, container, contents, names, tensors)
 
-    def _keep_inside(self, name: str, value: Any) -> None:
-        """Keep a container and those in it, however deep they stand; of long ones only what they hold themselves."""
-        waiting: list[Any] = [value]
-        seen: set[int] = set()
+    def _keep_classes(self, prefix: str, cls: type) -> Iterator[tuple[str, Any]]:
+        for own in _own_classes(cls):
+            if id(own) not in self._held:
+                bound = _bound_by(own)
+                self._held[id(own)] = _Names(prefix, own, bound, _bound_by)
+                values = ((n, getattr(v, "__func__", v)) for n, v in bound.items())  # static methods are functions
+                yield from ((f"{prefix}{n}", v) for n, v in values if type(v) not in _ATOMS)
+
+    def _keep_inside(self, waiting: list[tuple[str, Any]], *, functions: bool = False) -> None:
+        """Keep values and those in them, however deep they stand; of long containers only what they hold themselves."""
         while waiting:
-            value = waiting.pop()
-            if id(value) in self._held or id(value) in seen:
+            name, value = waiting.pop()
+            cls = type(value)
+            if cls is FunctionType and not functions:
+                self._functions.append(value)
                 continue
-            seen.add(id(value))
-            if not isinstance(value, tuple):
-                self._keep(name, value)
-            if len(value) <= LONG:
-                inside = value.values() if isinstance(value, dict) else value
-                waiting += [inner for inner in inside if isinstance(inner, CONTAINERS)]
+            if cls is FunctionType:
+                step = self._open_function
+            elif cls in self._steps:
+                step = self._steps[cls]
+            else:
+                step = self._steps[cls] = self._step(cls)
+            if step is not None and id(value) not in self._seen:
+                self._seen.add(id(value))
+                waiting += step(name, value)
+
+    def _step(self, cls: type) -> Callable[[str, Any], Iterable[tuple[str, Any]]] | None:
+        if issubclass(cls, torch.Tensor):
+            return self._open_tensor
+        if issubclass(cls, torch.nn.Module | type):
+            return None
+        if issubclass(cls, CONTAINERS):
+            return self._open_container
+        slots = functools.partial(_attributes_of, _slots(cls))
+        return functools.partial(self._open_object, slots) if _is_opened(cls) else None
+
+    def _open_tensor(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, Any]]:
+        if tensor.layout is torch.strided:
+            self._tensors.append((name, tensor))
+        return ()
+
+    def _open_container(self, name: str, container: Any) -> Iterable[tuple[str, Any]]:
+        if not isinstance(container, tuple):
+            self._keep(name, container)
+        if len(container) > LONG:
+            return ()
+        inside = container.values() if isinstance(container, dict) else container
+        return [(name, inner) for inner in inside if type(inner) not in _ATOMS]
+
+    def _open_object(
+        self, slots: functools.partial[dict[str, Any]], name: str, value: Any
+    ) -> Iterable[tuple[str, Any]]:
+        self._opened += 1
+        if self._opened > MANY:
+            return ()
+        inside = slots(value)
+        if slots.args[0]:
+            self._held[id(value)] = _Names(f"{name}.", value, inside, slots)
+        if type(value).__dictoffset__:  # as not where a class has slots alone
+            self._keep(f"{name}.", vars(value), names=True)
+            inside = {**inside, **vars(value)}
+        return [(f"{name}.{n}", inner) for n, inner in inside.items() if type(inner) not in _ATOMS]
+
+    def _open_function(self, _: str, function: FunctionType) -> Iterable[tuple[str, Any]]:
+        function = inspect.unwrap(function)  # PyTorch's own decorators, as no_grad, are no user's
+        code, scope = function.__code__, function.__globals__
+        self._opened += 1
+        if is_packaged(code.co_filename) or _is_closed(function.__module__ or "") or self._opened > MANY:
+            return ()
+        found = functools.partial(_bound_to, _stored_globals(code))
+        if _stored_globals(code):
+            self._held[id(function)] = _Names("", scope, found(scope), found)
+        return [(n, v) for n, v in named_by(function).items() if type(v) not in _ATOMS]
 
     def changed(self) -> list[str]:
         """Return the names of the attributes, not parameters and buffers, that hold something else now."""
-        return list(dict.fromkeys(n for held in self._held.values() if not held.tensors for n in held.changes()))
+        return list(dict.fromkeys(n for held in self._held.values() if held.is_attribute() for n in held.changes()))
 
     def restore(self, *, state: bool = True) -> None:
         """Let attributes and containers hold again what they held.
@@ -115,6 +260,42 @@ class Attributes:
             if registered != before:
                 registered.clear()
                 registered.update(before)
+
+
+def _is_closed(module: str) -> bool:
+    return module.partition(".")[0] in _CLOSED
+
+
+def _is_opened(cls: type) -> bool:
+    """Whether objects of a class are looked into: not those of PyTorch and of Python, which are more than data."""
+    return cls.__module__.startswith(_PLAIN) or not _is_closed(cls.__module__)
+
+
+def _own_classes(cls: type) -> tuple[type, ...]:
+    """Return a class and its bases, but for those of PyTorch and Python."""
+    return tuple(base for base in cls.__mro__ if not _is_closed(base.__module__))
+
+
+def _bound_by(cls: type) -> dict[str, Any]:
+    return {n: v for n, v in vars(cls).items() if not (n.startswith("__") and n.endswith("__"))}
+
+
+def _slots(cls: type) -> list[str]:
+    return [n for base in cls.__mro__ for n, slot in vars(base).items() if isinstance(slot, MemberDescriptorType)]
+
+
+def _attributes_of(names: list[str], value: Any) -> dict[str, Any]:
+    return {n: getattr(value, n) for n in names if hasattr(value, n)}
+
+
+def _bound_to(names: frozenset[str], scope: dict[str, Any]) -> dict[str, Any]:
+    return {n: scope[n] for n in names if n in scope}
+
+
+@functools.lru_cache(maxsize=4096)
+def _stored_globals(code: CodeType) -> frozenset[str]:
+    """Return the globals that a function binds anew."""
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL")
 
 
 def fits(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:

@@ -134,7 +134,7 @@ def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:
     call = traced.rebuild(leaves)
     assigned = assignments_as_writes(traced.callee.module, traced.written)
-    kept = unchanged(traced.callee)  # a tracer may run the model
+    kept = unchanged(traced.callee, outside=True)  # a tracer may run the model
     with kept, traced.traceable.as_module() as module, assigned, traced_errors() as raised:
         program = trace(tracer, module, call.copy(), traced.dynamic_shapes())
     _require_none_caught(raised, traced.callee, call)

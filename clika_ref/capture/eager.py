@@ -112,7 +112,7 @@ def _unfit_message(unfit: str) -> str:
 
 
 def _changed_message(callee: Callee, changed: list[str]) -> str:
-    names = ", ".join(f"self.{name}" for name in changed)
+    names = ", ".join(changed)
     return (
         f"{callee.name} returns something else when it is called again with the same input: forward changes {names}"
         ", and no graph keeps what an attribute holds. Make it a buffer (self.register_buffer) of one shape that "
@@ -230,29 +230,27 @@ def _kind(tensor: torch.Tensor | None) -> str:
 
 
 @contextlib.contextmanager
-def unchanged(callee: Callee) -> Iterator[Before]:
+def unchanged(callee: Callee, *, outside: bool = False) -> Iterator[Before]:
     """Restore what was written to, bound anew or cached, and the state of the random generator, on leaving.
+
+    With ``outside`` also what globals and closures hold: what a tracer leaves there is no value, eager's results are.
 
     Attributes, and the data of buffers and of plain tensors, always; parameters where the model stays with its user, as
     it takes a second copy of them: `_Kept` takes one only of what is written to.
     """
     attributes = Attributes(callee.module)
+    parameters, buffers = dict(callee.module.named_parameters()), dict(callee.module.named_buffers())
+    places = {memory(t) for t in (*parameters.values(), *buffers.values())}
     tensors = [
-        *(saved(n, t, is_state=True) for n, t in callee.module.named_buffers()),
-        *(saved(n, t, is_state=True, copied=callee.stays) for n, t in callee.module.named_parameters()),
-        *(saved(n, t, is_state=False) for n, t in _plain_tensors(callee.module)),
+        *(saved(n, t, is_state=True) for n, t in buffers.items()),
+        *(saved(n, t, is_state=True, copied=callee.stays) for n, t in parameters.items()),
+        *(saved(n, t, is_state=memory(t) in places) for n, t in attributes.tensors),
     ]
+    if outside:
+        attributes.keep_outside(callee.function)
     before = Before(attributes, tensors)
     with torch.random.fork_rng(devices=[]):
         try:
             yield before
         finally:
             before.restore()
-
-
-def _plain_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that are attributes, and neither parameters nor buffers, by name."""
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                yield f"{path}.{name}".lstrip("."), value

@@ -67,7 +67,7 @@ def _inside(value: Any) -> Mapping[Any, Any]:
     if isinstance(value, functools.partial):
         return {"function": value.func, **dict(enumerate(value.args)), **value.keywords}
     if inspect.isfunction(value):
-        return {} if is_packaged(value.__code__.co_filename) else _named_by(value)
+        return {} if is_packaged(value.__code__.co_filename) else named_by(value)
     if inspect.ismethod(value):
         return {**_inside(value.__self__), **_inside(value.__func__)}
     if isinstance(value, type | types.ModuleType) or not hasattr(value, "__dict__"):
@@ -75,7 +75,7 @@ def _inside(value: Any) -> Mapping[Any, Any]:
     return {**vars(value), **_inside(inspect.getattr_static(type(value), "__call__", None))}
 
 
-def _named_by(function: types.FunctionType) -> dict[str, Any]:
+def named_by(function: types.FunctionType) -> dict[str, Any]:
     """Return the closure of a function and the globals that it, or a function inside it, names."""
     codes, names = [function.__code__], set[str]()
     while codes:

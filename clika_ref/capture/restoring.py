@@ -17,7 +17,7 @@ class SavedTensor:
     """What the model calls it."""
     tensor: torch.Tensor
     is_state: bool
-    """Whether it is a parameter or a buffer, as opposed to a plain tensor."""
+    """Whether it is a parameter or a buffer, or lies in the memory of one, as opposed to a plain tensor."""
     data: torch.Tensor
     """The same elements in the same memory: what is written there is seen, what else the tensor is made to be not."""
     requires_grad: bool

@@ -1,11 +1,16 @@
 """What forward caches in attributes is computed by the graph, and what it keeps from call to call is refused."""
 
+import copy
+from collections import UserDict
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture import capturing
+from clika_ref.capture import attributes, capturing
 from clika_ref.capture.attributes import Attributes
 from clika_ref.capture.tracers import TRACERS
 
@@ -207,7 +212,7 @@ def test_what_stands_in_a_long_container_is_no_cache():
     module.rows[5].append(1)
     assert before.changed() == []
     module.rows.append([])
-    assert before.changed() == ["rows"]
+    assert before.changed() == ["self.rows"]
     before.restore()
     assert len(module.rows) == 2000
 
@@ -269,3 +274,166 @@ def test_results_that_depend_on_a_tensor_in_an_attribute_are_refused_by_its_name
     with pytest.raises(ModelError, match=r"when it is called again .* forward changes self\.calls"):
         clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
     assert not original.calls.any()
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    """What a class without ``__dict__`` holds; no more can it be assigned to as others are."""
+
+    seen: list = field(default_factory=list)
+    mean: torch.Tensor | None = None
+
+
+class Noting(nn.Module):
+    """Notes what it sees in an object that is given, in a way that is given, of which no result depends."""
+
+    classwide = None
+    seen = ()
+
+    def __init__(self, held, note):
+        super().__init__()
+        self.held, self.note = held, note
+
+    def forward(self, x):
+        self.note(self, x * 1)
+        return x * 2
+
+
+NOTES = {
+    "object": (SimpleNamespace(mean=None), lambda model, x: setattr(model.held, "mean", x)),
+    "object of a library": (UserDict(), lambda model, x: model.held.update(mean=x)),
+    "object in a container": ([{"a": SimpleNamespace()}], lambda model, x: setattr(model.held[0]["a"], "mean", x)),
+    "container in an object": (SimpleNamespace(seen=[]), lambda model, x: model.held.seen.append(x)),
+    "slot": (Slotted(), lambda model, x: object.__setattr__(model.held, "mean", x)),
+    "container in a slot": (Slotted(), lambda model, x: model.held.seen.append(x)),
+    "tensor in a list": ([torch.zeros(2, 3)], lambda model, x: model.held[0].copy_(x)),
+    "tensor in a dict": ({"a": torch.zeros(2, 3)}, lambda model, x: model.held["a"].add_(x)),
+    "tensor in an object": (SimpleNamespace(a=torch.zeros(2, 3)), lambda model, x: model.held.a.add_(x)),
+}
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize(("held", "note"), NOTES.values(), ids=NOTES)
+def test_what_forward_notes_in_objects_and_containers_is_undone(held, note, refused):
+    """Fake tensors and proxies were left there, with which no model can be copied."""
+
+    def noting(model, x):
+        note(model, x)
+        if refused and x.sum() > 0:
+            x.add_(1)
+
+    model = Noting(copy.deepcopy(held), noting)
+    if refused:
+        with pytest.raises(ModelError, match="cannot be captured as one graph"):
+            clika_compile(model, tracing_inputs=[torch.ones(2, 3)])
+    else:
+        clika_compile(model, tracing_inputs=[torch.ones(2, 3)], discard_input_model=False)
+    assert str(copy.deepcopy(model).held) == str(held)
+
+
+def test_an_object_that_holds_itself_is_opened_once():
+    ring = SimpleNamespace(mean=None)
+    ring.itself = [ring]
+    clika_compile(Noting(ring, lambda model, x: setattr(model.held, "mean", x)), tracing_inputs=[torch.ones(2, 3)])
+    assert ring.mean is None
+
+
+def test_what_forward_binds_to_its_class_is_undone():
+    def note(model, x):
+        type(model).classwide, type(model).added = x, x
+
+    clika_compile(Noting(None, note), tracing_inputs=[torch.ones(2, 3)])
+    assert Noting.classwide is None
+    assert not hasattr(Noting, "added")
+
+
+class Accumulating(nn.Module):
+    """Adds up what it sees in an object, and returns it."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = SimpleNamespace(total=torch.zeros(3), calls=[0])
+
+    def forward(self, x):
+        self.held.total += x.sum(0)
+        self.held.calls[0] += 1
+        return x + self.held.total
+
+
+def test_results_that_depend_on_what_an_object_holds_are_refused_by_its_name():
+    model = Within(Accumulating())
+    with pytest.raises(ModelError, match=r"forward changes self\.inner\.held\.calls, self\.inner\.held\.total, and no"):
+        clika_compile(model, tracing_inputs=[torch.ones(2, 3)])
+    assert (model.inner.held.total.sum(), model.inner.held.calls) == (0, [0])
+
+
+class Viewing(nn.Module):
+    """Writes to a buffer of which an attribute is a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(4))
+        self.front = self.count[:2]
+
+    def forward(self, x):
+        self.count += 1
+        return x + self.count
+
+
+def test_a_view_of_a_buffer_changes_as_that_does():
+    model, x = Viewing(), torch.ones(2, 4)
+    module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+    assert (model.count.sum(), model.front.sum()) == (0, 0)
+    assert [module(x)[0, 0].item() for _ in range(2)] == [2, 3]
+
+
+SEEN: list = []
+LAST = None
+
+
+def seen_by_all(x):
+    SEEN.append(x)
+
+
+def test_what_a_trace_leaves_in_globals_and_closures_is_taken_away():
+    """What eager computes stays: the model was run, and values are no harm."""
+    mine: list = []
+    SEEN.clear()
+
+    def noting(x):
+        global LAST  # noqa: PLW0603 - as models do
+        LAST = x * 3
+        mine.append(x * 2)
+        seen_by_all(x * 1)
+        return x * 2
+
+    clika_compile(noting, tracing_inputs=[torch.ones(2, 3)])
+    assert {type(x) for x in (LAST, *mine, *SEEN)} == {torch.Tensor}
+
+
+class Calling(nn.Module):
+    @staticmethod
+    def seen(x):
+        seen_by_all(x)
+
+    @torch.no_grad()
+    def forward(self, x):
+        self.seen(x * 1)
+        return x * 2
+
+
+@pytest.mark.parametrize("model", [Calling(), Noting(None, lambda _model, x: seen_by_all(x))], ids=["method", "held"])
+def test_functions_of_a_module_leave_nothing_in_globals_either(model):
+    SEEN.clear()
+    clika_compile(model, tracing_inputs=[torch.ones(2, 3)])
+    assert {type(x) for x in SEEN} == {torch.Tensor}
+
+
+def test_of_very_many_objects_the_rest_is_taken_for_data(monkeypatch):
+    monkeypatch.setattr(attributes, "MANY", 10)
+    module = nn.Module()
+    module.first, module.nodes = SimpleNamespace(), [SimpleNamespace() for _ in range(100)]
+    before = Attributes(module)
+    for node in module.nodes:
+        node.mark = True
+    assert 0 < len(before.changed()) <= 10
