@@ -123,7 +123,7 @@ def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
     with strangers(callee.module, callee.name) as strange, asked_for_gradients() as asked:
         traced = take_apart(callee, calls, dynamic=dynamic)
     least = min(calls, key=lambda call: element_count(pytree.tree_leaves((call.args, call.kwargs))))
-    lost = [*custom_gradients(callee, least), *lost_hooks(callee), *asked]
+    lost = [*custom_gradients(callee, least), *lost_hooks(callee), *asked.questions, *asked.hooks]
     put_by = {run.unfit: None for run in traced.expected if run.unfit}
     unkept = [
         f"forward binds {unfit}, which the compiled module does not keep: each call makes it anew" for unfit in put_by

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -16,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from clika_ref.capture.origins import INSTALLED, is_users, short_line
+from clika_ref.capture.replacing import replaced
 
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _SYMPY = str(Path(sympy.__file__).parent)
@@ -32,14 +34,15 @@ class CaughtError(Exception):
 
 
 class Raised:
-    """The errors that a trace, or eager, raised in the calls of a model."""
+    """The errors that a trace, or eager, raised in the calls of a model, which this thread makes."""
 
     def __init__(self) -> None:
+        self._thread = threading.get_ident()
         self._errors: list[BaseException] = []
 
     def remember(self, error: BaseException) -> None:
         """Remember an error; its traceback grows until somebody catches it."""
-        if not any(error is known for known in self._errors):
+        if threading.get_ident() == self._thread and not any(error is known for known in self._errors):
             self._errors.append(error)
 
     def caught(self) -> dict[tuple[str, str], str]:
@@ -93,23 +96,12 @@ def traced_errors() -> Iterator[Raised]:
         raised.remember(error)
         return error
 
-    watched: dict[tuple[Any, str], Callable[..., Any]] = {
-        (proxy, name): raised.watch(getattr(proxy, name)) for name in REFUSALS
-    }
+    watched: dict[tuple[Any, str], Any] = {(proxy, name): raised.watch(getattr(proxy, name)) for name in REFUSALS}
     watched |= {(proxy, name): raised.watch(_refusal(name)) for name in CONVERSIONS}
     watched[handler, "__torch_function__"] = raised.watch(handler.__torch_function__)
     watched[ShapeEnv, "_make_data_dependent_error"] = made
-    before = {(owner, name): vars(owner).get(name) for owner, name in watched}
-    for (owner, name), function in watched.items():
-        setattr(owner, name, function)
-    try:
+    with replaced(watched):
         yield raised
-    finally:
-        for (owner, name), function in before.items():
-            if function is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, function)
 
 
 def _refusal(name: str) -> Callable[..., Any]:

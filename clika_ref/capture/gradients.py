@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from clika_ref.capture.eager import on_copies, unchanged
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory import trimmed
 from clika_ref.capture.origins import short_line
+from clika_ref.capture.replacing import in_this_thread, replaced
 
 RECOMPUTING = "torch.utils.checkpoint"
 """The module whose backward only computes the forward again: nothing is lost with it."""
@@ -107,45 +109,64 @@ def lost_hooks(callee: Callee) -> list[str]:
     ]
 
 
+@dataclass
+class Asked:
+    """What forward asks of gradients, and the hooks that it registers: texts of warnings, each once."""
+
+    questions: dict[str, None] = field(default_factory=dict)
+    hooks: dict[str, None] = field(default_factory=dict)
+
+    def watch(self, function: Callable[..., Any], about: str) -> Callable[..., Any]:
+        """Return the function, noting the lines of the model that call it."""
+
+        def asked(*args: Any) -> Any:
+            line = _asking_line(*args)
+            if line:
+                text = (
+                    f"forward asks at {line} {about}: the compiled module keeps one answer, whatever it is called "
+                    "with; let it be an argument of forward instead"
+                )
+                self.questions[text] = None
+            return function(*args)
+
+        return in_this_thread(asked, function)
+
+    def watch_hooks(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, noting the lines of the model at which it registers hooks."""
+
+        def hooked(tensor: torch.Tensor, *args: Any) -> Any:
+            line = _asking_line(tensor)
+            if line:
+                text = (
+                    f"The hook of gradients that forward registers at {line} is lost: in training the compiled module "
+                    "does not call it. Results and exports are not affected"
+                )
+                self.hooks[text] = None
+            return function(tensor, *args)
+
+        return in_this_thread(hooked, function)
+
+
 @contextlib.contextmanager
-def asked_for_gradients() -> Iterator[dict[str, None]]:
+def asked_for_gradients() -> Iterator[Asked]:
     """Yield what to warn of: each line of a model that asks whether a tensor requires gradients, or hooks into them.
 
     The answer depends on who calls, and a graph keeps one. Parameters answer as they do when they are compiled.
     """
-    texts: dict[str, None] = {}
-    plain: Any = torch.Tensor.requires_grad  # which the class inherits
-    hook = torch.Tensor.register_hook
-
-    def asked(tensor: torch.Tensor) -> bool:
-        line = _asking_line(tensor)
-        if line:
-            texts[
-                f"forward asks at {line} whether a tensor requires gradients: the compiled module keeps one answer, "
-                "whatever it is called with; let it be an argument of forward instead"
-            ] = None
-        return plain.__get__(tensor)
-
-    def hooked(tensor: torch.Tensor, *args: Any) -> Any:
-        line = _asking_line(tensor)
-        if line:
-            texts[
-                f"The hook of gradients that forward registers at {line} is lost: in training the compiled module "
-                "does not call it. Results and exports are not affected"
-            ] = None
-        return hook(tensor, *args)
-
-    torch.Tensor.requires_grad = property(asked, plain.__set__)  # type: ignore[assignment, method-assign]
-    torch.Tensor.register_hook = hooked  # type: ignore[method-assign]
-    try:
-        yield texts
-    finally:
-        del torch.Tensor.requires_grad
-        torch.Tensor.register_hook = hook  # type: ignore[method-assign]
+    asked, tensor = Asked(), torch.Tensor
+    required: Any = tensor.requires_grad  # which the class inherits
+    replacements: dict[tuple[Any, str], Any] = {
+        (tensor, "requires_grad"): property(
+            asked.watch(required.__get__, "whether a tensor requires gradients"), required.__set__
+        ),
+        (tensor, "register_hook"): asked.watch_hooks(tensor.register_hook),
+    }
+    with replaced(replacements):
+        yield asked
 
 
-def _asking_line(tensor: torch.Tensor) -> str:
-    """Return the line of the model that asks something of a tensor; "" where others do, or it asks a parameter."""
-    frame = sys._getframe(2)
-    asks = is_models(frame) and not isinstance(tensor, torch.nn.Parameter)
+def _asking_line(*asked: Any) -> str:
+    """Return the line of the model that asks, of a tensor or in general; "" where others do, or it asks a parameter."""
+    frame = sys._getframe(3)  # above the function that watches, and the one that knows the thread
+    asks = is_models(frame) and not any(isinstance(a, torch.nn.Parameter) for a in asked)
     return short_line(frame.f_code.co_filename, frame.f_lineno) if asks else ""

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.eager import without_fast_path
 from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.replacing import in_this_thread, replaced
 
 NOISY = ("torch.fx.experimental.symbolic_shapes.", "torch.export.", "torch._dynamo.")
 """The loggers of the tracers, and all below them."""
@@ -68,11 +69,9 @@ def _without_hash() -> Iterator[None]:
     By its own hash a size is in no set and no key of any dict, so that a branch or table which asks these would be
     dropped without a guard. Attributes such as ``x.ndim`` inherit from the class, so it is that which changes.
     """
-    torch.fx.Proxy.__hash__ = _unhashable  # type: ignore[method-assign]
-    try:
+    proxy = torch.fx.Proxy
+    with replaced({(proxy, "__hash__"): in_this_thread(_unhashable, proxy.__hash__)}):
         yield
-    finally:
-        del torch.fx.Proxy.__hash__
 
 
 def _unhashable(traced: torch.fx.Proxy) -> int:
@@ -132,32 +131,25 @@ def _sizes_of_0_and_1(tracer: Tracer) -> contextlib.AbstractContextManager[None]
 @contextlib.contextmanager
 def _plain_transformers() -> Iterator[None]:
     """Let ``torch.nn``'s own transformers take the road that can be traced."""
-    detect = transformer._detect_is_causal_mask
     # It asks whether the mask is causal, which depends on data, only to pass the answer on as a hint beside the mask.
-    transformer._detect_is_causal_mask = lambda _mask, is_causal=None, _size=None: is_causal is True
-    try:
-        with without_fast_path():
-            yield
-    finally:
-        transformer._detect_is_causal_mask = detect
+    hint = {(transformer, "_detect_is_causal_mask"): lambda _mask, is_causal=None, _size=None: is_causal is True}
+    with replaced(hint), without_fast_path():
+        yield
 
 
 @contextlib.contextmanager
 def _data_as_a_call() -> Iterator[None]:
     """Let tracers see who reads ``tensor.data``: it is an attribute, and what it returned was taken for a constant."""
     plain: Any = torch.Tensor.data  # which the class inherits
-    torch.Tensor.data = property(torch.Tensor.detach, plain.__set__)  # type: ignore[assignment, method-assign]
-    try:
+    read = in_this_thread(torch.Tensor.detach, plain.__get__)
+    with replaced({(torch.Tensor, "data"): property(read, plain.__set__)}):
         yield
-    finally:
-        del torch.Tensor.data
 
 
 @contextlib.contextmanager
 def _inference_as_grad_mode() -> Iterator[None]:
     """Let tracers, which know no other such regions, take ``torch.inference_mode`` for ``torch.set_grad_enabled``."""
     mode: Any = torch.inference_mode
-    before = mode.__enter__, mode.__exit__
 
     def enter(self: Any) -> None:
         self.gradients = torch.set_grad_enabled(not self.mode)  # without the mode, within whatever, there are gradients
@@ -165,11 +157,9 @@ def _inference_as_grad_mode() -> Iterator[None]:
     def leave(self: Any, *error: Any) -> None:
         self.gradients.__exit__(*error)
 
-    mode.__enter__, mode.__exit__ = enter, leave
-    try:
+    methods = {"__enter__": enter, "__exit__": leave}
+    with replaced({(mode, n): in_this_thread(method, getattr(mode, n)) for n, method in methods.items()}):
         yield
-    finally:
-        mode.__enter__, mode.__exit__ = before
 
 
 @contextlib.contextmanager

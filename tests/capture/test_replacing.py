@@ -1,0 +1,108 @@
+"""What is replaced in PyTorch is put back, whatever a model does meanwhile, and met by one thread."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import ModelError, clika_compile
+from clika_ref.capture.catching import Raised
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.replacing import in_this_thread, replaced
+from clika_ref.capture.tracers import TRACERS, Tracer, trace
+
+REPLACED = (
+    *((torch.Tensor, n) for n in ("requires_grad", "register_hook", "data")),
+    *((torch.inference_mode, n) for n in ("__enter__", "__exit__")),
+    *((torch.fx.Proxy, n) for n in ("__hash__", "__bool__", "__float__", "__len__")),
+    (nn.modules.transformer, "_detect_is_causal_mask"),
+)
+
+
+def found():
+    return [vars(owner).get(name, "inherited") for owner, name in REPLACED]
+
+
+class Base:
+    inherited = 1
+
+
+class Derived(Base):
+    own = 1
+
+
+def test_names_are_put_back_where_one_is_missing_and_something_is_raised():
+    def fail():
+        del Derived.inherited
+        raise KeyError(Derived.own)
+
+    with pytest.raises(KeyError, match="2"), replaced({(Derived, "own"): 2, (Derived, "inherited"): 3}):
+        fail()
+    assert ("inherited" in vars(Derived), Derived.own, Derived.inherited) == (False, 1, 1)
+
+
+def test_what_is_replaced_within_finds_again_what_stood_there():
+    with replaced({(Derived, "inherited"): 2}):
+        with replaced({(Derived, "inherited"): 3}):
+            assert Derived.inherited == 3
+        assert Derived.inherited == 2
+    assert "inherited" not in vars(Derived)
+
+
+def test_another_thread_finds_what_was_there():
+    chosen = in_this_thread(lambda: "here", lambda: "elsewhere")
+    with ThreadPoolExecutor() as threads:
+        assert (chosen(), threads.submit(chosen).result()) == ("here", "elsewhere")
+
+
+class Compiling(nn.Module):
+    """Compiles another model when it is called."""
+
+    def forward(self, x):
+        return clika_compile(nn.ReLU(), tracing_inputs=[torch.ones(2, 3)])(x)
+
+
+def test_a_model_that_compiles_another_leaves_pytorch_as_it_was():
+    """The inner compilation took away what the outer one had put there, which ended in an error of Python's own."""
+    before = found()
+    with pytest.raises(ModelError, match="cannot be captured as one graph"):
+        clika_compile(Compiling(), tracing_inputs=[torch.ones(2, 3)])
+    assert found() == before
+
+
+def test_other_threads_meet_nothing_of_what_a_trace_replaces():
+    """Their inference mode was switched off, their proxies had no hash, and their ``.data`` shared its version."""
+
+    def elsewhere():
+        x = torch.ones(2)
+        with torch.inference_mode():
+            inferred = torch.is_inference_mode_enabled()
+        x.data.add_(1)
+        torch.fx.Tracer().trace(lambda y: {y: 1}[y])
+        return inferred, x._version
+
+    def run(module, call, shapes):
+        with ThreadPoolExecutor() as threads:
+            answers.append(threads.submit(elsewhere).result())
+        return TRACERS[-1].run(module, call, shapes)
+
+    answers = []
+    trace(Tracer("beside another thread", run, oblivious=True), nn.ReLU(), ModelCall((torch.ones(2, 3),), {}), None)
+    assert answers == [(True, 0)]
+
+
+def test_errors_of_other_threads_are_not_remembered():
+    raised = Raised()
+
+    def failing():
+        try:
+            raised.watch(lambda: {}["a"])()
+        except KeyError:
+            return
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(failing).result()
+    assert not raised.caught()
+    failing()
+    assert len(raised.caught()) == 1
