@@ -87,7 +87,7 @@ def capture(
         ModelError: no tracer served all calls; the message carries every tracer's own reason.
 
     """
-    traced, warnings = _run_eager(callee, calls, dynamic=dynamic)
+    traced, warnings, asked = _run_eager(callee, calls, dynamic=dynamic)
     failures: list[tuple[str, Exception]] = []
     for leaves in tracing_choices(traced.comparison):
         for tracer in applicable(bool(traced.comparison.lengths)):
@@ -107,7 +107,7 @@ def capture(
             except MismatchError as error:
                 failures.append((tracer.name, error))
                 if isinstance(error, PathError):
-                    raise explain_failures(callee, traced.comparison, failures) from error
+                    raise explain_failures(callee, traced.comparison, failures, asked) from error
                 continue
             detail(f"Traced by {tracer.name}")
             drop_derived(result.graph)
@@ -115,11 +115,13 @@ def capture(
             notes += [f"Tracing took long, most of it at {slow}"] if slow else []
             calls_made = traced.comparison.calls
             return Captured(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow)
-    raise explain_failures(callee, traced.comparison, failures)
+    raise explain_failures(callee, traced.comparison, failures, asked)
 
 
-def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> tuple[TracedCalls, list[str]]:
-    """Take the calls apart, and watch the model compute them for what no graph keeps."""
+def _run_eager(
+    callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool
+) -> tuple[TracedCalls, list[str], list[str]]:
+    """Take the calls apart, and watch the model compute them for what no graph keeps and who asks for gradients."""
     with strangers(callee.module, callee.name) as strange, asked_for_gradients() as asked:
         traced = take_apart(callee, calls, dynamic=dynamic)
     least = min(calls, key=lambda call: element_count(pytree.tree_leaves((call.args, call.kwargs))))
@@ -128,7 +130,7 @@ def _run_eager(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> 
     unkept = [
         f"forward binds {unfit}, which the compiled module does not keep: each call makes it anew" for unfit in put_by
     ]
-    return traced, [*callee.warnings, *strange, *lost, *unkept]
+    return traced, [*callee.warnings, *strange, *lost, *unkept], list(asked.questions)
 
 
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:

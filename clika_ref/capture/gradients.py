@@ -149,17 +149,20 @@ class Asked:
 
 @contextlib.contextmanager
 def asked_for_gradients() -> Iterator[Asked]:
-    """Yield what to warn of: each line of a model that asks whether a tensor requires gradients, or hooks into them.
+    """Yield what to warn of: each line of a model that asks whether gradients are recorded, or hooks into them.
 
     The answer depends on who calls, and a graph keeps one. Parameters answer as they do when they are compiled.
     """
     asked, tensor = Asked(), torch.Tensor
-    required: Any = tensor.requires_grad  # which the class inherits
+    required: Any = tensor.requires_grad  # which the class inherits, as the next
+    history: Any = tensor.grad_fn
     replacements: dict[tuple[Any, str], Any] = {
         (tensor, "requires_grad"): property(
             asked.watch(required.__get__, "whether a tensor requires gradients"), required.__set__
         ),
+        (tensor, "grad_fn"): property(asked.watch(history.__get__, "for the history of a tensor"), history.__set__),
         (tensor, "register_hook"): asked.watch_hooks(tensor.register_hook),
+        (torch, "is_grad_enabled"): asked.watch(torch.is_grad_enabled, "whether gradients are recorded"),
     }
     with replaced(replacements):
         yield asked

@@ -63,12 +63,22 @@ def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:
     )
 
 
-def explain_failures(callee: Callee, comparison: Comparison, failures: Sequence[tuple[str, Exception]]) -> ModelError:
-    """Return the error for a model that no tracer served, with each tracer's own reason."""
+def explain_failures(
+    callee: Callee, comparison: Comparison, failures: Sequence[tuple[str, Exception]], asked: Sequence[str] = ()
+) -> ModelError:
+    """Return the error for a model that no tracer served, with each tracer's own reason.
+
+    Args:
+        callee: the model.
+        comparison: its inputs.
+        failures: what each tracer raised.
+        asked: what to say of each line that asks for gradients: eager has none, and tracers have them.
+
+    """
     mismatches = [error for _, error in failures if isinstance(error, MismatchError)]
     lead = str(mismatches[0]) if mismatches else "no tracer could follow it"
     reasons = "\n".join(f"  {tracer}: {_reason(error, lead)}" for tracer, error in _distinct(failures))
-    advice = _advice(comparison, failures)
+    advice = _advice(comparison, failures, asked)
     error = ModelError(f"{callee.name} cannot be captured as one graph: {lead}.\n{reasons}{advice}")
     error.__cause__ = mismatches[0] if mismatches else failures[0][1]
     return error
@@ -106,7 +116,7 @@ def _traceback_line(error: Exception) -> str:
     return found
 
 
-def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]]) -> str:
+def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]], asked: Sequence[str]) -> str:
     crosswise = _crosswise(comparison)
     if crosswise:
         a, b = crosswise
@@ -116,6 +126,8 @@ def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]]) -
             "call, or compile once for each."
         )
     mismatched = any(isinstance(error, MismatchError) for _, error in failures)
+    if asked and any(isinstance(error, MismatchError) and not isinstance(error, PathError) for _, error in failures):
+        return "".join(f"\n{text[0].upper()}{text[1:]}." for text in asked)
     if not mismatched and any(word in str(error) for _, error in failures for word in DATA_DEPENDENT):
         return f"\n{DATA_DEPENDENT_ADVICE}"
     return ""

@@ -1,11 +1,13 @@
 """Gradients that a trace loses: the backward of an autograd.Function, and hooks, which warnings name."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from clika_ref import clika_compile
+from clika_ref import ModelError, clika_compile
 
 
 class Round(torch.autograd.Function):
@@ -59,7 +61,7 @@ def test_a_warning_names_each_autograd_function_once_with_the_line_that_defines_
     (log,) = tmp_path.iterdir()
     text = log.read_text()
     warning = (
-        "Warning: Round, a torch.autograd.Function defined at test_gradients.py:14, keeps its forward and loses its"
+        "Warning: Round, a torch.autograd.Function defined at test_gradients.py:16, keeps its forward and loses its"
     )
     assert text.count(warning) == 1
     assert "write it as operations, such as x + (round(x) - x).detach()" in text
@@ -206,3 +208,58 @@ def test_asking_a_parameter_or_asking_in_pytorch_gives_no_warning(tmp_path):
     clika_compile(Frozen(), tracing_inputs=[X], logs_dir=tmp_path)
     assert "Warning" not in next(tmp_path.iterdir()).read_text()
     assert torch.Tensor.requires_grad is plain
+
+
+def asks_a_tensor(x):
+    return x * 2 if (x * 1).requires_grad else x * 3
+
+
+def asks_pytorch(x):
+    return x * 2 if torch.is_grad_enabled() else x * 3
+
+
+QUESTIONS = {
+    "for the history of a tensor": lambda x: x.grad_fn is not None,
+    "whether gradients are recorded": lambda x: torch.is_grad_enabled() and not x.is_sparse,
+}
+
+
+@pytest.mark.parametrize(("question", "asks"), QUESTIONS.items())
+def test_a_hook_behind_a_question_is_warned_of_by_the_line_that_asks(tmp_path, question, asks):
+    """Eager runs without gradients, and so never reaches it."""
+
+    class Hooking(Written):
+        def forward(self, x):
+            y = x * self.weight
+            if asks(y):
+                y.register_hook(lambda gradient: gradient * 0)
+            return y
+
+    clika_compile(Hooking(), tracing_inputs=[X], logs_dir=tmp_path)
+    line = asks.__code__.co_firstlineno
+    warning = f"Warning: forward asks at test_gradients.py:{line} {question}: the compiled module keeps one answer"
+    assert next(tmp_path.iterdir()).read_text().count(warning) == 1
+
+
+@pytest.mark.parametrize("asking", [asks_a_tensor, asks_pytorch])
+def test_a_model_that_disagrees_as_it_asks_for_gradients_is_refused_with_that_line(asking):
+    class Asking(Written):
+        def forward(self, x):
+            return asking(x * self.weight)
+
+    with pytest.raises(ModelError, match=r"disagrees with eager on input 1") as caught:
+        clika_compile(Asking(), tracing_inputs=[X])
+    line = asking.__code__.co_firstlineno + 1
+    assert f"\nForward asks at test_gradients.py:{line} whether" in str(caught.value)
+    assert "let it be an argument of forward instead." in str(caught.value)
+
+
+def test_what_other_threads_ask_is_not_put_down_to_the_model(tmp_path):
+    with ThreadPoolExecutor() as threads:
+
+        def waiting(x):
+            threads.submit(lambda: (asks_a_tensor(X), asks_pytorch(X), X.mul(2).grad_fn)).result()
+            return x * 2
+
+        clika_compile(waiting, tracing_inputs=[X], logs_dir=tmp_path)
+    assert "Warning" not in next(tmp_path.iterdir()).read_text()

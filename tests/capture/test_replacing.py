@@ -13,9 +13,10 @@ from clika_ref.capture.replacing import in_this_thread, replaced
 from clika_ref.capture.tracers import TRACERS, Tracer, trace
 
 REPLACED = (
-    *((torch.Tensor, n) for n in ("requires_grad", "register_hook", "data")),
+    *((torch.Tensor, n) for n in ("requires_grad", "grad_fn", "register_hook", "data")),
     *((torch.inference_mode, n) for n in ("__enter__", "__exit__")),
     *((torch.fx.Proxy, n) for n in ("__hash__", "__bool__", "__float__", "__len__")),
+    (torch, "is_grad_enabled"),
     (nn.modules.transformer, "_detect_is_causal_mask"),
 )
 
