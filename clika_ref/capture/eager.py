@@ -16,6 +16,7 @@ from clika_ref.capture.callables import Callee
 from clika_ref.capture.calls import RESHAPES_ITSELF, written_arguments
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.memory import trimmed
+from clika_ref.capture.replacing import in_this_thread, replaced
 from clika_ref.capture.restoring import SavedTensor, memory, same, saved, stored
 from clika_ref.capture.state import named_state
 from clika_ref.comparison import differences
@@ -64,7 +65,12 @@ def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
     """
     kept = _Kept(callee.module)
     with trimmed(), callee.as_module() as module, unchanged(callee) as before, torch.no_grad(), kept.restored():
-        run = _results(module, call, kept)
+        with _regions() as entered:
+            run = _results(module, call, kept)
+        if entered:
+            before.restore()
+            kept.undo()
+            run = _results(module, call, contextlib.nullcontext())
         kept.require_own_data()
         state, unfit = kept.state(before), kept.unfit()
         changed = [*before.attributes.changed(), *before.written()]
@@ -73,14 +79,32 @@ def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
         return replace(run, state=state, unfit=unfit)
 
 
-def _results(module: torch.nn.Module, call: ModelCall, kept: _Kept) -> EagerRun:
+def _results(module: torch.nn.Module, call: ModelCall, mode: contextlib.AbstractContextManager[Any]) -> EagerRun:
     copy = call.copy()
-    with kept, without_fast_path():
+    with mode, without_fast_path():
         result = module(*copy.args, **copy.kwargs)
     register_dataclasses(result)
     leaves, spec = pytree.tree_flatten(result)
     # A buffer may be among the results, and is about to be restored.
     return EagerRun([leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+
+
+@contextlib.contextmanager
+def _regions() -> Iterator[list[torch.autocast]]:
+    """Yield the autocast regions that are entered while the context lasts.
+
+    Beneath a dispatch mode autocast does not reach the calls that PyTorch's own kernels make, as that of a bilinear
+    layer its products of matrices: what is written to is known only with the mode, and right numbers only without.
+    """
+    entered: list[torch.autocast] = []
+    enter = torch.autocast.__enter__
+
+    def noting(region: torch.autocast) -> Any:
+        entered.append(region)
+        return enter(region)
+
+    with replaced({(torch.autocast, "__enter__"): in_this_thread(noting, enter)}):
+        yield entered
 
 
 def _depends_on(before: Before, callee: Callee, module: torch.nn.Module, call: ModelCall) -> bool:
@@ -221,8 +245,12 @@ class _Kept(TorchDispatchMode):
         try:
             yield
         finally:
-            for data, copy in self._copies:
-                data.copy_(copy)
+            self.undo()
+
+    def undo(self) -> None:
+        """Undo what was written to parameters so far."""
+        for data, copy in self._copies:
+            data.copy_(copy)
 
 
 def _kind(tensor: torch.Tensor | None) -> str:

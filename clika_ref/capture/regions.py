@@ -21,6 +21,13 @@ Region = tuple[Any, ...]
 
 CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
 
+OPAQUE: dict[torch._ops.OpOverload, str] = {
+    **dict.fromkeys(SHAPES, "a recurrent network"),
+    torch.ops.aten.bilinear.default: "a bilinear layer",
+    torch.ops.aten._trilinear.default: "a trilinear product",
+}
+"""Calls that a graph keeps whole, and inside which autocast casts: at each position, or for products of matrices."""
+
 UNKNOWN = 8
 """What stands in for a size that depends on data."""
 
@@ -51,11 +58,11 @@ def region_casts(target: torch._ops.OpOverload, node: fx.Node, region: Region) -
     Autocast itself is asked, on fake tensors: its lists of operators are not public.
 
     Raises:
-        ModelError: the call is a recurrent network, which a graph keeps whole: autocast casts at each position.
+        ModelError: the call is one of `OPAQUE`.
     """
-    if target in SHAPES:
+    if target in OPAQUE:
         msg = (
-            "a recurrent network inside torch.autocast is not supported; "
+            f"{OPAQUE[target]} inside torch.autocast is not supported; "
             f"call it with x.float() inside torch.autocast({region[0]!r}, enabled=False)"
         )
         raise ModelError(msg)
@@ -67,7 +74,7 @@ def region_casts(target: torch._ops.OpOverload, node: fx.Node, region: Region) -
 
 def casts_within(target: torch._ops.OpOverload, node: fx.Node, region: Region) -> bool:
     """Whether autocast, which does nothing for a call, casts for calls that it is made of."""
-    if target in SHAPES or _is_listed(target, region) or not target.has_kernel_for_dispatch_key(COMPOSITE):
+    if target in OPAQUE or _is_listed(target, region) or not target.has_kernel_for_dispatch_key(COMPOSITE):
         return False
     inside = _casts(target, node, region)
     return bool(inside) and inside != _casts(target, node, None)  # the others are the call's own

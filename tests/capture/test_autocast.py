@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
+from clika_ref.capture.callables import callee_of
+from clika_ref.capture.eager import run_eager
+from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
 
 
@@ -123,3 +126,40 @@ def test_nothing_is_logged_where_only_autocast_makes_operands_alike(agree, caplo
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
     agree(Region(contracted), [torch.randn(2, 3, 4)])
     assert logger.name not in {record.name for record in caplog.records}
+
+
+def paired(net, x):
+    return net.layer(x, x * 2)
+
+
+def test_a_bilinear_layer_within_autocast_is_refused_with_what_to_do():
+    """It was served in float32, where eager rounds to bfloat16 inside PyTorch's own kernel."""
+    with pytest.raises(ModelError, match=r"aten\.bilinear\.default in .*: a bilinear layer inside .*enabled=False"):
+        clika_compile(Region(paired, nn.Bilinear(4, 4, 4)), tracing_inputs=[torch.randn(2, 3, 4)])
+
+
+def test_what_a_graph_is_held_against_is_what_autocast_computes():
+    """Beneath the mode that watches for writes autocast did not reach what kernels call."""
+    net, x = Region(paired, nn.Bilinear(4, 4, 4)), torch.randn(2, 3, 4)
+    (found,) = run_eager(callee_of(net), ModelCall((x,), {})).leaves
+    assert torch.equal(found, net(x))
+
+
+def test_what_is_written_within_autocast_is_written_once_and_undone():
+    class Counting(Region):
+        def __init__(self):
+            super().__init__(viewed)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            with torch.no_grad():
+                self.layer.bias.add_(1)
+            return super().forward(x) + self.count
+
+    original, reference, x = Counting(), Counting(), torch.randn(2, 3, 4)
+    reference.load_state_dict(original.state_dict())
+    module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+    assert torch.equal(original.layer.bias, reference.layer.bias)
+    for _ in range(2):
+        torch.testing.assert_close(module(x), reference(x))
