@@ -160,13 +160,15 @@ def clustered(
     if not runs or not exact.numel():
         return bound, None
     off = torch.stack([(run - exact).abs() for run in runs])
+    least = LEAST_JUMP_ULPS * ulp_of(exact, dtype)
     special = ~off.isfinite()
+    if not bool(((off > least) & ~special).any()):
+        return bound, None
     usual = torch.where(special, math.nan, off).nanmedian(0).values
     off = torch.where(special, usual, off).nan_to_num_(0.0)  # a special run says nothing of steps
     off = torch.cat([torch.zeros_like(exact)[None], off.sort(0).values])
     gap, at = off.diff(dim=0).max(0)
     below, above = off.gather(0, at[None])[0], off.gather(0, at[None] + 1)[0]
-    least = LEAST_JUMP_ULPS * ulp_of(exact, dtype)
     drowned = (at == 0) & ((off[-1] - above > least) | special.any(0))
     jumps = (gap > GAP * off[-1]) & (gap > least) & ~drowned
     narrow = SAFETY * below + FINAL_ULPS * ulp_of(exact, dtype)

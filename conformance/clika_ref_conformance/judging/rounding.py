@@ -78,12 +78,16 @@ def unit_of(dtype: AnyFormat) -> float:
     return limits_of(dtype).eps / 2
 
 
+EXPONENT = 0x7FF0 << 48
+"""The bits of a float64 that, alone, are the largest power of 2 which is no larger than it."""
+
+
 def ulp_of(values: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     """Return the distance between neighbours of ``dtype`` at each of the ``values``, in float64; NaN counts as zero."""
     info = limits_of(dtype)
     magnitude = values.double().abs().nan_to_num(0.0, info.max).clamp(info.smallest_normal, info.max)
-    exponent = torch.frexp(magnitude).exponent.double() - 1  # as integers, ldexp would raise 2 to them in float32
-    return torch.ldexp(torch.tensor(info.eps, dtype=torch.float64), exponent)  # 2 ** 1024 is no float64
+    power = (magnitude.view(torch.int64) & EXPONENT).view(torch.float64)
+    return power * info.eps
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

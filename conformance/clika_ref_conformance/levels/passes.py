@@ -115,6 +115,15 @@ def hash_seeds(suite: Suite) -> Outcome:
     )
 
 
+def _in_turn(sources: Iterable[Iterator[Case]]) -> Iterator[Case]:
+    """Yield one case of each source, then another of each, until all of them are exhausted."""
+    left = list(sources)
+    while left:
+        taken = [(source, next(source, None)) for source in left]
+        yield from (case for _, case in taken if case is not None)
+        left = [source for source, case in taken if case is not None]
+
+
 @dataclass
 class Trial:
     """One pass on trial: its motifs, found once, and the checks that are made of them."""
@@ -162,15 +171,14 @@ class Trial:
         return call_redrawn(case, operators, draws=self.suite.profile.pass_graphs // GRAPHS_PER_DRAW)
 
     def near_miss(self, makes: near_misses.Makes, motifs: Callable[[], Iterable[Case]]) -> Callable[[], Outcome]:
-        """Return the check of the pass on one sort of near misses of some of its motifs."""
-        most = self.suite.profile.pass_graphs // 2
+        """Return the check of the pass on one sort of near misses of some of its motifs, which take turns."""
+        graphs = self.suite.profile.pass_graphs
 
-        def cases() -> Iterator[Case]:
-            for motif in motifs():
-                every = islice(makes(motif, self._operators), most)
-                yield from (replace(c, name=f"{motif.name}, {c.name}") for c in every if c is not None)
+        def of_motif(motif: Case) -> Iterator[Case]:
+            every = islice(makes(motif, self._operators), graphs // 2)
+            return (replace(c, name=f"{motif.name}, {c.name}") for c in every if c is not None)
 
-        return lambda: self._check(cases())
+        return lambda: self._check(islice(_in_turn(map(of_motif, motifs())), 2 * graphs))
 
     def random_graphs(self) -> Outcome:
         """Check the pass on random graphs that hold its motifs."""
