@@ -25,7 +25,7 @@ from clika_ref_conformance.drawing.calls.drawn import filled, shown
 from clika_ref_conformance.drawing.calls.dtypes import columns
 from clika_ref_conformance.drawing.calls.neighbours import TracedCall, neighbours, traced_call
 from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.drawing.calls.vectors import runs_of
+from clika_ref_conformance.drawing.calls.vectors import typical_run
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -202,7 +202,7 @@ class Contract:
 
     def _graph(self, call: Call) -> Graph | None:
         try:
-            return graph_of(self.op, filled(call, runs_of(call.operands, 0)[0].inputs), call.attrs)
+            return graph_of(self.op, filled(call, typical_run(call.operands, 0).inputs), call.attrs)
         except Exception:  # noqa: BLE001 - the operator level reports calls that cannot be made
             return None
 
@@ -211,7 +211,7 @@ class Contract:
         torch.default_generator.manual_seed(0)  # alone: for every other device `torch.manual_seed` formats a stack
         try:
             with torch.no_grad():
-                result = self.op(*filled(call, runs_of(call.operands, 0)[0].inputs), **call.attrs)
+                result = self.op(*filled(call, typical_run(call.operands, 0).inputs), **call.attrs)
         except Exception:  # noqa: BLE001 - any refusal will do
             return None
         return [result] if isinstance(result, torch.Tensor) else list(result)

@@ -19,7 +19,7 @@ from clika_ref_conformance.drawing.calls.dtypes import columns
 from clika_ref_conformance.drawing.calls.hypothesis_driver import calls
 from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_variants
 from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.drawing.calls.vectors import runs_of, slots
+from clika_ref_conformance.drawing.calls.vectors import runs_of, slots, typical_run
 from clika_ref_conformance.drawing.generation import collect_apart, shrink
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.execution.packing import Pack
@@ -147,7 +147,7 @@ class Column:
         return self._pack.found.get(self._name(name)) or self._judged(name, row, self._typical(name, row))
 
     def _typical(self, name: str, row: DrawnCall) -> list[Run]:
-        return runs_of(row.call.operands, self._seed(name))[:1]
+        return [typical_run(row.call.operands, self._seed(name))]
 
     def drawn(self, name: str, index: int) -> Outcome:
         """Run a drawn call on typical elements and on one of its vectors."""
@@ -181,8 +181,8 @@ class Column:
     def _seed(self, name: str) -> int:
         return zlib.crc32(f"{self.op.name}/{self.dtype}/{name}/{self.suite.profile.seed}".encode()) % 2**24
 
-    def _runs(self, row: DrawnCall, seed: int, turn: int) -> list[Run]:
-        return runs_of(row.call.operands, seed, turn, every_magnitude=self.op.error.kind in BY_ELEMENT)
+    def _runs(self, row: DrawnCall, seed: int, turn: int, only: int | None = None) -> list[Run]:
+        return runs_of(row.call.operands, seed, turn, every_magnitude=self.op.error.kind in BY_ELEMENT, only=only)
 
     def _accepts(self, call: Call) -> bool:
         """Whether eager takes a call."""
@@ -190,7 +190,7 @@ class Column:
 
     def _results(self, call: Call) -> Sequence[torch.Tensor] | None:
         """Return what eager makes of a call on typical elements, or None where it refuses it."""
-        results = self._reference(call, runs_of(call.operands, 0)[0])
+        results = self._reference(call, typical_run(call.operands, 0))
         return None if isinstance(results, str) else results
 
     def _refusal(self, call: Call, run: Run) -> str | None:
@@ -236,8 +236,7 @@ class Column:
         if _is_random(self.op, row.call):
             return Outcome(name, Comparison(Verdict.NOT_RUN, f"{text} is random: no two runs of it agree"))
         if runs is None:
-            every = self._runs(row, row.seed, row.vector)
-            runs = [every[0], *every[1:][row.vector % len(every) - 1 : row.vector % len(every)]]
+            runs = self._runs(row, row.seed, row.vector, only=row.vector)
         before = [t.clone() for t in runs[0].inputs]
         refused = self._refusal(row.call, runs[0])
         if refused is not None:

@@ -18,24 +18,35 @@ SPECIAL = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "minus-zero
 Fill = Callable[[TensorSample, torch.Generator], torch.Tensor]
 
 
-def runs_of(operands: Sequence[Any], seed: int, row: int = 0, *, every_magnitude: bool = False) -> list[Run]:
+def typical_run(operands: Sequence[Any], seed: int) -> Run:
+    """Return the run of a call on typical elements."""
+    tensors = enumerate(o for o in operands if isinstance(o, TensorSample | torch.Tensor))
+    elements = (o if isinstance(o, torch.Tensor) else realize(o, _generator(seed, i)) for i, o in tensors)
+    return Run("typical", tuple(elements))
+
+
+def runs_of(
+    operands: Sequence[Any], seed: int, row: int = 0, *, every_magnitude: bool = False, only: int | None = None
+) -> list[Run]:
     """Return the runs of a call: one on typical elements, and one for each vector that is legal for its operands.
 
     A tensor that the sampler made itself is the same in all of them. Special values stand first or last in one of the
     operands; ``row`` says where, so that consecutive rows of a cover take turns, and `slots` of them reach every place.
     With ``every_magnitude`` every other row has elements of which neither squares nor products fit the dtype: whoever
-    claims a bound for each element by itself may not overflow on the way.
+    claims a bound for each element by itself may not overflow on the way. Where ``only`` is given, it chooses one
+    vector, or none.
     """
     tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
     samples = {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
-    typical = tuple(
-        o if isinstance(o, torch.Tensor) else realize(o, _generator(seed, i)) for i, o in enumerate(tensors)
-    )
-    runs = [Run("typical", typical)]
-    for name, changed in _changes(samples, row, _vast if every_magnitude and row % 2 else _wide):
-        if changed:
-            filled = {i: fill(samples[i], _generator(seed, i)) for i, fill in changed.items()}
-            runs.append(Run(name, tuple(filled.get(i, t) for i, t in enumerate(typical))))
+    typical = typical_run(operands, seed)
+    vectors = [(n, c) for n, c in _changes(samples, row, _vast if every_magnitude and row % 2 else _wide) if c]
+    if only is not None:
+        chosen = only % (len(vectors) + 1)
+        vectors = vectors[chosen - 1 : chosen] if chosen else []
+    runs = [typical]
+    for name, changed in vectors:
+        filled = {i: fill(samples[i], _generator(seed, i)) for i, fill in changed.items()}
+        runs.append(Run(name, tuple(filled.get(i, t) for i, t in enumerate(typical.inputs))))
     return runs
 
 
