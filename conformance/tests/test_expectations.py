@@ -11,6 +11,7 @@ from clika_ref_conformance.reproducing.repro_script import difference
 from clika_ref_conformance.reproducing.tensors import elements_of, layout_of
 from clika_ref_conformance.verdicts import Verdict
 
+from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 
 OPERATORS = load_registry().operators
@@ -67,3 +68,11 @@ def test_errors_that_are_too_large_together_are_found_by_the_script_too():
     assert reference.judge([coarse]).verdict is Verdict.PRECISION
     assert "in the mean, where what its dtype claims allows" in decide(reference, coarse, coarse=True)
     assert decide(reference, reference.eager[0], coarse=True) == ""
+
+
+def test_a_parameter_that_is_returned_can_be_written_down():
+    graph = Graph()
+    graph.add_output(graph.add_constant(torch.nn.Parameter(torch.ones(2)), "weight"))
+    reference = Reference(graph, [])
+    assert decide(reference, torch.ones(2)) == ""
+    assert decide(reference, torch.zeros(2))

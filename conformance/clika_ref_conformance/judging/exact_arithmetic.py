@@ -37,7 +37,7 @@ def walk(
         nodes: those that are run, with all that they need; all of them where none are named.
 
     """
-    constants = {v: v.data for v in graph.constants.values() if v.data is not None}
+    constants = {v: v.data.detach() for v in graph.constants.values() if v.data is not None}
     given = {**dict(zip(graph.inputs, inputs, strict=True)), **constants}
     values = {v: t.to(WIDE) if wide and is_float(t) else t for v, t in given.items()}
     sizes = dict(read_sizes(graph, inputs))
