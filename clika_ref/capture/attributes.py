@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
@@ -10,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import is_
-from types import CodeType, FunctionType, MemberDescriptorType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -160,7 +161,7 @@ class Attributes:
 
         That are closures, and the globals of user's functions; tensors in them are not copied.
         """
-        own = inspect.unwrap(getattr(function, "__func__", function))
+        own = function.__func__ if inspect.ismethod(function) else function
         self._keep_inside([("", f) for f in (*self._functions, own) if isinstance(f, FunctionType)], functions=True)
 
     def _keep(self, name: str, container: Any, *, names: bool = False, tensors: bool = False) -> None:
@@ -205,7 +206,7 @@ class Attributes:
         return functools.partial(self._open_object, slots) if _is_opened(cls) else None
 
     def _open_tensor(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, Any]]:
-        if tensor.layout is torch.strided:
+        if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta:  # else it has no elements
             self._tensors.append((name, tensor))
         return ()
 
@@ -226,13 +227,14 @@ class Attributes:
         inside = slots(value)
         if slots.args[0]:
             self._held[id(value)] = _Names(f"{name}.", value, inside, slots)
-        if type(value).__dictoffset__:  # as not where a class has slots alone
-            self._keep(f"{name}.", vars(value), names=True)
-            inside = {**inside, **vars(value)}
+        named = _dict_of(value)
+        if named is not None:
+            self._keep(f"{name}.", named, names=True)
+            inside = {**inside, **named}
         return [(f"{name}.{n}", inner) for n, inner in inside.items() if type(inner) not in _ATOMS]
 
     def _open_function(self, _: str, function: FunctionType) -> Iterable[tuple[str, Any]]:
-        function = inspect.unwrap(function)  # PyTorch's own decorators, as no_grad, are no user's
+        function = _unwrapped(function)  # PyTorch's own decorators, as no_grad, are no user's
         code, scope = function.__code__, function.__globals__
         self._opened += 1
         if is_packaged(code.co_filename) or _is_closed(function.__module__ or "") or self._opened > MANY:
@@ -280,12 +282,38 @@ def _bound_by(cls: type) -> dict[str, Any]:
     return {n: v for n, v in vars(cls).items() if not (n.startswith("__") and n.endswith("__"))}
 
 
-def _slots(cls: type) -> list[str]:
-    return [n for base in cls.__mro__ for n, slot in vars(base).items() if isinstance(slot, MemberDescriptorType)]
+def _slots(cls: type) -> dict[str, MemberDescriptorType]:
+    found = ((n, slot) for base in cls.__mro__ for n, slot in vars(base).items())
+    slots = {n: slot for n, slot in reversed([*found]) if isinstance(slot, MemberDescriptorType)}
+    slots.pop("__dict__", None)  # as classes of C's have it
+    return slots
 
 
-def _attributes_of(names: list[str], value: Any) -> dict[str, Any]:
-    return {n: getattr(value, n) for n in names if hasattr(value, n)}
+def _attributes_of(slots: dict[str, MemberDescriptorType], value: Any) -> dict[str, Any]:
+    """Return what the slots of an object hold that are set; as next, no line of the class runs."""
+    found = {}
+    for name, slot in slots.items():
+        with contextlib.suppress(AttributeError):
+            found[name] = slot.__get__(value)
+    return found
+
+
+def _dict_of(value: Any) -> dict[str, Any] | None:
+    """Return what holds the attributes of an object; None where a class has slots alone, or hides it."""
+    for base in type(value).__mro__:
+        found = vars(base).get("__dict__")
+        if isinstance(found, GetSetDescriptorType | MemberDescriptorType):
+            return found.__get__(value)
+    return None
+
+
+def _unwrapped(function: FunctionType) -> FunctionType:
+    """Return the function that decorators wrap; one may wrap an object, or itself."""
+    seen = [function]
+    while isinstance(inner := vars(function).get("__wrapped__"), FunctionType) and inner not in seen:
+        seen.append(inner)
+        function = inner
+    return function
 
 
 def _bound_to(names: frozenset[str], scope: dict[str, Any]) -> dict[str, Any]:

@@ -55,9 +55,18 @@ def memory(tensor: Any) -> int:
 
 def same(tensor: torch.Tensor, data: torch.Tensor) -> bool:
     """Whether two tensors are alike and hold the same elements; NaN is the same as NaN."""
-    alike = (tensor.dtype, tensor.shape, tensor.device) == (data.dtype, data.shape, data.device)
+    if (tensor.dtype, tensor.shape, tensor.device) != (data.dtype, data.shape, data.device):
+        return False
     tensor = tensor.detach()
-    return alike and (torch.equal(tensor, data) or bool(((tensor == data) | (tensor.isnan() & data.isnan())).all()))
+    try:
+        return torch.equal(tensor, data) or bool(((tensor == data) | (tensor.isnan() & data.isnan())).all())
+    except RuntimeError:  # PyTorch compares no elements of such a type, as of four bits
+        return torch.equal(_bytes(tensor), _bytes(data))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(copy.untyped_storage())
 
 
 def stored(tensor: torch.Tensor) -> torch.Tensor:
