@@ -1,4 +1,4 @@
-"""What a model keeps in attributes while it runs, such as caches; undone without copying a tensor."""
+"""What a model keeps in attributes while it runs, such as caches: which objects they hold, to be held again."""
 
 from __future__ import annotations
 

@@ -263,8 +263,8 @@ def unchanged(callee: Callee, *, outside: bool = False) -> Iterator[Before]:
 
     With ``outside`` also what globals and closures hold: what a tracer leaves there is no value, eager's results are.
 
-    Attributes, and the data of buffers and of plain tensors, always; parameters where the model stays with its user, as
-    it takes a second copy of them: `_Kept` takes one only of what is written to.
+    Attributes, and the data of buffers and of plain tensors, always; parameters, and what lies in their memory, where
+    the model stays with its user, as it takes a second copy of them: `_Kept` takes one only of what is written to.
     """
     attributes = Attributes(callee.module)
     parameters, buffers = dict(callee.module.named_parameters()), dict(callee.module.named_buffers())
@@ -272,7 +272,7 @@ def unchanged(callee: Callee, *, outside: bool = False) -> Iterator[Before]:
     tensors = [
         *(saved(n, t, is_state=True) for n, t in buffers.items()),
         *(saved(n, t, is_state=True, copied=callee.stays) for n, t in parameters.items()),
-        *(saved(n, t, is_state=memory(t) in places) for n, t in attributes.tensors),
+        *(_saved_plain(n, t, callee, places) for n, t in attributes.tensors),
     ]
     if outside:
         attributes.keep_outside(callee.function)
@@ -282,3 +282,8 @@ def unchanged(callee: Callee, *, outside: bool = False) -> Iterator[Before]:
             yield before
         finally:
             before.restore()
+
+
+def _saved_plain(name: str, tensor: torch.Tensor, callee: Callee, places: set[int]) -> SavedTensor:
+    is_state = memory(tensor) in places
+    return saved(name, tensor, is_state=is_state, copied=callee.stays or not is_state)

@@ -1,10 +1,14 @@
 """The original model is run without a trace left on it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
+from clika_ref.capture.callables import callee_of
+from clika_ref.capture.eager import unchanged
 from clika_ref.capture.restoring import memory
 
 
@@ -138,3 +142,11 @@ def test_a_tensor_that_got_a_history_is_a_leaf_again():
     model = Rebinding(lambda model: model.plain.add_(Double.apply(model.weight)))
     clika_compile(model, tracing_inputs=[torch.ones(2, 4)])
     assert (model.plain.is_leaf, model.plain.requires_grad, model.plain.sum()) == (True, False, 0)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_views_of_parameters_are_copied_only_where_those_are(stays):
+    model = nn.Linear(4, 4)
+    model.views = list(model.weight.detach().chunk(2))
+    with unchanged(replace(callee_of(model), stays=stays)) as before:
+        assert {t.elements is not None for t in before.tensors} == {stays}
