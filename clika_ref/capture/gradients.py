@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ class Asked:
     def watch(self, function: Callable[..., Any], about: str) -> Callable[..., Any]:
         """Return the function, noting the lines of the model that call it."""
 
-        def asked(*args: Any) -> Any:
+        def asked(*args: Any, **kwargs: Any) -> Any:
             line = _asking_line(*args)
             if line:
                 text = (
@@ -127,14 +128,14 @@ class Asked:
                     "with; let it be an argument of forward instead"
                 )
                 self.questions[text] = None
-            return function(*args)
+            return function(*args, **kwargs)
 
         return in_this_thread(asked, function)
 
     def watch_hooks(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, noting the lines of the model at which it registers hooks."""
 
-        def hooked(tensor: torch.Tensor, *args: Any) -> Any:
+        def hooked(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             line = _asking_line(tensor)
             if line:
                 text = (
@@ -142,7 +143,7 @@ class Asked:
                     "does not call it. Results and exports are not affected"
                 )
                 self.hooks[text] = None
-            return function(tensor, *args)
+            return function(tensor, *args, **kwargs)
 
         return in_this_thread(hooked, function)
 
@@ -154,18 +155,38 @@ def asked_for_gradients() -> Iterator[Asked]:
     The answer depends on who calls, and a graph keeps one. Parameters answer as they do when they are compiled.
     """
     asked, tensor = Asked(), torch.Tensor
-    required: Any = tensor.requires_grad  # which the class inherits, as the next
-    history: Any = tensor.grad_fn
-    replacements: dict[tuple[Any, str], Any] = {
-        (tensor, "requires_grad"): property(
-            asked.watch(required.__get__, "whether a tensor requires gradients"), required.__set__
-        ),
-        (tensor, "grad_fn"): property(asked.watch(history.__get__, "for the history of a tensor"), history.__set__),
-        (tensor, "register_hook"): asked.watch_hooks(tensor.register_hook),
-        (torch, "is_grad_enabled"): asked.watch(torch.is_grad_enabled, "whether gradients are recorded"),
-    }
+    replacements: dict[tuple[Any, str], Any] = {(tensor, "register_hook"): asked.watch_hooks(tensor.register_hook)}
+    for name, about in _PROPERTIES.items():
+        inherited = getattr(tensor, name)
+        replacements[tensor, name] = property(asked.watch(inherited.__get__, about), inherited.__set__)
+    replacements[tensor, "is_inference"] = asked.watch(tensor.is_inference, _FUNCTIONS["is_inference"])
+    functions = {getattr(torch, name): about for name, about in _FUNCTIONS.items()}
+    watching = {id(function): asked.watch(function, about) for function, about in functions.items()}
+    replacements |= {(module, name): watching[found] for module, name, found in _names_of(watching)}
     with replaced(replacements):
         yield asked
+
+
+_PROPERTIES = {
+    "requires_grad": "whether a tensor requires gradients",
+    "grad_fn": "for the history of a tensor",
+    "is_leaf": "whether a tensor has a history",
+}
+"""What a model asks of a tensor, and what it asks thereby."""
+
+_FUNCTIONS = {
+    "is_grad_enabled": "whether gradients are recorded",
+    "is_inference_mode_enabled": "whether it is called in inference mode",
+    "is_inference": "whether a tensor was made in inference mode",
+}
+"""What a model asks of PyTorch."""
+
+
+def _names_of(ids: Container[int]) -> Iterator[tuple[ModuleType, str, int]]:
+    """Yield what names functions have in modules, PyTorch's own or such as import them from it."""
+    for module in [*sys.modules.values()]:
+        if type(module) is ModuleType:  # others may load what they are asked for
+            yield from ((module, name, id(value)) for name, value in [*vars(module).items()] if id(value) in ids)
 
 
 def _asking_line(*asked: Any) -> str:

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
 from clika_ref import ModelError, clika_compile
@@ -191,12 +191,14 @@ def test_a_warning_names_the_line_that_asks_for_gradients_or_hooks_into_them(tmp
         with torch.enable_grad():
             z = torch.sin(x.clone().requires_grad_())
             z.register_hook(lambda gradient: gradient * 2)
+            z.register_hook(hook=lambda gradient: gradient * 2)
         return y + z
 
     clika_compile(asking, tracing_inputs=[X], logs_dir=tmp_path)
     text, first = next(tmp_path.iterdir()).read_text(), asking.__code__.co_firstlineno
     assert f"Warning: forward asks at test_gradients.py:{first + 1} whether a tensor requires gradients" in text
     assert f"Warning: The hook of gradients that forward registers at test_gradients.py:{first + 4} is lost" in text
+    assert f"that forward registers at test_gradients.py:{first + 5} is lost" in text
 
 
 def test_asking_a_parameter_or_asking_in_pytorch_gives_no_warning(tmp_path):
@@ -204,10 +206,11 @@ def test_asking_a_parameter_or_asking_in_pytorch_gives_no_warning(tmp_path):
         def forward(self, x):
             return self.weight * x if self.weight.requires_grad else x
 
-    plain = torch.Tensor.requires_grad
+    plain, function = torch.Tensor.requires_grad, is_grad_enabled
     clika_compile(Frozen(), tracing_inputs=[X], logs_dir=tmp_path)
     assert "Warning" not in next(tmp_path.iterdir()).read_text()
     assert torch.Tensor.requires_grad is plain
+    assert is_grad_enabled is function is torch.is_grad_enabled
 
 
 def asks_a_tensor(x):
@@ -218,13 +221,23 @@ def asks_pytorch(x):
     return x * 2 if torch.is_grad_enabled() else x * 3
 
 
-QUESTIONS = {
-    "for the history of a tensor": lambda x: x.grad_fn is not None,
-    "whether gradients are recorded": lambda x: torch.is_grad_enabled() and not x.is_sparse,
-}
+ENABLED = "whether gradients are recorded"
+INFERENCE = "whether it is called in inference mode"
+MADE = "whether a tensor was made in inference mode"
+ASKING = [
+    ("for the history of a tensor", lambda x: x.grad_fn is not None),
+    ("whether a tensor has a history", lambda x: not x.is_leaf),
+    (ENABLED, lambda x: torch.is_grad_enabled() and not x.is_sparse),
+    (ENABLED, lambda x: torch._C.is_grad_enabled() and not x.is_sparse),
+    (ENABLED, lambda x: is_grad_enabled() and not x.is_sparse),
+    (INFERENCE, lambda x: torch.is_inference_mode_enabled() and not x.is_sparse),
+    (INFERENCE, lambda x: torch._C.is_inference_mode_enabled() and not x.is_sparse),
+    (MADE, lambda x: x.is_inference()),
+    (MADE, lambda x: torch.is_inference(input=x)),
+]
 
 
-@pytest.mark.parametrize(("question", "asks"), QUESTIONS.items())
+@pytest.mark.parametrize(("question", "asks"), ASKING)
 def test_a_hook_behind_a_question_is_warned_of_by_the_line_that_asks(tmp_path, question, asks):
     """Eager runs without gradients, and so never reaches it."""
 
@@ -262,4 +275,17 @@ def test_what_other_threads_ask_is_not_put_down_to_the_model(tmp_path):
             return x * 2
 
         clika_compile(waiting, tracing_inputs=[X], logs_dir=tmp_path)
+    assert "Warning" not in next(tmp_path.iterdir()).read_text()
+
+
+@pytest.mark.parametrize(
+    ("net", "inputs"),
+    [
+        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (torch.ones(2, 3, 4),)),
+        (nn.MultiheadAttention(4, 2, batch_first=True), (torch.ones(2, 3, 4),) * 3),
+    ],
+    ids=["layer", "attention"],
+)
+def test_what_pytorchs_own_modules_ask_is_no_warning(tmp_path, net, inputs):
+    clika_compile(net, tracing_inputs=[inputs], logs_dir=tmp_path)
     assert "Warning" not in next(tmp_path.iterdir()).read_text()
