@@ -67,7 +67,7 @@ def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
     with trimmed(), callee.as_module() as module, unchanged(callee) as before, torch.no_grad(), kept.restored():
         with _regions() as entered:
             run = _results(module, call, kept)
-        if entered:
+        if entered or torch._C._is_any_autocast_enabled():
             before.restore()
             kept.undo()
             run = _results(module, call, contextlib.nullcontext())

@@ -26,7 +26,7 @@ from clika_ref.capture.messages import Unsupported
 from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.numbers import Number, among_tensors, python_number
 from clika_ref.capture.origins import origin_of
-from clika_ref.capture.regions import Region, casts_within, region_casts
+from clika_ref.capture.regions import Region, casts_within, region_around, region_casts
 from clika_ref.capture.symbols import SymbolTable
 from clika_ref.core.errors import ClikaError, ModelError, PassError
 from clika_ref.core.inference import Builder, infer
@@ -60,7 +60,7 @@ class Importer:
         self.aliases = Aliases(self.builder)
         self._env: dict[fx.Node, Any] = {}
         self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
-        self._autocast: Region | None = None
+        self._autocast: Region | None = region_around(device)
         self._unrecorded: list[Any] = []
         """What a no_grad region got from outside."""
 

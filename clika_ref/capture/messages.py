@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 REASON_LIMIT = 400
 """Characters of a tracer's own reason; conditions on what detection heads find run to thousands."""
 
+SHOWN = 5
+"""Names of tensors that an error lists."""
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
 
 DATA_DEPENDENT_ADVICE = (
@@ -78,7 +81,7 @@ def explain_failures(
     mismatches = [error for _, error in failures if isinstance(error, MismatchError)]
     lead = str(mismatches[0]) if mismatches else "no tracer could follow it"
     reasons = "\n".join(f"  {tracer}: {_reason(error, lead)}" for tracer, error in _distinct(failures))
-    advice = _advice(comparison, failures, asked)
+    advice = _advice(comparison, failures, asked) or _inference_advice(callee)
     error = ModelError(f"{callee.name} cannot be captured as one graph: {lead}.\n{reasons}{advice}")
     error.__cause__ = mismatches[0] if mismatches else failures[0][1]
     return error
@@ -131,6 +134,19 @@ def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]], a
     if not mismatched and any(word in str(error) for _, error in failures for word in DATA_DEPENDENT):
         return f"\n{DATA_DEPENDENT_ADVICE}"
     return ""
+
+
+def _inference_advice(callee: Callee) -> str:
+    """Say of which tensors PyTorch keeps no record, without which tracers do not follow some lines, as of autocast."""
+    named = [*callee.module.named_parameters(), *callee.module.named_buffers()]
+    made = [name for name, tensor in named if tensor.is_inference()]
+    names = f"{', '.join(made[:SHOWN])}{f' and {len(made) - SHOWN} more' if len(made) > SHOWN else ''}"
+    if not made:
+        return ""
+    return (
+        f"\n{names} {'were' if len(made) > 1 else 'was'} made under torch.inference_mode(), and tracers do not follow "
+        "all that is computed with such tensors. Build the model outside, or compile copy.deepcopy(model) made outside."
+    )
 
 
 def _crosswise(comparison: Comparison) -> tuple[InputSide, InputSide] | None:

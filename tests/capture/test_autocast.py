@@ -1,5 +1,6 @@
 """Autocast regions with dynamic sides, and calls that autocast casts for within."""
 
+import copy
 import logging
 
 import pytest
@@ -163,3 +164,34 @@ def test_what_is_written_within_autocast_is_written_once_and_undone():
     assert torch.equal(original.layer.bias, reference.layer.bias)
     for _ in range(2):
         torch.testing.assert_close(module(x), reference(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"), [(nn.Bilinear(4, 4, 4), "a bilinear layer"), (nn.LSTM(4, 4), "a recurrent network")]
+)
+def test_such_a_layer_that_is_compiled_within_autocast_is_refused_by_name(layer, named):
+    """No region was entered in forward, so it was taken for roundings of the trace."""
+    inputs = [(torch.randn(2, 3, 4),) * (2 if isinstance(layer, nn.Bilinear) else 1)]
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ModelError, match=rf"{named} inside torch.autocast is not supported"),
+    ):
+        clika_compile(layer, tracing_inputs=inputs)
+
+
+def test_a_model_that_is_compiled_within_autocast_computes_as_there():
+    original = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    x = torch.randn(2, 3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
+        torch.testing.assert_close(module(x), original(x))
+
+
+def test_a_refused_model_that_was_made_in_inference_mode_is_told_so():
+    with torch.inference_mode():
+        model = Region(lambda net, x: net.layer(x))
+    x = torch.randn(2, 3, 4)
+    with pytest.raises(ModelError, match=r"\nlayer\.weight, layer\.bias were made under torch\.inference_mode\(\)"):
+        clika_compile(model, tracing_inputs=[x])
+    advised = copy.deepcopy(model)
+    assert torch.equal(clika_compile(advised, tracing_inputs=[x])(x), model(x))
