@@ -37,8 +37,8 @@ LONG = 1000
 MANY = 10_000
 """Objects and functions from which on no more are opened: they are data too."""
 
-_PLAIN = ("types", "collections", "argparse", "torch.distributions")
-"""Modules of Python's and PyTorch's whose classes are opened as those of users are: they hold what they are given."""
+_PLAIN = ("types.", "collections.", "argparse.", "torch.distributions.")
+"""Modules of Python's and PyTorch's whose classes, which hold what they are given, are opened as those of users."""
 
 _CLOSED = frozenset({"torch", "clika_ref", *sys.stdlib_module_names})
 """Packages whose objects, such as threads and loggers, are left alone."""
@@ -270,7 +270,7 @@ def _is_closed(module: str) -> bool:
 
 def _is_opened(cls: type) -> bool:
     """Whether objects of a class are looked into: not those of PyTorch and of Python, which are more than data."""
-    return cls.__module__.startswith(_PLAIN) or not _is_closed(cls.__module__)
+    return f"{cls.__module__}.".startswith(_PLAIN) or not _is_closed(cls.__module__)
 
 
 def _own_classes(cls: type) -> tuple[type, ...]:

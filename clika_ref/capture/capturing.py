@@ -88,6 +88,8 @@ def capture(
 
     """
     traced, warnings, asked = _run_eager(callee, calls, dynamic=dynamic)
+    if any(run.is_second for run in traced.expected):
+        detail("Ran forward twice on inputs: once for what it writes to, and once for what autocast computes")
     failures: list[tuple[str, Exception]] = []
     for leaves in tracing_choices(traced.comparison):
         for tracer in applicable(bool(traced.comparison.lengths)):

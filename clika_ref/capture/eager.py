@@ -54,6 +54,8 @@ class EagerRun:
     """The values, after the call, of the parameters and buffers that it writes to or binds anew."""
     unfit: str = ""
     """What it binds to another shape or dtype, and the next call does not read."""
+    is_second: bool = False
+    """Whether the model ran twice, as it has autocast regions."""
 
 
 def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
@@ -70,7 +72,7 @@ def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
         if entered or torch._C._is_any_autocast_enabled():
             before.restore()
             kept.undo()
-            run = _results(module, call, contextlib.nullcontext())
+            run = replace(_results(module, call, contextlib.nullcontext()), is_second=True)
         kept.require_own_data()
         state, unfit = kept.state(before), kept.unfit()
         changed = [*before.attributes.changed(), *before.written()]

@@ -195,3 +195,10 @@ def test_a_refused_model_that_was_made_in_inference_mode_is_told_so():
         clika_compile(model, tracing_inputs=[x])
     advised = copy.deepcopy(model)
     assert torch.equal(clika_compile(advised, tracing_inputs=[x])(x), model(x))
+
+
+@pytest.mark.parametrize("compute", [viewed, None], ids=["region", "none"])
+def test_the_log_says_that_forward_ran_twice_for_autocast(tmp_path, compute):
+    model = Region(compute) if compute else nn.Linear(4, 4)
+    clika_compile(model, tracing_inputs=[torch.randn(2, 3, 4)], logs_dir=tmp_path)
+    assert next(tmp_path.iterdir()).read_text().count("Ran forward twice on inputs") == (compute is not None)

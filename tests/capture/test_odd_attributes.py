@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.capture.attributes import Attributes
+from clika_ref.capture.attributes import Attributes, _is_opened
 from clika_ref.capture.restoring import saved
 
 
@@ -128,3 +128,11 @@ def test_elements_that_pytorch_cannot_compare_are_restored():
     assert before.is_changed()
     before.restore()
     assert tensor.view(torch.uint8).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("module", "opened"),
+    [("types", True), ("torch.distributions.normal", True), ("torch.distributionsx", False), ("typesx", True)],
+)
+def test_what_is_opened_is_told_by_whole_names_of_modules(module, opened):
+    assert _is_opened(type("Held", (), {"__module__": module})) is opened
