@@ -36,3 +36,20 @@ def test_dtype_and_shape_are_held_against_what_the_graph_states(stated, is_right
         text for text in found if "makes torch.float32[3, 4]: the type that the graph states is wrong" in text
     ] == found
     assert bool(found) != is_right
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.native_layer_norm(x.bfloat16(), (4,), None, None, 1e-5)[0],
+        lambda x: torch.native_layer_norm(x.half(), (4,), None, None, 1e-5)[0],
+        lambda x: torch.native_batch_norm(
+            x.bfloat16(), None, None, torch.zeros(4), torch.ones(4), training=False, momentum=0.1, eps=1e-5
+        )[0],
+    ],
+    ids=["layer norm of bfloat16", "layer norm of half", "batch norm of bfloat16"],
+)
+def test_results_that_nothing_reads_are_held_to_no_type(function):
+    x = torch.randn(5, 4)
+    module = clika_compile(function, tracing_inputs=[torch.randn(2, 4), torch.randn(3, 4)])
+    assert torch.equal(module(x), function(x))
