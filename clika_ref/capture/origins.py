@@ -56,11 +56,18 @@ def is_packaged(filename: str) -> bool:
 
 def short_line(filename: str, line: int) -> str:
     """Return ``package/file.py:line`` without the machine's own folders."""
+    if filename.startswith(TORCH):  # which may lie elsewhere
+        return f"torch/{Path(filename).relative_to(TORCH).as_posix()}:{line}"
     parts = Path(filename).parts
     for marker in INSTALLED:
         if marker in parts:
             return f"{'/'.join(parts[parts.index(marker) + 1 :])}:{line}"
     return f"{Path(filename).name}:{line}"
+
+
+def is_packaged_line(line: str) -> bool:
+    """Whether what `short_line` returned is of an installed package; of other files it leaves nothing but the name."""
+    return "/" in line and not line.startswith(short_line(MODULE_CALL, 0)[:-1])
 
 
 def origin_of(meta: dict[str, Any]) -> Origin:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -13,13 +15,13 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as torch_sympy
 
-from clika_ref.capture.origins import MODULE_CALL, is_operator_inside, is_packaged, short_line
+from clika_ref.capture.origins import HOUSE, MODULE_CALL, TORCH, is_operator_inside, is_packaged, short_line
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.symbols import Guard, Side, Symbol
 from clika_ref.input_checks import is_met
 
-_USER_LINE = re.compile(r"# (\S+):(\d+) in ")
+_USER_LINE = re.compile(r"(.*)# (\S+):(\d+) in ")
 """Dynamo's way of naming a line of the model."""
 
 BITWISE = {
@@ -203,13 +205,20 @@ def _plain(expr: sympy.Basic) -> Any:
 
 
 def _line(sloc: Any) -> str:
+    """Return the line that asked for a guard; none where it is one of ours (`composites`), of which no user knows."""
     written = _USER_LINE.search(str(sloc.maybe_user_loc or ""))
     if written:
-        return short_line(written[1], int(written[2]))
+        return short_line(_unshortened(written[2], int(written[3]), written[1]), int(written[3]))
     frame = sloc.framework_loc
-    return (
-        short_line(frame.filename, frame.lineno or 0) if isinstance(frame, traceback.FrameSummary) else str(frame or "")
-    )
+    if not isinstance(frame, traceback.FrameSummary):
+        return str(frame or "")
+    return "" if frame.filename.startswith(HOUSE) else short_line(frame.filename, frame.lineno or 0)
+
+
+def _unshortened(file: str, line: int, text: str) -> str:
+    """Return the whole path of a file of PyTorch or beside it, of which Dynamo names but the end; others as given."""
+    paths = [str(Path(folder, file)) for folder in (TORCH, Path(TORCH).parent)]
+    return next((path for path in paths if text and linecache.getline(path, line).strip() == text.strip()), file)
 
 
 def _excludes_at_most_one(relation: sympy.Basic) -> bool:

@@ -128,6 +128,13 @@ def test_autocast_casts_within_what_stands_for_a_call(shapes):
     torch.testing.assert_close(module(x), function(x), rtol=2**-7, atol=2**-7)  # an ulp of bfloat16 at 1
 
 
+def test_no_line_of_ours_is_named_as_the_one_that_asks_for_a_guard():
+    """``composites.py:52`` was named, as if it were a file of the user's."""
+    inputs = [torch.randn(5, 4), torch.randn(6, 4)]
+    guards = clika_compile(Calls(lambda x: torch.cov(x[:, 0])), tracing_inputs=inputs).graph.guards
+    assert "Ne(batch, 1)" in map(str, guards)
+
+
 def test_a_weighted_covariance_is_refused_with_what_to_write():
     with pytest.raises(ModelError, match=r"torch.cov with weights .* write it as \(w \* \(x - mean\)\) @"):
         clika_compile(Calls(lambda x: torch.cov(x, aweights=x[0].abs())), tracing_inputs=[torch.rand(3, 4)])

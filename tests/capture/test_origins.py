@@ -1,13 +1,19 @@
 """Every node knows its module and the user's own line, whatever was compiled."""
 
 import inspect
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture.origins import is_packaged
+from clika_ref.capture.origins import is_packaged, is_packaged_line
+from clika_ref.capture.symbols import SymbolTable
+from clika_ref.core.ir import Graph
+from clika_ref.core.symbols import named
 
 
 class Model(nn.Module):
@@ -72,3 +78,25 @@ def test_a_branch_on_the_length_1_in_code_that_was_typed_is_guarded(file):
 def test_what_torch_fx_writes_is_not_the_users(tmp_path):
     assert not is_packaged(str(tmp_path / "model.py"))
     assert [is_packaged(f) for f in ("<eval_with_key>.3", torch.__file__, pytest.__file__)] == [True, True, True]
+
+
+def line_of_guard(text, file, line):
+    """Return the line of a guard that Dynamo says came from there."""
+    table, raw = SymbolTable(Graph("g")), sympy.Symbol("s0", integer=True)
+    table.ours[raw] = named("n")
+    sloc = SimpleNamespace(maybe_user_loc=f"{text}  # {file}:{line} in forward", framework_loc=None)
+    env: Any = SimpleNamespace(guards=[SimpleNamespace(expr=raw > 4, sloc=sloc)], var_to_range={})
+    return table.guards(env)[0].guard.line
+
+
+def test_files_that_dynamo_shortens_are_told_from_the_users():
+    """Both names are of files in PyTorch; the user's has another line there."""
+    source = inspect.getsource(torch.nn.functional).splitlines()
+    line = next(i for i, text in enumerate(source, 1) if text.startswith("def relu("))
+    packaged, own = (
+        line_of_guard(source[line - 1], "nn/functional.py", line),
+        line_of_guard("if n > 4:", "nn/functional.py", line),
+    )
+    assert (packaged, own) == (f"torch/nn/functional.py:{line}", f"functional.py:{line}")
+    assert (is_packaged_line(packaged), is_packaged_line(own)) == (True, False)
+    assert is_packaged_line(line_of_guard("", "site-packages/vision/resnet.py", 3))
