@@ -18,6 +18,7 @@ from clika_ref.core.targets import Artifact, Target
 from clika_ref.exporting.artifact_check import compare_artifact
 from clika_ref.exporting.dynamic_axes import fitting, restrict_dynamic_sides
 from clika_ref.exporting.interface import name_interface
+from clika_ref.exporting.unchecked import report_unchecked
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.storage import behind_links, staged
@@ -70,22 +71,11 @@ def export(
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
                 stage.done(compare_artifact(artifact, target, graph, examples, request.expected))
-    unchecked = unchecked_guards(graph)
-    if unchecked:
-        log.warning(
-            "the artifact does not check, as the module does, that "
-            f"{'; '.join(unchecked)}: where that does not hold, it may return other numbers than the model"
-        )
+    report_unchecked(graph, log)
     # Runtimes look for external data beside the path that they are given; beside a link there is none.
     place = behind_links(path) if path.is_symlink() else path
     log.detail(f"Saved final model: {place}")
     return replace(artifact, path=place)
-
-
-def unchecked_guards(graph: Graph) -> list[str]:
-    """Return the guards that runtimes know nothing of, without those that exclude calls of no elements only."""
-    symbols = [s.expr for s in graph.symbols.values() if s.side.dim is not None]
-    return [str(g) for g in graph.guards if g.line or not any(g.relation == (s >= 1) for s in symbols)]
 
 
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:

@@ -1,9 +1,14 @@
 """Guards that the module checks and the artifact does not are named when it is exported."""
 
 import pytest
+import sympy
 import torch
+from torch.utils._sympy.functions import Min
 
 from clika_ref import clika_compile
+from clika_ref.core.ir import Graph
+from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.exporting.unchecked import unchecked_guards
 
 SIZES = [torch.rand(6, 4), torch.rand(8, 4)]
 
@@ -23,7 +28,7 @@ def exported(function, inputs, tmp_path, **options):
 def test_a_branch_is_named_once_with_its_line(tmp_path, capsys):
     text = exported(branching, SIZES, tmp_path)
     warning = (
-        "Warning: the artifact does not check, as the module does, that batch > 4 (from test_unchecked_guards.py:12): "
+        "Warning: the artifact does not check, as the module does, that batch > 4 (from test_unchecked_guards.py:17): "
         "where that does not hold, it may return other numbers than the model"
     )
     assert text.count(warning) == 1
@@ -42,3 +47,52 @@ def test_a_branch_is_named_once_with_its_line(tmp_path, capsys):
 )
 def test_nothing_is_said_where_nothing_but_empty_calls_is_unchecked(function, inputs, options, tmp_path):
     assert "does not check" not in exported(function, inputs, tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "limit"),
+    [
+        (lambda x: x.topk(3, 0)[0], [torch.rand(5, 4), torch.rand(6, 4)], "batch >= 3"),
+        (lambda x: x + torch.arange(10)[: x.shape[0], None], SIZES, "batch <= 10"),
+        (torch.nn.Conv1d(3, 4, 5), [torch.rand(2, 3, 16), torch.rand(3, 3, 20)], "input_2 >= 5"),
+    ],
+    ids=["topk", "slice of a table", "convolution"],
+)
+def test_what_the_model_itself_refuses_is_left_to_the_file(function, inputs, limit, tmp_path, capsys):
+    text = exported(function, inputs, tmp_path)
+    assert "Warning" not in text
+    assert "The artifact serves only sizes for which " in text
+    assert "serves only" not in capsys.readouterr().err
+    assert limit in next(line for line in text.splitlines() if "serves only" in line)
+
+
+N, M = named("n"), named("m")
+PACKAGE, OWN = "torch/_refs/__init__.py:3194", "model.py:3"
+
+
+@pytest.mark.parametrize(
+    ("guards", "branches", "limits"),
+    [
+        ([Guard(3 * N * M > 1, PACKAGE)], [], []),
+        ([Guard(N * M > 1, PACKAGE)], [], ["m*n > 1 (from torch/_refs/__init__.py:3194)"]),
+        ([Guard(N >= 1, OWN), Guard(N + M > 1, OWN), Guard(sympy.Ne(N, 0), "")], [], []),
+        ([Guard(N / 3 >= 1, PACKAGE)], [], ["n/3 >= 1 (from torch/_refs/__init__.py:3194)"]),
+        ([Guard(sympy.Ne(N, 1), OWN)], ["Ne(n, 1) (from model.py:3)"], []),
+        ([Guard(sympy.Eq(N, M), "")], [], ["Eq(n, m)"]),
+        (
+            [
+                Guard(sympy.Or(sympy.Eq(N, Min(512, N)), sympy.Eq(Min(512, N), 1)), PACKAGE),
+                Guard(sympy.Eq(Min(512, N), N), "torch/_prims/__init__.py:1345"),
+            ],
+            [],
+            ["n <= 512 (from torch/_prims/__init__.py:1345)"],
+        ),
+        ([Guard(N > 4, "torch/nn/modules/module.py:1776")], ["n > 4 (from torch/nn/modules/module.py:1776)"], []),
+    ],
+    ids=["always", "not always", "sides", "ratio", "one", "sides alike", "at most", "typed code"],
+)
+def test_guards_are_sorted_by_whose_line_asked(guards, branches, limits):
+    graph = Graph("g")
+    graph.symbols = {name: Symbol(name, None, None, Side("x", dim)) for dim, name in enumerate("nm")}
+    graph.guards = guards
+    assert tuple(list(map(str, found)) for found in unchecked_guards(graph)) == (branches, limits)

@@ -1,0 +1,74 @@
+"""What an artifact takes for granted of sizes: the module checks guards on each call, runtimes know nothing of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+from torch.utils._sympy import functions as torch_sympy
+
+from clika_ref.capture.origins import is_packaged_line
+from clika_ref.core.ir import Graph
+from clika_ref.core.symbols import Guard
+from clika_ref.reporting.log import CompilationLog
+
+MINIMA = (sympy.Min, torch_sympy.Min)
+
+
+def report_unchecked(graph: Graph, log: CompilationLog) -> None:
+    """Warn of branches of the user's own; what PyTorch and packages need of sizes is left to the log's file.
+
+    Beyond the latter the model mostly fails itself (fewer rows than ``topk`` takes), or nothing changes.
+    """
+    branches, limits = unchecked_guards(graph)
+    if branches:
+        log.warning(
+            f"the artifact does not check, as the module does, that {'; '.join(map(str, branches))}: "
+            "where that does not hold, it may return other numbers than the model"
+        )
+    if limits:
+        shown = "; ".join(map(str, limits))
+        log.detail(f"The artifact serves only sizes for which this holds, without checking it: {shown}")
+
+
+def unchecked_guards(graph: Graph) -> tuple[list[Guard], list[Guard]]:
+    """Return the guards of lines of the user's, and the others, without what holds wherever no side is 0."""
+    found = {g.relation: g for g in map(_plain, graph.guards)}
+    asked = [g for g in found.values() if not _is_given(graph, g) and not _follows(g, found)]
+    branches = [g for g in asked if g.line and not is_packaged_line(g.line)]
+    return branches, [g for g in asked if g not in branches]
+
+
+def _plain(guard: Guard) -> Guard:
+    """Return a guard with ``n <= k`` for ``n == min(n, k)``, as PyTorch writes it of slices."""
+    equalities: dict[Any, Any] = {e: _bound(e) for e in guard.relation.atoms(sympy.Eq)}
+    return Guard(guard.relation.xreplace(equalities), guard.line)
+
+
+def _bound(equality: Any) -> Any:
+    for least, other in (equality.args, reversed(equality.args)):
+        if isinstance(least, MINIMA) and other in least.args:
+            return sympy.And(*(other <= arg for arg in least.args if arg != other))
+    return equality
+
+
+def _follows(guard: Guard, found: dict[sympy.Basic, Guard]) -> bool:
+    """Whether a guard lets a choice of which another guard states one."""
+    return isinstance(guard.relation, sympy.Or) and any(choice in found for choice in guard.relation.args)
+
+
+def _is_given(graph: Graph, guard: Guard) -> bool:
+    """Whether a guard holds for all sides of at least 1, as far as can be told."""
+    sides = {
+        s.expr: sympy.Dummy(integer=True, nonnegative=True) + 1
+        for s in graph.symbols.values()
+        if s.side.dim is not None
+    }
+    relation: Any = guard.relation.xreplace(sides)
+    if relation in (sympy.true, sympy.false):
+        return relation is sympy.true
+    if not isinstance(relation, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
+        return False
+    ends: tuple[Any, Any] = relation.gts, relation.lts
+    gap = sympy.expand(ends[0] - ends[1])
+    return bool(gap.is_positive if isinstance(relation, sympy.Gt | sympy.Lt) else gap.is_nonnegative)
