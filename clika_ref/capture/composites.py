@@ -47,12 +47,26 @@ def _cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any 
         ModelError: there are weights, whose values it asks for.
     """
     if fweights is not None or aweights is not None:
-        msg = "torch.cov with weights branches on their values; write it as (w * (x - mean)) @ (x - mean).T / w.sum()"
+        given = [n for n, w in (("fweights", fweights), ("aweights", aweights)) if w is not None]
+        msg = f"torch.cov with weights branches on their values; write it as {_weighted(x, given, correction)}"
         raise ModelError(msg)
     variables = x.reshape(1, -1) if x.dim() < 2 else x
     count = variables.shape[1]
     centered = variables - variables.sum(1, keepdim=True) / count
     return (centered @ centered.conj().t() / torch.sym_max(count - correction, 0)).squeeze()
+
+
+def _weighted(x: Tensor, given: Sequence[str], correction: int) -> str:
+    """Return in Python what `torch.cov` computes with these weights, of more observations than ``correction``."""
+    count = "w.sum()"
+    if correction:
+        off = f"{correction} * (w * aweights).sum() / w.sum()" if "aweights" in given else correction
+        count = f"(w.sum() - {off})"
+    turned = "d.conj().T" if x.is_complex() else "d.T"
+    return (
+        f"(w * d) @ {turned} / {count}, "
+        f"where w = {' * '.join(given)} and d = x - (w * x).sum(-1, keepdim=True) / w.sum()"
+    )
 
 
 def _corrcoef(x: Tensor) -> Tensor:

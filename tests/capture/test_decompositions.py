@@ -1,5 +1,7 @@
 """Calls that PyTorch takes apart: what they write inside, for which sizes they hold, and what is said on failure."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -135,9 +137,22 @@ def test_no_line_of_ours_is_named_as_the_one_that_asks_for_a_guard():
     assert "Ne(batch, 1)" in map(str, guards)
 
 
-def test_a_weighted_covariance_is_refused_with_what_to_write():
-    with pytest.raises(ModelError, match=r"torch.cov with weights .* write it as \(w \* \(x - mean\)\) @"):
-        clika_compile(Calls(lambda x: torch.cov(x, aweights=x[0].abs())), tracing_inputs=[torch.rand(3, 4)])
+FREQUENCIES, RELIABILITIES = {"fweights": torch.tensor([1, 3, 2, 1])}, {"aweights": torch.tensor([0.5, 2, 1, 0.25])}
+
+
+@pytest.mark.parametrize("weights", [FREQUENCIES, RELIABILITIES, FREQUENCIES | RELIABILITIES], ids=" ".join)
+@pytest.mark.parametrize("correction", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_weighted_covariance_is_refused_with_what_to_write(weights, correction, dtype):
+    x = torch.randn(3, 4, dtype=dtype)
+    with pytest.raises(ModelError, match=r"torch.cov with weights branches on their values") as refusal:
+        clika_compile(Calls(lambda x: torch.cov(x, correction=correction, **weights)), tracing_inputs=[x])
+    form = re.search(r"write it as (.*), where w = (.*) and d = (.* / w\.sum\(\))", str(refusal.value))
+    assert form is not None
+    known = {"x": x, **weights}
+    for name, written in (("w", form[2]), ("d", form[3]), ("cov", form[1])):
+        known[name] = eval(written, known)  # noqa: S307 - our own text
+    torch.testing.assert_close(known["cov"], torch.cov(x, correction=correction, **weights))
 
 
 @pytest.mark.parametrize("shapes", [[(3, 4)], [(3, 4), (5, 4)]], ids=["static", "dynamic"])
