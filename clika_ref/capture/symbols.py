@@ -178,10 +178,10 @@ def drop_derived(graph: Graph) -> None:
 
 
 def _without_masks(expr: Any) -> Any:
-    """Return an expression with ``n & (2 ** k - 1)`` as the remainder that it is; no other bits have such a form.
+    """Return an expression with ``n & (2 ** k - 1)`` as a remainder, and ``n & -(2 ** k)`` as ``n`` less a remainder.
 
     Raises:
-        ModelError: it asks for other bits.
+        ModelError: it asks for other bits, which have no such form.
     """
     if not expr.has(*BITWISE):
         return expr
@@ -190,14 +190,24 @@ def _without_masks(expr: Any) -> Any:
     if sign is None:
         return expr.func(*args)
     *whole, mask = sorted(args, key=lambda a: isinstance(a, sympy.Integer))
-    if sign == "&" and isinstance(mask, sympy.Integer) and int(mask) > 0 and not int(mask) & (int(mask) + 1):
-        return torch_sympy.PythonMod(whole[0], mask + 1)
-    shown = f" {sign} ".join(map(str, args))
+    masked = _masked(whole[0], int(mask)) if sign == "&" and isinstance(mask, sympy.Integer) else None
+    if masked is not None:
+        return masked
+    shown = f" {sign} ".join(f"({a})" if a.args else str(a) for a in args)
     msg = (
-        f"it needs {shown} of sizes, of which graphs take no bits but the last (n & 1, n & 3, n & 7, ...); "
-        "write it with + - * // % min max"
+        f"it needs {shown} of sizes, of which graphs take no bits but the last (n & 1, n & 3, n & 7, ...) "
+        "or all before them (n & ~7); write it with + - * // % min max"
     )
     raise ModelError(msg)
+
+
+def _masked(whole: sympy.Basic, mask: int) -> Any:
+    """Return ``whole & mask``, or None unless the mask is of the last bits, or of all bits before those."""
+    if mask >= 0 and not mask & (mask + 1):
+        return torch_sympy.PythonMod(whole, sympy.Integer(mask + 1))
+    if mask < 0 and not -mask & (-mask - 1):
+        return whole - torch_sympy.PythonMod(whole, sympy.Integer(-mask))  # pyright: ignore[reportOperatorIssue]
+    return None
 
 
 def _plain(expr: sympy.Basic) -> Any:

@@ -281,6 +281,11 @@ BITS = {
     "parity": lambda x: x * (x.shape[0] & 1),
     "mask in front": lambda x: x.sum(0) * (7 & x.shape[0]),
     "of a sum": lambda x: x + ((x.shape[0] + x.shape[1]) & 3) * (x.shape[0] & 15),
+    "none": lambda x: x + (x.shape[0] & 0),
+    "all": lambda x: x * (x.shape[0] & -1),
+    "rounded up": lambda x: nn.functional.pad(x, (0, 0, 0, ((x.shape[0] + 7) & ~7) - x.shape[0])),
+    "rounded down": lambda x: x[: x.shape[0] & -2] * (~3 & x.shape[0]),
+    "of a negative number": lambda x: x * ((3 - x.shape[0]) & -4),
     "as a truth": lambda x: x * (x.shape[0] % 2 == 0) + (x.shape[0] != 3),
     "of truths": lambda x: x * ((x.shape[0] == 6) | (x.shape[0] < 4)),
 }
@@ -303,10 +308,18 @@ def test_a_branch_on_a_bit_is_a_guard(agree):
         module(torch.rand(4, 4))
 
 
+def test_a_branch_on_a_rounded_size_is_a_guard(agree):
+    module = agree(lambda x: x * 2 if x.shape[0] & ~3 > 4 else x * 3, [torch.rand(9, 4), torch.rand(10, 4)])
+    assert torch.equal(module(x := torch.rand(8, 4)), x * 2)
+    with pytest.raises(ModelError, match=r"batch = 7 .*violates "):
+        module(torch.rand(7, 4))
+
+
 @pytest.mark.parametrize(
     ("function", "shown"),
     [
         (lambda x: x * (x.shape[0] & 6), r"batch & 6"),
+        (lambda x: x * ((x.shape[0] + 7) & -6), r"\(batch \+ 7\) & -6"),
         (lambda x: x * (x.shape[0] | 1), r"batch \| 1"),
     ],
 )
