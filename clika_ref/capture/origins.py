@@ -65,9 +65,9 @@ def short_line(filename: str, line: int) -> str:
     return f"{Path(filename).name}:{line}"
 
 
-def is_packaged_line(line: str) -> bool:
-    """Whether what `short_line` returned is of an installed package; of other files it leaves nothing but the name."""
-    return "/" in line and not line.startswith(short_line(MODULE_CALL, 0)[:-1])
+def is_pytorchs_line(line: str) -> bool:
+    """Whether what `short_line` returned is of a file of PyTorch; `MODULE_CALL` stands for code that the user typed."""
+    return line.startswith("torch/") and not line.startswith(short_line(MODULE_CALL, 0)[:-1])
 
 
 def origin_of(meta: dict[str, Any]) -> Origin:

@@ -218,7 +218,7 @@ def _line(sloc: Any) -> str:
     """Return the line that asked for a guard; none where it is one of ours (`composites`), of which no user knows."""
     written = _USER_LINE.search(str(sloc.maybe_user_loc or ""))
     if written:
-        return short_line(_unshortened(written[2], int(written[3]), written[1]), int(written[3]))
+        return short_line(_unshortened(written[2], int(written[3]), written[1].strip()), int(written[3]))
     frame = sloc.framework_loc
     if not isinstance(frame, traceback.FrameSummary):
         return str(frame or "")
@@ -228,7 +228,7 @@ def _line(sloc: Any) -> str:
 def _unshortened(file: str, line: int, text: str) -> str:
     """Return the whole path of a file of PyTorch or beside it, of which Dynamo names but the end; others as given."""
     paths = [str(Path(folder, file)) for folder in (TORCH, Path(TORCH).parent)]
-    return next((path for path in paths if text and linecache.getline(path, line).strip() == text.strip()), file)
+    return next((path for path in paths if text and linecache.getline(path, line).strip() == text), file)
 
 
 def _excludes_at_most_one(relation: sympy.Basic) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 from torch.utils._sympy import functions as torch_sympy
 
-from clika_ref.capture.origins import is_packaged_line
+from clika_ref.capture.origins import is_pytorchs_line
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import Guard
 from clika_ref.reporting.log import CompilationLog
@@ -16,9 +16,10 @@ MINIMA = (sympy.Min, torch_sympy.Min)
 
 
 def report_unchecked(graph: Graph, log: CompilationLog) -> None:
-    """Warn of branches of the user's own; what PyTorch and packages need of sizes is left to the log's file.
+    """Warn of branches of the model's own Python; what PyTorch's needs of sizes is left to the file of the log.
 
-    Beyond the latter the model mostly fails itself (fewer rows than ``topk`` takes), or nothing changes.
+    Beyond the latter the model mostly fails itself (fewer rows than ``topk`` takes), or nothing changes. Packages that
+    models come from branch as users do: torchvision's Swin shifts no windows of images that are smaller than two.
     """
     branches, limits = unchecked_guards(graph)
     if branches:
@@ -27,15 +28,15 @@ def report_unchecked(graph: Graph, log: CompilationLog) -> None:
             "where that does not hold, it may return other numbers than the model"
         )
     if limits:
-        shown = "; ".join(map(str, limits))
-        log.detail(f"The artifact serves only sizes for which this holds, without checking it: {shown}")
+        shown = "\n".join(f"+ {guard}" for guard in limits)
+        log.detail(f"The artifact serves only sizes for which this holds, without checking it:\n{shown}")
 
 
 def unchecked_guards(graph: Graph) -> tuple[list[Guard], list[Guard]]:
-    """Return the guards of lines of the user's, and the others, without what holds wherever no side is 0."""
+    """Return the guards of lines outside PyTorch, and the others, without what holds wherever no side is 0."""
     found = {g.relation: g for g in map(_plain, graph.guards)}
     asked = [g for g in found.values() if not _is_given(graph, g) and not _follows(g, found)]
-    branches = [g for g in asked if g.line and not is_packaged_line(g.line)]
+    branches = [g for g in asked if g.line and not is_pytorchs_line(g.line)]
     return branches, [g for g in asked if g not in branches]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture.origins import is_packaged, is_packaged_line
+from clika_ref.capture.origins import is_packaged, is_pytorchs_line
 from clika_ref.capture.symbols import SymbolTable
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import named
@@ -98,5 +98,5 @@ def test_files_that_dynamo_shortens_are_told_from_the_users():
         line_of_guard("if n > 4:", "nn/functional.py", line),
     )
     assert (packaged, own) == (f"torch/nn/functional.py:{line}", f"functional.py:{line}")
-    assert (is_packaged_line(packaged), is_packaged_line(own)) == (True, False)
-    assert is_packaged_line(line_of_guard("", "site-packages/vision/resnet.py", 3))
+    assert (is_pytorchs_line(packaged), is_pytorchs_line(own)) == (True, False)
+    assert line_of_guard("", "site-packages/vision/resnet.py", 3) == "vision/resnet.py:3"
