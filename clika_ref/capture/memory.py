@@ -6,9 +6,10 @@ import contextlib
 import ctypes
 import functools
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,17 +37,33 @@ def spared() -> Iterator[None]:
 
 @contextlib.contextmanager
 def trimmed() -> Iterator[None]:
-    """Give what was freed meanwhile back to the system, where the C library has a call for it (glibc).
+    """Let what a run frees go back to the system at once, where the C library has calls for it (glibc).
 
-    It keeps the freed activations of a run, scattered over its heap: they would stand below all that comes later, half
-    of the peak of a capture. Takes milliseconds.
+    It keeps what was freed, scattered over its heap, and takes ever larger blocks from there the larger those are that
+    are freed: the activations of a run had twice their size, and stood below all that comes later. Meanwhile each block
+    of 128 KiB or more is a mapping of its own. Afterwards only those of 32 MiB are, which is where a process that frees
+    large tensors ends up by itself; glibc has no way back to a limit that adapts.
     """
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    limits = getattr(libc, "mallopt", None) if _SET_BY_HAND.isdisjoint(os.environ) else None
+    trim = getattr(libc, "malloc_trim", None)
     try:
+        if limits is not None:
+            limits(_MMAP_THRESHOLD, 128 * 2**10)
         yield
     finally:
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+        if limits is not None:
+            limits(_MMAP_THRESHOLD, 32 * 2**20)
+            limits(_TRIM_THRESHOLD, 64 * 2**20)
         if trim is not None:
             trim(0)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Numbers of parameters of ``mallopt``, from malloc.h."""
+
+_SET_BY_HAND = frozenset({"GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"})
+"""Environment variables by which somebody may have set the limits, which then stay."""
 
 
 def in_one_chunk(function: Callable[P, R]) -> Callable[P, R]:
