@@ -87,9 +87,7 @@ def capture(
         ModelError: no tracer served all calls; the message carries every tracer's own reason.
 
     """
-    traced, warnings, asked = _run_eager(callee, calls, dynamic=dynamic)
-    if any(run.is_second for run in traced.expected):
-        detail("Ran forward twice on inputs: once for what it writes to, and once for what autocast computes")
+    traced, warnings, asked = _run_eager(callee, calls, dynamic=dynamic, detail=detail)
     failures: list[tuple[str, Exception]] = []
     for leaves in tracing_choices(traced.comparison):
         for tracer in applicable(bool(traced.comparison.lengths)):
@@ -121,11 +119,13 @@ def capture(
 
 
 def _run_eager(
-    callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool
+    callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool, detail: Callable[[str], None]
 ) -> tuple[TracedCalls, list[str], list[str]]:
     """Take the calls apart, and watch the model compute them for what no graph keeps and who asks for gradients."""
     with strangers(callee.module, callee.name) as strange, asked_for_gradients() as asked:
         traced = take_apart(callee, calls, dynamic=dynamic)
+    if any(run.is_second for run in traced.expected):
+        detail("Ran forward twice on inputs: once for what it writes to, and once for what autocast computes")
     least = min(calls, key=lambda call: element_count(pytree.tree_leaves((call.args, call.kwargs))))
     lost = [*custom_gradients(callee, least), *lost_hooks(callee), *asked.questions, *asked.hooks]
     put_by = {run.unfit: None for run in traced.expected if run.unfit}

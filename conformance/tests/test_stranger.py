@@ -61,7 +61,7 @@ def test_a_strangers_target_goes_from_its_module_to_the_page(report):
         ("dynamic", "relu"): "pass",
         ("operators", "log_softmax"): "deviation:declared",
     }
-    assert sum(document["verdicts"].values()) == document["planned"] > 50
+    assert sum(document["verdicts"].values()) == document["planned"] > 30
     assert (report / "junit.xml").stat().st_size > 0
 
 
