@@ -70,7 +70,7 @@ class _Held:
         """Yield the names of the attributes that it changed, anything new or another object being a change."""
         now, before = self.container, self.contents
         if self.names:
-            yield from (f"{self.name}{n}" for n in {**before, **now} if now.get(n, self) is not before.get(n, self))
+            yield from (f"{self.name}{n}" for n in _rebound(now, before))
         elif not _holds_same(now, before):
             yield self.name
 
@@ -107,13 +107,15 @@ class _Names:
         return True
 
     def changes(self) -> Iterator[str]:
-        now, before = self.found(self.owner), self.bound
-        yield from (f"{self.prefix}{n}" for n in {**before, **now} if now.get(n, self) is not before.get(n, self))
+        return (f"{self.prefix}{n}" for n in self._rebound())
+
+    def _rebound(self) -> Iterator[str]:
+        return _rebound(self.found(self.owner), self.bound)
 
     def restore(self, *, state: bool) -> None:
         del state
         put, drop = _BIND[next(k for k in _BIND if isinstance(self.owner, k))]
-        for name in [n[len(self.prefix) :] for n in self.changes()]:
+        for name in [*self._rebound()]:
             if name in self.bound:
                 put(self.owner, name, self.bound[name])
             else:
@@ -331,6 +333,15 @@ def fits(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
     if old is None or new is None:
         return old is new
     return (old.dtype, old.shape) == (new.dtype, new.shape)
+
+
+_NOTHING = object()
+"""Stands for what a name is bound to that is not bound."""
+
+
+def _rebound(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
+    """Yield the names that are bound to another object than before, or that are new or gone."""
+    return (n for n in {**before, **now} if now.get(n, _NOTHING) is not before.get(n, _NOTHING))
 
 
 def _holds_same(now: Any, before: Any) -> bool:

@@ -118,34 +118,20 @@ class Asked:
     hooks: dict[str, None] = field(default_factory=dict)
 
     def watch(self, function: Callable[..., Any], about: str) -> Callable[..., Any]:
-        """Return the function, noting the lines of the model that call it."""
-
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            line = _asking_line(*args)
-            if line:
-                text = (
-                    f"forward asks at {line} {about}: the compiled module keeps one answer, whatever it is called "
-                    "with; let it be an argument of forward instead"
-                )
-                self.questions[text] = None
-            return function(*args, **kwargs)
-
-        return in_this_thread(asked, function)
+        """Return a function that asks something, noting the lines of the model that call it."""
+        text = (
+            f"forward asks at {{}} {about}: the compiled module keeps one answer, whatever it is called with; "
+            "let it be an argument of forward instead"
+        )
+        return _noting_lines(function, text, self.questions)
 
     def watch_hooks(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, noting the lines of the model at which it registers hooks."""
-
-        def hooked(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            line = _asking_line(tensor)
-            if line:
-                text = (
-                    f"The hook of gradients that forward registers at {line} is lost: in training the compiled module "
-                    "does not call it. Results and exports are not affected"
-                )
-                self.hooks[text] = None
-            return function(tensor, *args, **kwargs)
-
-        return in_this_thread(hooked, function)
+        """Return a function that registers hooks, noting the lines of the model that call it."""
+        text = (
+            "The hook of gradients that forward registers at {} is lost: in training the compiled module does not "
+            "call it. Results and exports are not affected"
+        )
+        return _noting_lines(function, text, self.hooks)
 
 
 @contextlib.contextmanager
@@ -187,6 +173,18 @@ def _names_of(ids: Container[int]) -> Iterator[tuple[ModuleType, str, int]]:
     for module in [*sys.modules.values()]:
         if type(module) is ModuleType:  # others may load what they are asked for
             yield from ((module, name, id(value)) for name, value in [*vars(module).items()] if id(value) in ids)
+
+
+def _noting_lines(function: Callable[..., Any], text: str, texts: dict[str, None]) -> Callable[..., Any]:
+    """Return a function that adds the text, with the line of the model that calls it, to others."""
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        line = _asking_line(*args)
+        if line:
+            texts[text.format(line)] = None
+        return function(*args, **kwargs)
+
+    return in_this_thread(noting, function)
 
 
 def _asking_line(*asked: Any) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator as python_operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -195,11 +196,8 @@ class Importer:
             made = args[1]
         else:
             pure, args, kwargs = functional_overload(target, args, kwargs)
-            around, self._autocast = self._autocast, None  # it casts for no call that writes
-            try:
+            with self._within(None, self._unrecorded):  # autocast casts for no call that writes
                 made = self._functional(node, pure, args, kwargs, is_written=True)
-            finally:
-                self._autocast = around
         for destination, entry in zip(written, made if isinstance(made, list) else [made], strict=False):
             old = self.value_of(destination)
             new = self._fit(self.value_of(entry), old.type)
@@ -232,24 +230,22 @@ class Importer:
 
     def _region(self, node: fx.Node, target: Any) -> Any:
         args = self._entries(node.args)
-        before, detached, known = (self._autocast, self._unrecorded), False, len(self.unsupported)
+        region, unrecorded, detached, known = self._autocast, self._unrecorded, False, len(self.unsupported)
         if target.name() == "wrap_with_set_grad_enabled":
             enabled, inner, *operands = args
             detached = not enabled
-            self._unrecorded = operands if detached else []
+            unrecorded = operands if detached else []
         elif target.name() == "wrap_with_autocast":
             device, dtype, enabled, cache, inner, *operands = args
-            self._autocast = (device, dtype, cache) if enabled else None
+            region = (device, dtype, cache) if enabled else None
         else:
             msg = (
                 f"control flow ({target.name()}) is not supported yet; use torch.where on both results, "
                 "or compile each branch on its own"
             )
             raise ModelError(msg)
-        try:
+        with self._within(region, unrecorded):
             results = self._inline(inner, operands)
-        finally:
-            self._autocast, self._unrecorded = before
         if len(self.unsupported) > known:
             msg = "calls inside it could not be imported"
             raise ModelError(msg)
@@ -257,6 +253,16 @@ class Importer:
             return results
         outer = set(map(id, operands))  # what was written to keeps its history
         return tuple(r if id(r) in outer else self._detached(r) for r in results)
+
+    @contextlib.contextmanager
+    def _within(self, region: Region | None, unrecorded: list[Any]) -> Iterator[None]:
+        """Import as within these regions of autocast and of no_grad."""
+        before = self._autocast, self._unrecorded
+        self._autocast, self._unrecorded = region, unrecorded
+        try:
+            yield
+        finally:
+            self._autocast, self._unrecorded = before
 
     def _detached(self, entry: Any) -> Any:
         """Stop gradients where a no_grad region ends."""
@@ -292,12 +298,8 @@ class Importer:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)
         self.aliases.track(program)
-        around = self._autocast
-        self._autocast = None if region is not None else around  # the program has its casts already
-        try:
+        with self._within(self._autocast if region is None else None, self._unrecorded):  # else it has its casts
             results = self._inline(program, [self._env[n] for n in operands])
-        finally:
-            self._autocast = around
         inner = [call.call for call in self.unsupported[known:]]
         if inner:  # the user wrote the outer call
             del self.unsupported[known:]

@@ -33,7 +33,7 @@ DATA_DEPENDENT_ADVICE = (
 )
 """What to write instead of Python that asks for the value of a tensor."""
 
-DATA_DEPENDENT = ("data-dependent", "control flow", "Dynamic control flow", "Data-dependent", "Data dependent")
+DATA_DEPENDENT = ("data-dependent", "Data-dependent", "Data dependent", "control flow")
 """What tracers call it."""
 
 

@@ -36,50 +36,35 @@ class Suppressing(Model):
         return self.layer(x)
 
 
-class Guessing(Model):
-    def forward(self, x):
-        try:
-            large = float(x.max()) > 0.5
-        except Exception:  # noqa: BLE001 - as models do
-            large = True
-        return self.layer(x) if large else x
-
-
-class Leaving(Model):
-    """What tells is read from NumPy's array, which a trace has not."""
+class Asking(Model):
+    def __init__(self, ask, error):
+        super().__init__()
+        self.ask, self.error = ask, error
 
     def forward(self, x):
         try:
-            large = bool(x.numpy().max() > 0.5)
-        except RuntimeError:
-            large = True
-        return self.layer(x) if large else x
+            found = self.ask(x)
+        except self.error:
+            found = True
+        return self.layer(x) if found else x
 
 
-class Comparing(Model):
-    def forward(self, x):
-        try:
-            same = torch.equal(x, x + 1)
-        except RuntimeError:
-            same = True
-        return self.layer(x) if same else x
+MODELS = {
+    "a branch": Raising(),
+    "a suppressed float": Suppressing(),
+    "float": Asking(lambda x: float(x.max()) > 0.5, Exception),
+    "an array of NumPy's": Asking(lambda x: bool(x.numpy().max() > 0.5), RuntimeError),
+    "equal": Asking(lambda x: torch.equal(x, x + 1), RuntimeError),
+    "an index": Asking(lambda x: [False, True][(x.max() > 0.5).long()], Exception),
+}
 
 
-class Looking(Model):
-    def forward(self, x):
-        try:
-            factor = [1, 2][(x.max() > 0.5).long()]
-        except Exception:  # noqa: BLE001 - as models do
-            factor = 3
-        return self.layer(x) * factor
-
-
-@pytest.mark.parametrize("model", [Raising, Suppressing, Guessing, Leaving, Comparing, Looking])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_a_trace_in_which_the_model_catches_an_error_of_the_tracer_is_refused_with_its_line(model):
     with pytest.raises(
         ModelError, match=r"Error: \w+ at test_catching.py:\d+, which the model itself catches: "
     ) as caught:
-        clika_compile(model(), tracing_inputs=[torch.rand(2, 3) + 0.5])
+        clika_compile(model, tracing_inputs=[torch.rand(2, 3) + 0.5])
     assert "choose with torch.where(condition, a, b)" in str(caught.value)
 
 
