@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from clika_ref.core.ir import Graph
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Value
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 
@@ -46,6 +50,15 @@ class Case:
     """What a deviation may be matched by and a report shows: attributes, shapes."""
     passes: bool = False
     """Whether the passes of the standard pipeline and of the target come before compiling, as in an export."""
+
+    @cached_property
+    def tensors(self) -> Mapping[Value, torch.Tensor]:
+        """What each value holds on the first inputs; leaves alone where eager refuses these."""
+        constants = {v: v.data for v in self.graph.constants.values() if v.data is not None}
+        found = {**dict(zip(self.graph.inputs, self.runs[0].inputs, strict=True)), **constants}
+        with suppress(ClikaError), torch.no_grad():
+            interpret(self.graph, self.runs[0].inputs, lambda n, made: found.update(zip(n.outputs, made, strict=True)))
+        return {value: tensor.detach() if tensor.requires_grad else tensor for value, tensor in found.items()}
 
 
 @dataclass(frozen=True)

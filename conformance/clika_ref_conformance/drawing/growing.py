@@ -66,7 +66,7 @@ class Growth:
             value = self.graph.add_constant(data, leaf.name or f"layer{len(self.graph.constants)}.weight")
         else:
             value = self.graph.add_input(_type(leaf), leaf.name or f"x{len(self.graph.inputs)}")
-        self.tensors[value] = leaf.tensor.detach()
+        self.tensors[value] = leaf.tensor.detach() if leaf.tensor.requires_grad else leaf.tensor
         return value
 
     def place(self, op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Node | None:
@@ -85,7 +85,11 @@ class Growth:
         if problem is not None:
             return self.reject(op, problem)
         leaves = {id(o): self.leaf(o) for o in {id(o): o for o in operands if isinstance(o, Leaf)}.values()}
-        node = self.graph.insert(Node(op, [leaves.get(id(o), o) for o in operands], dict(attrs)), types)
+        return self.add(Node(op, [leaves.get(id(o), o) for o in operands], dict(attrs)), types, results)
+
+    def add(self, node: Node, types: Sequence[TensorType], results: Sequence[torch.Tensor]) -> Node:
+        """Add a legal call of which the results are known."""
+        self.graph.insert(node, types)
         self.tensors.update(zip(node.outputs, results, strict=True))
         return node
 

@@ -23,7 +23,7 @@ from clika_ref.core.registry import Registry
 from clika_ref.saving.graph_format import decode, graph_from_json
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.deviations import declared_deviations
-from clika_ref_conformance.drawing.motifs.near_misses import OWN_OPERATORS
+from clika_ref_conformance.drawing.motifs.rebuilding import OWN_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.checking import BROKEN_PLAN, planned, run_check
 from clika_ref_conformance.execution.levels import LEVELS, level_at

@@ -16,7 +16,8 @@ from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case
 from clika_ref_conformance.drawing.growing import Leaf
 from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED, Drawing
-from clika_ref_conformance.drawing.motifs.near_misses import Operators, Rebuilding, is_checked, sampled_values
+from clika_ref_conformance.drawing.motifs.near_misses import Operators, sampled_values
+from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding, is_checked
 
 ALIKE = 4
 """Places at which two large constants differ, one at a time."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
@@ -330,20 +329,12 @@ def cut(case: Case, position: int | None, drop: int | None = None) -> Case:
     nodes = list(graph.nodes)
     inputs = list(run.inputs)
     gone = None if position is None else nodes[position]
-    if gone is not None:
-        for value, tensor in zip(gone.outputs, computed(case.graph, run.inputs)[position], strict=True):
+    if position is not None:
+        for value, old in zip(nodes[position].outputs, list(case.graph.nodes)[position].outputs, strict=True):
             if any(isinstance(use.user, Node) for use in value.uses):
                 graph.replace(value, graph.add_input(value.type, f"cut_{value.name}"))
-                inputs.append(tensor)
+                inputs.append(case.tensors[old])
     return _copied(case.name, graph, inputs, gone, drop)
-
-
-def computed(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[int | None, tuple[torch.Tensor, ...]]:
-    """Return what each node computes on a set of inputs, by its position in the graph."""
-    seen: dict[int | None, tuple[torch.Tensor, ...]] = {}
-    with torch.no_grad():
-        interpret(graph, inputs, lambda _, results: seen.update({len(seen): results}))
-    return seen
 
 
 def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node | None, drop: int | None) -> Case:

@@ -13,7 +13,8 @@ from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.growing import Leaf
-from clika_ref_conformance.drawing.motifs.near_misses import Operators, Rebuilding, is_checked
+from clika_ref_conformance.drawing.motifs.near_misses import Operators
+from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding, is_checked
 
 SYMBOL = "n"
 

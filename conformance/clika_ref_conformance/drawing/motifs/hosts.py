@@ -9,7 +9,7 @@ from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case
 from clika_ref_conformance.drawing.motifs.drawing import Drawing
-from clika_ref_conformance.drawing.motifs.near_misses import Rebuilding
+from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
 
 NODES = (1, 4)
 """Nodes drawn before a motif and behind it, the fewest and the most."""

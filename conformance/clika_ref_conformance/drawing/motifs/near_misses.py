@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 from random import Random
 from typing import Any
@@ -13,97 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clika_ref.core.accuracy import EXACT
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Node, Value
-from clika_ref.core.operators import Operator, operator
+from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Descriptions, random_draw
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.growing import Growth, Leaf
+from clika_ref_conformance.drawing.growing import Leaf
 from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED
+from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding, conformance_step, conformance_tap, is_checked
 
 Operators = Mapping[str, Operator]
 Makes = Callable[[Case, Operators], Iterator[Case | None]]
 """Yields the near misses of a motif; None for one that is not legal."""
-
-
-@operator(error=EXACT)
-def conformance_tap(x: Tensor) -> Tensor:
-    """``x``: a reader that no pass knows."""
-    return x.clone()
-
-
-@operator(error=EXACT)
-def conformance_step(x: Tensor) -> Tensor:
-    """``x + 1``, or of bools the other: what a call may leave in its state."""
-    return ~x if x.dtype == torch.bool else x + 1
-
-
-OWN_OPERATORS = {op.name: op for op in (conformance_tap, conformance_step)}
-"""Operators of the suite, which no plugin provides and a reproducer may hold."""
-
-
-def is_checked(case: Case) -> bool:
-    """Whether PyTorch refuses every illegal form of a case, rather than to corrupt memory."""
-    return UNCHECKED.isdisjoint(node.kind for node in case.graph.nodes)
-
-
-@dataclass
-class Rebuilding:
-    """Builds a case again, call by call, with something changed on the way."""
-
-    case: Case
-    growth: Growth
-    mapping: dict[Value, Any]
-
-    @classmethod
-    def of(cls, case: Case) -> Rebuilding:
-        """Start with nothing but an empty graph."""
-        return cls(case, Growth(), {})
-
-    @property
-    def leaves(self) -> list[tuple[Value, Tensor]]:
-        """The inputs and constants of the case, with their elements."""
-        graph = self.case.graph
-        constants = [(v, v.data.detach()) for v in graph.constants.values() if v.data is not None]
-        return [*zip(graph.inputs, self.case.runs[0].inputs, strict=True), *constants]
-
-    def take_leaves(self, change: Callable[[Value, Leaf], Leaf] = lambda _, leaf: leaf) -> None:
-        """Add every leaf, changed."""
-        for value, tensor in self.leaves:
-            leaf = change(value, Leaf(tensor, value.is_constant, name=value.name))
-            self.mapping[value] = self.growth.leaf(leaf)
-
-    def take(self, node: Node, inputs: Sequence[Any] | None = None, attrs: Mapping[str, Any] | None = None) -> bool:
-        """Add a node, on other operands or with other attributes; say whether that is legal."""
-        operands = [self.now(v) for v in (node.inputs if inputs is None else inputs)]
-        new = self.growth.place(node.op, operands, node.attrs if attrs is None else attrs)
-        if new is None or len(new.outputs) != len(node.outputs):
-            return False
-        self.mapping.update(zip(node.outputs, new.outputs, strict=True))
-        return True
-
-    def take_nodes(self) -> bool:
-        """Add every node as it is; say whether that is legal."""
-        return all(self.take(node) for node in self.case.graph.nodes)
-
-    def now(self, item: Any) -> Any:
-        """Return what an operand has become."""
-        return self.mapping.get(item, item) if isinstance(item, Value) else item
-
-    def done(self, name: str, extra: Sequence[Value] = (), *, first: bool = False, tapped: bool = True) -> Case:
-        """Return the case, with outputs before or behind its own.
-
-        What is returned is ``tapped``, which means read by a node that is returned instead: no pass may put an input,
-        or another output, in the place of an output, and it would not show where it wanted to.
-        """
-        own = [self.now(v) for v in self.case.graph.outputs]
-        outputs = [*extra, *own] if first else [*own, *extra]
-        return self.growth.finish(name, [self._tapped(v) for v in outputs] if tapped else outputs)
-
-    def _tapped(self, value: Value) -> Value:
-        tap = self.growth.place(conformance_tap, [value], {})
-        return value if tap is None else tap.output
 
 
 def _changed_calls(
@@ -171,11 +92,19 @@ def _near(value: Any) -> Iterator[Any]:
 
 
 def _sampled(op: Operator, name: str) -> Iterator[Any]:
-    if op.sampler is None:
-        return
-    for seed in range(8):
-        call = op.sampler(random_draw(Random(seed)), Descriptions())  # noqa: S311 - no secret
-        yield op.call(*call.operands, **call.attrs).attrs[name]
+    yield from (attrs[name] for attrs in sampled_attrs(op))
+
+
+SAMPLED = 8
+"""Sampled calls of an operator that show its attributes."""
+
+
+@cache
+def sampled_attrs(op: Operator) -> list[Mapping[str, Any]]:
+    """Return the attributes of some sampled calls of an operator."""
+    sampler = op.sampler
+    calls = [sampler(random_draw(Random(n)), Descriptions()) for n in range(SAMPLED)] if sampler else []  # noqa: S311 - no secret
+    return [op.call(*call.operands, **call.attrs).attrs for call in calls]
 
 
 def operands_swapped(case: Case, _: Operators) -> Iterator[Case | None]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import Descriptions, random_draw
 from clika_ref_conformance.cases import Case
 from clika_ref_conformance.drawing.growing import Leaf
 from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED, Drawing
-from clika_ref_conformance.drawing.motifs.near_misses import Operators, Rebuilding
+from clika_ref_conformance.drawing.motifs.near_misses import Operators, sampled_attrs
+from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
 
 DRAWS = 8
 """Calls drawn for each node in search of a motif."""
@@ -78,13 +78,8 @@ def _with_neutral(operands: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 def _sampled_attrs(op: Operator) -> list[Mapping[str, Any]]:
     """Return the attributes of the first sampled calls that differ in them."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for seed in range(DRAWS if op.sampler else 0):
-        assert op.sampler is not None
-        call = op.sampler(random_draw(Random(seed)), Descriptions())  # noqa: S311 - no secret
-        attrs = op.call(*call.operands, **call.attrs).attrs
-        found.setdefault(repr(attrs), attrs)
-    return list(found.values())[:FORMS]
+    found = {repr(attrs): attrs for attrs in reversed(sampled_attrs(op))}
+    return [*reversed(found.values())][:FORMS]
 
 
 def _redrawn(random: Random, motif: Case, position: int, op: Operator, *, draws: int = DRAWS) -> Iterator[Rebuilding]:

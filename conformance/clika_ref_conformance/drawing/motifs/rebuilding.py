@@ -1,0 +1,109 @@
+"""A case built again, call by call, with something changed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import EXACT
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.operators import operator
+from clika_ref_conformance.cases import Case
+from clika_ref_conformance.drawing.growing import Growth, Leaf
+from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED
+
+
+@operator(error=EXACT)
+def conformance_tap(x: Tensor) -> Tensor:
+    """``x``: a reader that no pass knows."""
+    return x.clone()
+
+
+@operator(error=EXACT)
+def conformance_step(x: Tensor) -> Tensor:
+    """``x + 1``, or of bools the other: what a call may leave in its state."""
+    return ~x if x.dtype == torch.bool else x + 1
+
+
+OWN_OPERATORS = {op.name: op for op in (conformance_tap, conformance_step)}
+"""Operators of the suite, which no plugin provides and a reproducer may hold."""
+
+
+def is_checked(case: Case) -> bool:
+    """Whether PyTorch refuses every illegal form of a case, rather than to corrupt memory."""
+    return UNCHECKED.isdisjoint(node.kind for node in case.graph.nodes)
+
+
+@dataclass
+class Rebuilding:
+    """Builds a case again, call by call, with something changed on the way."""
+
+    case: Case
+    growth: Growth
+    mapping: dict[Value, Any]
+
+    @classmethod
+    def of(cls, case: Case) -> Rebuilding:
+        """Start with nothing but an empty graph."""
+        return cls(case, Growth(), {})
+
+    @property
+    def leaves(self) -> list[tuple[Value, Tensor]]:
+        """The inputs and constants of the case, with their elements."""
+        graph = self.case.graph
+        constants = [v for v in graph.constants.values() if v.data is not None]
+        return [(v, self.case.tensors[v]) for v in (*graph.inputs, *constants)]
+
+    def take_leaves(self, change: Callable[[Value, Leaf], Leaf] = lambda _, leaf: leaf) -> None:
+        """Add every leaf, changed."""
+        for value, tensor in self.leaves:
+            leaf = change(value, Leaf(tensor, value.is_constant, name=value.name))
+            self.mapping[value] = self.growth.leaf(leaf)
+
+    def take(self, node: Node, inputs: Sequence[Any] | None = None, attrs: Mapping[str, Any] | None = None) -> bool:
+        """Add a node, on other operands or with other attributes; say whether that is legal."""
+        operands = [self.now(v) for v in (node.inputs if inputs is None else inputs)]
+        attrs = node.attrs if attrs is None else attrs
+        if inputs is None and attrs is node.attrs and self._is_known(node):
+            types, results = [v.type for v in node.outputs], [self.case.tensors[v] for v in node.outputs]
+            new = self.growth.add(Node(node.op, operands, dict(attrs)), types, results)
+        else:
+            new = self.growth.place(node.op, operands, attrs)
+        if new is None or len(new.outputs) != len(node.outputs):
+            return False
+        self.mapping.update(zip(node.outputs, new.outputs, strict=True))
+        return True
+
+    def _is_known(self, node: Node) -> bool:
+        """Whether a node reads what it reads in the case, and so makes what it makes there."""
+        known, twins = self.case.tensors, [(v, self.mapping.get(v)) for v in node.inputs if isinstance(v, Value)]
+        return known.keys() >= {*node.outputs} and all(
+            isinstance(twin, Value) and twin.type == v.type and self.growth.tensors[twin] is known[v]
+            for v, twin in twins
+        )
+
+    def take_nodes(self) -> bool:
+        """Add every node as it is; say whether that is legal."""
+        return all(self.take(node) for node in self.case.graph.nodes)
+
+    def now(self, item: Any) -> Any:
+        """Return what an operand has become."""
+        return self.mapping.get(item, item) if isinstance(item, Value) else item
+
+    def done(self, name: str, extra: Sequence[Value] = (), *, first: bool = False, tapped: bool = True) -> Case:
+        """Return the case, with outputs before or behind its own.
+
+        What is returned is ``tapped``, which means read by a node that is returned instead: no pass may put an input,
+        or another output, in the place of an output, and it would not show where it wanted to.
+        """
+        own = [self.now(v) for v in self.case.graph.outputs]
+        outputs = [*extra, *own] if first else [*own, *extra]
+        return self.growth.finish(name, [self._tapped(v) for v in outputs] if tapped else outputs)
+
+    def _tapped(self, value: Value) -> Value:
+        tap = Node(conformance_tap, [value], {})
+        return self.growth.add(tap, [value.type], [self.growth.tensors[value].clone()]).output
