@@ -65,11 +65,6 @@ def short_line(filename: str, line: int) -> str:
     return f"{Path(filename).name}:{line}"
 
 
-def is_pytorchs_line(line: str) -> bool:
-    """Whether what `short_line` returned is of a file of PyTorch; `MODULE_CALL` stands for code that the user typed."""
-    return line.startswith("torch/") and not line.startswith(short_line(MODULE_CALL, 0)[:-1])
-
-
 def origin_of(meta: dict[str, Any]) -> Origin:
     """Return the origin of a traced call from what the tracer noted of it."""
     stack = meta.get("nn_module_stack") or {}
@@ -86,4 +81,4 @@ def _path(path: str) -> str:
 def _lines(stack_trace: str) -> tuple[str, ...]:
     frames = [(name, int(line)) for name, line in _FRAME.findall(stack_trace)]
     own = [f for f in frames if is_users(f[0])]
-    return tuple(short_line(*f) for f in (own or frames[-1:]))
+    return tuple(short_line(*f) for f in own or [f for f in frames if not f[0].startswith(HOUSE)][-1:])

@@ -15,6 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as torch_sympy
 
+from clika_ref.capture.locating import LocatedSLoc
 from clika_ref.capture.origins import HOUSE, MODULE_CALL, TORCH, is_operator_inside, is_packaged, short_line
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Value
@@ -215,10 +216,12 @@ def _plain(expr: sympy.Basic) -> Any:
 
 
 def _line(sloc: Any) -> str:
-    """Return the line that asked for a guard; none where it is one of ours (`composites`), of which no user knows."""
+    """Return the line of the model that asked for a guard, or of PyTorch, never of ours (`composites`)."""
     written = _USER_LINE.search(str(sloc.maybe_user_loc or ""))
     if written:
         return short_line(_unshortened(written[2], int(written[3]), written[1].strip()), int(written[3]))
+    if isinstance(sloc, LocatedSLoc) and sloc.model is not None:
+        return short_line(sloc.model.filename, sloc.model.lineno or 0)
     frame = sloc.framework_loc
     if not isinstance(frame, traceback.FrameSummary):
         return str(frame or "")

@@ -16,13 +16,14 @@ import torch
 import torch.export._trace  # torch would import it, and make its logger, during the first trace
 from torch._ops import OpOverload
 from torch.fx.experimental import _config as symbol_config
-from torch.fx.proxy import _STACK_TRACE_ANCHORS, TraceError
+from torch.fx.proxy import TraceError
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.eager import without_fast_path
 from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.locating import located
 from clika_ref.capture.replacing import in_this_thread, replaced
 
 NOISY = ("torch.fx.experimental.symbolic_shapes.", "torch.export.", "torch._dynamo.")
@@ -113,7 +114,7 @@ def trace(
     with (
         _sizes_of_0_and_1(tracer),
         _plain_transformers(),
-        _lines_inside(module),
+        located(__file__),
         for_any_size(),
         _data_as_a_call(),
         _inference_as_grad_mode(),
@@ -168,21 +169,6 @@ def _caches_allowed() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export", UserWarning)
         yield
-
-
-@contextlib.contextmanager
-def _lines_inside(module: torch.nn.Module) -> Iterator[None]:
-    """Let tracers note the lines of a function that stands in for forward: by themselves they know that name only."""
-    code = getattr(module.__dict__.get("forward"), "__code__", None)
-    anchor = (code.co_filename, code.co_name) if code is not None else None
-    if anchor is None or anchor in _STACK_TRACE_ANCHORS:
-        yield
-        return
-    _STACK_TRACE_ANCHORS.add(anchor)
-    try:
-        yield
-    finally:
-        _STACK_TRACE_ANCHORS.discard(anchor)
 
 
 @contextlib.contextmanager

@@ -7,37 +7,38 @@ from typing import Any
 import sympy
 from torch.utils._sympy import functions as torch_sympy
 
-from clika_ref.capture.origins import is_pytorchs_line
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import Guard
 from clika_ref.reporting.log import CompilationLog
+
+SHOWN = 5
+"""Guards that the warning names."""
 
 MINIMA = (sympy.Min, torch_sympy.Min)
 
 
 def report_unchecked(graph: Graph, log: CompilationLog) -> None:
-    """Warn of branches of the model's own Python; what PyTorch's needs of sizes is left to the file of the log.
+    """Warn of what the artifact does not check; where it is long, all of it stands in the file of the log.
 
-    Beyond the latter the model mostly fails itself (fewer rows than ``topk`` takes), or nothing changes. Packages that
-    models come from branch as users do: torchvision's Swin shifts no windows of images that are smaller than two.
+    Some are branches of the model's own Python, some what PyTorch's operators need: beyond the latter the model may
+    fail (fewer rows than ``topk`` takes), or compute something else (`chunk` returns fewer parts).
     """
-    branches, limits = unchecked_guards(graph)
-    if branches:
+    guards = unchecked_guards(graph)
+    if guards:
+        more = f"; and {len(guards) - SHOWN} more, in the log" if len(guards) > SHOWN else ""
         log.warning(
-            f"the artifact does not check, as the module does, that {'; '.join(map(str, branches))}: "
-            "where that does not hold, it may return other numbers than the model"
+            f"the artifact does not check, as the module does, that {'; '.join(map(str, guards[:SHOWN]))}{more}: "
+            "where that does not hold, it may fail, or return other numbers than the model"
         )
-    if limits:
-        shown = "\n".join(f"+ {guard}" for guard in limits)
+    if len(guards) > SHOWN:
+        shown = "\n".join(f"+ {guard}" for guard in guards)
         log.detail(f"The artifact serves only sizes for which this holds, without checking it:\n{shown}")
 
 
-def unchecked_guards(graph: Graph) -> tuple[list[Guard], list[Guard]]:
-    """Return the guards of lines outside PyTorch, and the others, without what holds wherever no side is 0."""
+def unchecked_guards(graph: Graph) -> list[Guard]:
+    """Return the guards of a graph without what holds wherever no side is 0."""
     found = {g.relation: g for g in map(_plain, graph.guards)}
-    asked = [g for g in found.values() if not _is_given(graph, g) and not _follows(g, found)]
-    branches = [g for g in asked if g.line and not is_pytorchs_line(g.line)]
-    return branches, [g for g in asked if g not in branches]
+    return [g for g in found.values() if not _is_given(graph, g) and not _follows(g, found)]
 
 
 def _plain(guard: Guard) -> Guard:

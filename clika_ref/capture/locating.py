@@ -1,0 +1,71 @@
+"""Which line of the model a trace is at: tracers know functions called ``forward``, and guards lines of PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from traceback import FrameSummary, StackSummary
+from types import FrameType
+from typing import Any
+
+from torch._guards import SLoc
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
+from torch.fx.proxy import TracerBase
+
+from clika_ref.capture.catching import is_models
+from clika_ref.capture.origins import is_users
+from clika_ref.capture.replacing import replaced
+
+EVALUATED = "<string>"
+"""The file of code from a text, such as ours that gives a function another signature."""
+
+
+@dataclass(frozen=True)
+class LocatedSLoc(SLoc):
+    """Where a guard was asked for, with the innermost line of the model."""
+
+    model: FrameSummary | None = None
+
+
+@contextlib.contextmanager
+def located(outermost: str) -> Iterator[None]:
+    """Let traced calls and guards know the lines of the model, which stand within those of a file of ours."""
+    summary, frames = ShapeEnv._get_stack_summary, TracerBase._filter_traceback_frames
+
+    def summarize(env: ShapeEnv, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:  # noqa: FBT001, FBT002 - PyTorch's
+        asking: Any = framework_loc or _innermost(_is_interesting)
+        place, debug = summary(env, is_debug, asking)
+        model = _innermost(_is_of_model, outermost)
+        return LocatedSLoc(place.framework_loc, place.maybe_user_loc, model), debug
+
+    def chosen(tracer: TracerBase, stack: StackSummary) -> StackSummary:
+        kept = frames(tracer, stack)
+        return kept if any(is_users(f.filename) for f in kept) else StackSummary.from_list(_within(outermost, stack))
+
+    with replaced({(ShapeEnv, "_get_stack_summary"): summarize, (TracerBase, "_filter_traceback_frames"): chosen}):
+        yield
+
+
+def _innermost(is_meant: Callable[[FrameType], bool], outermost: str = "") -> FrameSummary | None:
+    """Return the innermost frame that is meant, of those within a file."""
+    frame: FrameType | None = sys._getframe(2)  # that which asks for a summary
+    while frame is not None and frame.f_code.co_filename != outermost:
+        if is_meant(frame):
+            return FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def _is_interesting(frame: FrameType) -> bool:
+    return frame.f_code.co_filename not in uninteresting_files()
+
+
+def _is_of_model(frame: FrameType) -> bool:
+    return is_models(frame) and frame.f_code.co_filename != EVALUATED
+
+
+def _within(outermost: str, stack: StackSummary) -> list[FrameSummary]:
+    start = max((i for i, frame in enumerate(stack) if frame.filename == outermost), default=len(stack))
+    return [frame for frame in stack[start:] if is_users(frame.filename) and frame.filename != EVALUATED]
