@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MethodType
@@ -14,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from clika_ref.autocast import outside_autocast, surrounding_autocast
 from clika_ref.capture.inputs import pack
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes, to_fx
@@ -110,9 +112,27 @@ class ClikaModule(nn.Module):
         signature = self._clika_signature
         inputs = signature.graph_inputs(signature.flatten(args, kwargs))
         self._check(inputs)
-        results = self._clika_run(self, *inputs)
+        if signature.autocast is None:
+            results = self._clika_run(self, *inputs)
+        else:
+            self._warn_of_autocast(signature.autocast)
+            with outside_autocast():
+                results = self._clika_run(self, *inputs)
         sizes = read_sizes(self._clika_graph, inputs) if signature.needs_sizes else {}
         return signature.unflatten(results, sizes)
+
+    def _warn_of_autocast(self, compiled_in: str) -> None:
+        """Warn where the autocast regions around a call would cast otherwise than the graph, which holds its casts."""
+        if torch.compiler.is_compiling():
+            return
+        around = surrounding_autocast()
+        if around != compiled_in:
+            compiled, called = (f"in torch.autocast ({text})" if text else "outside" for text in (compiled_in, around))
+            msg = (
+                f"{self.graph.name} is called {called}, but was compiled {compiled}, and computes as it would there; "
+                "compile it where it is called"
+            )
+            warnings.warn(msg, stacklevel=2)
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         """Refuse inputs that the graph was not made for: it would return wrong numbers in silence."""
@@ -190,7 +210,7 @@ class ClikaModule(nn.Module):
             self._clika_options,
         )
         deployment = self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
-        with CompilationLog.open(self._clika_logs_dir) as log:
+        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             artifact = export(request, deployment, self._clika_registry or load_registry(), log)
             self._clika_timings.update(log.timings)
         return artifact

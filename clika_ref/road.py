@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from clika_ref.argument_checks import refuse_scripted
+from clika_ref.autocast import outside_autocast
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
 from clika_ref.capture.inputs import ModelCall, refuse_odd_weights
@@ -65,16 +66,17 @@ def _compile(
     deployment: BaseDeploymentSettings | None,
 ) -> ClikaModule | None:
     """Walk the road; return None where a dry run ends it."""
-    with _evaluation_mode(callee, choices):
+    with _evaluation_mode(callee, choices), torch.inference_mode(mode=False):
         calls = feed(callee)
         _warn_of_weights(callee, log)
         captured = _capture(callee, calls, registry, choices, log)
         training = callee.module.training
-        _clean(captured, registry, options, log)
-        if choices.is_dry_run:
-            report_dry_run(captured.graph, registry, deployment, log)
-            return None
-        module = _wrap(captured, callee, registry, choices, log)
+        with outside_autocast():
+            _clean(captured, registry, options, log)
+            if choices.is_dry_run:
+                report_dry_run(captured.graph, registry, deployment, log)
+                return None
+            module = _wrap(captured, callee, registry, choices, log)
     module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
     return module.train(training)
 

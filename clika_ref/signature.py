@@ -78,6 +78,9 @@ class Signature:
     leaves: tuple[Leaf, ...]
     output_spec: pytree.TreeSpec | None = None
     outputs: tuple[OutputLeaf, ...] = field(default=())
+    autocast: str | None = None
+    """The autocast regions around the compilation, where these, or regions of the model, are casts of the graph; "" for
+    none around, None where the graph holds no such casts. Then those around a call act on it as on the original."""
 
     def __post_init__(self) -> None:
         self._has_size = _holds_size(self.output_spec)

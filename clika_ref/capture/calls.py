@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import is_contiguous_or_false
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from clika_ref.core.errors import ModelError
 
@@ -119,3 +121,9 @@ def has_failed(node: fx.Node) -> bool:
     """Whether a call, of which a tracer notes no result, raised what the model then caught, as in eager."""
     returns = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns
     return bool(returns) and node.meta.get("val") is None and not node.users
+
+
+def is_plain(source: Any) -> bool:
+    """Whether a traced tensor fills its memory from the first element on, in order."""
+    fake = source.meta["val"]  # asked without a guard, which would exclude lengths that eager takes
+    return is_contiguous_or_false(fake) and guard_or_false(fake.storage_offset() == 0)

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import is_contiguous_or_false
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils import _pytree as pytree
 
+from clika_ref.autocast import surrounding_autocast
 from clika_ref.capture.aliasing import Aliases, Traced
 from clika_ref.capture.calls import (
     RESHAPES_ITSELF,
     SKIPPED,
     functional_overload,
     has_failed,
+    is_plain,
     squeezed_sides,
     written_arguments,
 )
@@ -62,6 +62,7 @@ class Importer:
         self._env: dict[fx.Node, Any] = {}
         self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
         self._autocast: Region | None = region_around(device)
+        self.autocast = surrounding_autocast() or None  # see `Signature.autocast`
         self._unrecorded: list[Any] = []
         """What a no_grad region got from outside."""
 
@@ -131,7 +132,7 @@ class Importer:
     def _functional(
         self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, *, is_written: bool = False
     ) -> Any:
-        if target is aten.as_strided.default and not _is_plain(node.args[0]):
+        if target is aten.as_strided.default and not is_plain(node.args[0]):
             msg = "as_strided of a view that is not contiguous reads memory that the graph does not have; index instead"
             raise ModelError(msg)
         if target.overloadpacket is aten.squeeze:
@@ -237,6 +238,7 @@ class Importer:
             unrecorded = operands if detached else []
         elif target.name() == "wrap_with_autocast":
             device, dtype, enabled, cache, inner, *operands = args
+            self.autocast = self.autocast or ""
             region = (device, dtype, cache) if enabled else None
         else:
             msg = (
@@ -389,11 +391,6 @@ def _computed_dtypes(
         return [made.dtype for made in infer(op, operands, attrs)]
     except PassError:  # where that is wrong, validation says so
         return [f.dtype for f in fakes]
-
-
-def _is_plain(source: Any) -> bool:
-    fake = source.meta["val"]  # asked without a guard, which would exclude lengths that eager takes
-    return is_contiguous_or_false(fake) and guard_or_false(fake.storage_offset() == 0)
 
 
 def _is_differentiable(type: TensorType) -> bool:

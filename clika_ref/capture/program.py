@@ -12,6 +12,7 @@ from torch import fx
 from torch._subclasses import FakeTensor
 from torch.export.graph_signature import InputKind, InputSpec
 
+from clika_ref.autocast import outside_autocast
 from clika_ref.capture.aliasing import Traced
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.importer import Fallback, Importer
@@ -72,8 +73,9 @@ class ProgramImporter:
         self.roots: dict[str, Traced] = {}
         """The entry of each input and constant; the placeholders of tied ones share it, as they are one tensor."""
 
+    @outside_autocast()
     def imported(self) -> TracedGraph:
-        """Return the graph.
+        """Return the graph, which holds the casts of autocast regions itself.
 
         Raises:
             ModelError: calls are unsupported; all of them are named at once.
@@ -184,6 +186,7 @@ class ProgramImporter:
             tuple(leaves),
             first.structure,
             tuple(described),
+            self.importer.autocast,
         )
 
     def _output(self, entry: Any, name: str) -> OutputLeaf:

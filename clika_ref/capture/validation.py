@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 import torch
 
+from clika_ref.autocast import outside_autocast
 from clika_ref.capture.dimensions import InputSide, element_count, resized
 from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.examples import TracedCalls
@@ -171,7 +172,7 @@ class Validation:
         def hold_to_type(node: Node, results: tuple[torch.Tensor, ...]) -> None:
             broken.extend(types.broken(node, results))
 
-        with trimmed(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with trimmed(), torch.random.fork_rng(devices=[]), torch.no_grad(), outside_autocast():
             outputs, state = interpret(self.result.graph, inputs, hold_to_type)
         if broken:
             return broken[0]

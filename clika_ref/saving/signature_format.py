@@ -41,6 +41,7 @@ def signature_to_json(signature: Signature) -> dict[str, Any]:
         "leaves": [_leaf(leaf) for leaf in signature.leaves],
         "output_spec": structure_to_json(signature.output_spec) if signature.output_spec is not None else None,
         "outputs": [[o.index, encode(o.value), o.name] for o in signature.outputs],
+        "autocast": signature.autocast,
     }
 
 
@@ -58,6 +59,7 @@ def signature_from_json(document: Mapping[str, Any]) -> Signature:
         tuple(LEAVES[kind](name, *map(decode, rest)) for kind, name, *rest in document["leaves"]),
         structure_from_json(document["output_spec"]) if document["output_spec"] is not None else None,
         tuple(OutputLeaf(index, decode(value), name) for index, value, name in document["outputs"]),
+        document.get("autocast"),
     )
 
 

@@ -2,12 +2,13 @@
 
 import copy
 import logging
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from clika_ref import clika_compile
+from clika_ref import ClikaModule, clika_compile
 from clika_ref.capture.callables import callee_of
 from clika_ref.capture.eager import run_eager
 from clika_ref.capture.inputs import ModelCall
@@ -202,3 +203,78 @@ def test_the_log_says_that_forward_ran_twice_for_autocast(tmp_path, compute):
     model = Region(compute) if compute else nn.Linear(4, 4)
     clika_compile(model, tracing_inputs=[torch.randn(2, 3, 4)], logs_dir=tmp_path)
     assert next(tmp_path.iterdir()).read_text().count("Ran forward twice on inputs") == (compute is not None)
+
+
+def left(net, x):
+    y = net.layer(x)
+    with torch.autocast("cpu", enabled=False):
+        return net.layer(y.float())
+
+
+def widened(net, x):
+    y = net.layer(x).float() * 70000.0
+    return y, y.logsumexp(-1)
+
+
+class Calling(Region):
+    """The same outside autocast."""
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+@pytest.mark.parametrize("model", [Calling(left), Calling(widened), Region(left), Region(widened)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_regions_of_a_model_that_is_compiled_within_autocast_are_as_in_eager(model, dtype):
+    """The graph, which holds all casts, was run within autocast itself, which cast again."""
+    x = torch.randn(2, 3, 4)
+    with torch.autocast("cpu", dtype=dtype), warnings.catch_warnings(action="error"):
+        module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+        copied = copy.deepcopy(module)
+        torch.testing.assert_close(module(x), model(x), rtol=0, atol=0)
+        torch.testing.assert_close(copied(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("compiled_in", [False, True])
+def test_a_graph_that_holds_casts_says_so_where_those_of_a_call_would_be_others(compiled_in):
+    model, x = Calling(left), torch.randn(2, 3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compiled_in):
+        module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+        expected = model(x)
+    compiled, called = ["outside", r"in torch.autocast \(cpu bfloat16\)"][:: -1 if compiled_in else 1]
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=not compiled_in),
+        pytest.warns(UserWarning, match=f"is called {called}, but was compiled {compiled}, and computes as it would"),
+    ):
+        torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+
+
+def test_autocast_acts_on_a_graph_without_casts_as_on_the_original():
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings(action="error"):
+        torch.testing.assert_close(module(x), model(x), rtol=0, atol=0)
+
+
+def test_casts_are_still_the_graph_s_own_after_loading():
+    model, x = Region(left), torch.randn(2, 3, 4)
+    module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    with torch.autocast("cpu", dtype=torch.float16), pytest.warns(UserWarning, match="was compiled outside"):
+        torch.testing.assert_close(loaded(x), module(x), rtol=0, atol=0)
+
+
+def test_an_export_within_autocast_is_that_outside(tmp_path):
+    module = clika_compile(nn.Linear(4, 4), tracing_inputs=[torch.randn(2, 4)])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module.clika_export(tmp_path / "m.onnx").path.exists()
+
+
+def test_a_model_is_compiled_within_inference_mode_and_can_be_trained():
+    """No tracer could follow a parameter there."""
+    model = nn.Sequential(nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4)).eval()
+    with torch.inference_mode():
+        module = clika_compile(model, tracing_inputs=[torch.randn(2, 3, 5), torch.randn(3, 3, 5)])
+    module(torch.randn(4, 3, 5)).sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
