@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch._dynamo.source import TensorPropertySource
 from torch._guards import tracing
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from clika_ref.capture.inputs import refuse_no_list
 from clika_ref.capture.messages import DATA_DEPENDENT, DATA_DEPENDENT_ADVICE
@@ -206,6 +207,29 @@ _EMPTY = nn.Module()
 """Its attributes are names that no part of a module can bear; a variable can."""
 
 
+class _Interpreter(fx.Interpreter):
+    """Runs Dynamo's graph; autocast regions are entered as contexts, since tracers only note the calls for it."""
+
+    def __init__(self, program: fx.GraphModule) -> None:
+        super().__init__(program)
+        self._regions: list[torch.autocast] = []
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().run(*args, **kwargs)
+        finally:
+            while self._regions:  # of a program that failed within
+                self._regions.pop().__exit__(None, None, None)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is _enter_autocast:
+            self._regions.append(torch.autocast(*args))
+            return self._regions[-1].__enter__()
+        if target is _exit_autocast:
+            return self._regions.pop().__exit__(None, None, None)
+        return super().call_function(target, args, kwargs)
+
+
 class _Rebuilt(nn.Module):
     """Dynamo's graph as a module: weights under their names, tensors as arguments, sizes read from tensors."""
 
@@ -230,7 +254,7 @@ class _Rebuilt(nn.Module):
         for p in self._placeholders:
             if p.kind in ("tensor", "integer"):
                 tensors[p.name] = next(given)
-        return fx.Interpreter(self._program).run(*[self._argument(p, tensors) for p in self._placeholders])
+        return _Interpreter(self._program).run(*[self._argument(p, tensors) for p in self._placeholders])
 
     def _argument(self, p: _Placeholder, tensors: Mapping[str, Any]) -> Any:
         if p.kind == "weight":

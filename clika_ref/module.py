@@ -123,8 +123,6 @@ class ClikaModule(nn.Module):
 
     def _warn_of_autocast(self, compiled_in: str) -> None:
         """Warn where the autocast regions around a call would cast otherwise than the graph, which holds its casts."""
-        if torch.compiler.is_compiling():
-            return
         around = surrounding_autocast()
         if around != compiled_in:
             compiled, called = (f"in torch.autocast ({text})" if text else "outside" for text in (compiled_in, around))

@@ -66,7 +66,7 @@ def _compile(
     deployment: BaseDeploymentSettings | None,
 ) -> ClikaModule | None:
     """Walk the road; return None where a dry run ends it."""
-    with _evaluation_mode(callee, choices), torch.inference_mode(mode=False):
+    with _evaluation_mode(callee, choices), _outside_inference_mode():
         calls = feed(callee)
         _warn_of_weights(callee, log)
         captured = _capture(callee, calls, registry, choices, log)
@@ -79,6 +79,14 @@ def _compile(
             module = _wrap(captured, callee, registry, choices, log)
     module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
     return module.train(training)
+
+
+@contextlib.contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Let tensors be such as tracers follow; gradients are recorded or not as they are around the compilation."""
+    are_recorded = torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(are_recorded):
+        yield
 
 
 def _registry_for(deployment: BaseDeploymentSettings | None) -> Registry:

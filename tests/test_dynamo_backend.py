@@ -270,3 +270,27 @@ def test_options_reach_the_compilation(tmp_path):
 def test_options_that_cannot_be_served_are_refused_by_name(options, message):
     with pytest.raises(ModelError, match=message):
         compile_options(options)
+
+
+class OwnRegion(nn.Module):
+    def __init__(self, outcome=lambda y: y):
+        super().__init__()
+        self.layer, self.outcome = nn.Linear(4, 4), outcome
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.outcome(self.layer(x))
+        return self.layer(y.float())
+
+
+def test_a_model_with_an_autocast_region_is_compiled():
+    """Dynamo's calls that enter it were noted, and what is within traced outside."""
+    model, x = OwnRegion(), torch.randn(2, 4)
+    torch.testing.assert_close(torch.compile(model, backend="clika")(x), model(x), rtol=0, atol=0)
+
+
+def test_a_region_is_left_where_what_is_within_is_refused():
+    model = OwnRegion(torch.special.bessel_j0)
+    with pytest.raises(ModelError, match="bessel_j0"):
+        torch.compile(model, backend="clika")(torch.randn(2, 4))
+    assert not torch.is_autocast_enabled("cpu")

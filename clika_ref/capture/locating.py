@@ -41,8 +41,7 @@ def located(outermost: str) -> Iterator[None]:
         return LocatedSLoc(place.framework_loc, place.maybe_user_loc, model), debug
 
     def chosen(tracer: TracerBase, stack: StackSummary) -> StackSummary:
-        kept = frames(tracer, stack)
-        return kept if any(is_users(f.filename) for f in kept) else StackSummary.from_list(_within(outermost, stack))
+        return StackSummary.from_list(_within(outermost, stack)) or frames(tracer, stack)
 
     with replaced({(ShapeEnv, "_get_stack_summary"): summarize, (TracerBase, "_filter_traceback_frames"): chosen}):
         yield

@@ -178,6 +178,12 @@ class ProgramImporter:
     def _signature(self, leaves: list[Leaf], outputs: Any) -> Signature:
         first = self.traced.expected[0]
         names = leaf_names(first.structure.unflatten(first.leaves))
+        if len(outputs) != len(names):
+            msg = (
+                f"it returns {len(names)} values for input 1, and {len(outputs)} for the one that was traced; a graph "
+                "has a fixed number of values"
+            )
+            raise MismatchError(msg)
         described = [self._output(entry, name) for entry, name in zip(outputs, names, strict=True)]
         return Signature(
             self.traced.parameters,

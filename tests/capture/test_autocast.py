@@ -249,11 +249,22 @@ def test_a_graph_that_holds_casts_says_so_where_those_of_a_call_would_be_others(
         torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
 
 
-def test_autocast_acts_on_a_graph_without_casts_as_on_the_original():
-    model, x = nn.Linear(4, 4), torch.randn(2, 4)
-    module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)), (2, 4)),
+        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (2, 3, 4)),
+        (nn.Sequential(nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(16, 3)), (2, 3, 5)),
+        (nn.MultiheadAttention(4, 2), None),
+    ],
+    ids=["linears", "transformer", "convolution", "attention"],
+)
+def test_autocast_acts_on_a_graph_without_casts_as_on_the_original(model, shape):
+    """A linear layer behind another refused its own bias, which autocast would have cast."""
+    x = (torch.randn(3, 2, 4),) * 3 if shape is None else (torch.randn(shape),)
+    module = clika_compile(model.eval(), tracing_inputs=[x], discard_input_model=False)
     with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings(action="error"):
-        torch.testing.assert_close(module(x), model(x), rtol=0, atol=0)
+        torch.testing.assert_close(module(*x), model(*x), rtol=0, atol=0)
 
 
 def test_casts_are_still_the_graph_s_own_after_loading():
@@ -263,6 +274,12 @@ def test_casts_are_still_the_graph_s_own_after_loading():
     loaded.load_state_dict(module.state_dict())
     with torch.autocast("cpu", dtype=torch.float16), pytest.warns(UserWarning, match="was compiled outside"):
         torch.testing.assert_close(loaded(x), module(x), rtol=0, atol=0)
+
+
+def test_a_traced_call_within_other_regions_is_said_to_be_so():
+    module = clika_compile(Region(left), tracing_inputs=[torch.randn(2, 3, 4)])
+    with torch.autocast("cpu", dtype=torch.float16), pytest.warns(UserWarning, match="was compiled outside"):
+        torch.compile(module, backend="eager")(torch.randn(2, 3, 4))
 
 
 def test_an_export_within_autocast_is_that_outside(tmp_path):
@@ -278,3 +295,27 @@ def test_a_model_is_compiled_within_inference_mode_and_can_be_trained():
         module = clika_compile(model, tracing_inputs=[torch.randn(2, 3, 5), torch.randn(3, 3, 5)])
     module(torch.randn(4, 3, 5)).sum().backward()
     assert all(p.grad is not None for p in module.parameters())
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_code_of_the_user_sees_the_gradient_mode_around_the_compilation(around):
+    seen = []
+
+    def transform(x):
+        seen.append(torch.is_grad_enabled())
+        return x
+
+    with around():
+        clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.randn(2, 3)], data_transform_fn=transform)
+    assert seen == [around is torch.enable_grad]
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_a_branch_on_the_gradient_mode_is_taken_as_around_the_compilation(around):
+    def branching(x):
+        return x * 2 if torch.is_grad_enabled() else x * 3
+
+    x = torch.randn(2, 3)
+    with around():
+        module = clika_compile(branching, tracing_inputs=[x])
+    torch.testing.assert_close(module(x), x * 3)

@@ -52,7 +52,9 @@ def test_a_call_that_writes_inside_its_decomposition_is_captured_for_any_size(na
     module = clika_compile(Calls(function), tracing_inputs=[torch.randn(s) for s in shapes])
     sizes = [a if len({s[i] for s in shapes}) == 1 else a + 5 for i, a in enumerate(shapes[0])]
     x = torch.randn(sizes)
-    torch.testing.assert_close(module(x), function(x), equal_nan=True)
+    expected = function(x)
+    largest = float(expected.abs().nan_to_num(0.0, 0.0).max())  # another order of sums rounds what is of its size
+    torch.testing.assert_close(module(x), expected, equal_nan=True, rtol=1.3e-6, atol=8 * 2.0**-24 * max(largest, 1.0))
 
 
 def test_what_a_decomposition_made_is_written_later():

@@ -45,6 +45,21 @@ def hook(_: nn.Module, _inputs: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x)
 
 
+def helped(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return scaled(2.0, model(x))
+
+
+class Below(nn.Module):
+    """What is called and hooked below a ``forward``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return helped(self.head, x)
+
+
 def hooked() -> nn.Module:
     model = nn.Linear(2, 2)
     model.register_forward_hook(hook)
@@ -66,8 +81,9 @@ def line_of(called) -> str:
         (lambda: Model().predict, Model.predict),
         (lambda: functools.partial(scaled, 2.0), scaled),
         (hooked, hook),
+        (Below, scaled),
     ],
-    ids=["module", "method", "function", "decorated", "partial", "hook"],
+    ids=["module", "method", "function", "decorated", "partial", "hook", "helper"],
 )
 def test_a_node_knows_the_line_that_called_it(make, called):
     module = clika_compile(make(), tracing_inputs=[torch.zeros(1, 2)])

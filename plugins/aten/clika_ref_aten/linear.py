@@ -36,9 +36,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x[..., k] @ weight[n, k].T + bias[n]``; a weight of rank 1 gives one number for each row.
 
     Raises:
-        ValueError: the bias has another dtype, which eager takes or refuses by how the elements of ``x`` lie in memory.
+        ValueError: the bias has another dtype, which eager takes or refuses by how the elements of ``x`` lie in memory;
+            autocast makes them alike.
     """
-    if bias is not None and bias.dtype != x.dtype:
+    if bias is not None and bias.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(f"linear of {x.dtype} takes no bias of {bias.dtype}; convert it to {x.dtype}")
     return F.linear(x, weight, bias)
 
