@@ -3,6 +3,7 @@
 import onnx.defs
 import pytest
 import torch
+from clika_ref_onnxruntime import kernels
 from clika_ref_onnxruntime.kernels import _table
 from clika_ref_onnxruntime.target import OnnxRuntime
 from onnxruntime.capi import _pybind_state as runtime
@@ -100,6 +101,15 @@ def test_a_call_that_needs_a_missing_kernel_is_refused(node, said):
 )
 def test_a_call_that_has_its_kernels_is_not(node):
     assert OnnxRuntime().refusal(node) is None
+
+
+def test_a_call_is_lowered_once_however_often_it_is_asked_of(monkeypatch):
+    lowered = []
+    emit = kernels.emit_alone
+    monkeypatch.setattr(kernels, "emit_alone", lambda node: lowered.append(node.kind) or emit(node))
+    for attrs in ({"negative_slope": 0.3}, {"negative_slope": 0.3}, {"negative_slope": 0.7}):
+        assert OnnxRuntime().refusal(node_of("leaky_relu", (F64, (5, 7)), **attrs)) is None
+    assert lowered == ["leaky_relu"] * 2
 
 
 def test_a_dry_run_tells_what_an_export_would_refuse(tmp_path, capsys):
