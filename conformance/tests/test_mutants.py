@@ -103,6 +103,13 @@ def test_a_mutant_is_found_in_a_worker_and_its_failure_fails_again_in_another():
     assert json.loads(json.dumps(killing.as_json()))["rates"]["1"]["all"] == [1, 1]
 
 
+def test_a_worker_that_the_suite_s_own_fault_ended_kills_nothing(monkeypatch):
+    """What each worker raised of itself was taken for the doing of the mutants: all of them were killed."""
+    monkeypatch.setattr("clika_ref_conformance.mutants.killing.LEVELS", {"mutants": "failing_level"})
+    with pytest.raises(ClikaError, match=r"the suite itself failed on mutants/arithmetic-1-div/.*exit status 7"):
+        kill(chosen_mutants(["arithmetic-1-"]), seeds=(0,), workers=1)
+
+
 def test_words_choose_mutants_by_name_and_by_what_is_wrong():
     assert [m.name for m in chosen_mutants(["arithmetic-1-"])] == ["arithmetic-1-div"]
     assert "norms-2-layer_norm" in [m.name for m in chosen_mutants(["only the last side"])]

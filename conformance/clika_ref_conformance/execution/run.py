@@ -39,6 +39,9 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 RECYCLE_CHECKS = 20_000
 """Checks after which a worker is replaced, if its memory has not asked for it before: starting one takes 3 s."""
 
+EXIT_STATUS = "exit status"
+"""How a verdict says that a worker ended by itself rather than by a signal."""
+
 FRUITLESS = 3
 """Workers that may die in a row of one task without having run a check of it."""
 
@@ -231,8 +234,9 @@ class Execution:
             self.workers.remove(worker)
             worker.end()
 
-    def _on_plan(self, worker: WorkerProcess, names: list[str]) -> None:
-        progress = _progress(worker)
+    def _on_plan(self, worker: WorkerProcess, content: tuple[list[str], str | None]) -> None:
+        progress, (names, first) = _progress(worker), content
+        self._expect_check(worker, first)
         if progress.plan is None:
             progress.plan = names
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -245,16 +249,17 @@ class Execution:
             worker.progress = None
             worker.kill()
 
-    def _on_start(self, worker: WorkerProcess, name: str) -> None:
+    def _expect_check(self, worker: WorkerProcess, name: str | None) -> None:
+        """Allow a worker the time for the check that it starts now; None where its task has no more."""
         profile = self.plan.request.profile
         _progress(worker).started = name
-        worker.expect(profile.case_seconds + profile.shrink_seconds)
+        worker.expect(PLAN_SECONDS if name is None else profile.case_seconds + profile.shrink_seconds)
 
-    def _on_result(self, worker: WorkerProcess, document: dict[str, Any]) -> None:
-        progress = _progress(worker)
-        progress.started, progress.fruitless = None, 0
+    def _on_result(self, worker: WorkerProcess, content: tuple[dict[str, Any], str | None]) -> None:
+        progress, (document, following) = _progress(worker), content
+        progress.fruitless = 0
         worker.checks += 1
-        worker.expect(PLAN_SECONDS)
+        self._expect_check(worker, following)
         self._enter(progress, result_of_json(document))
 
     def _enter(self, progress: Progress, result: Result) -> None:
@@ -361,4 +366,4 @@ def _manner(worker: WorkerProcess) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         return f"{name}: the system was out of memory, or someone ended it" if name == "SIGKILL" else name
-    return f"exit status {code}"
+    return f"{EXIT_STATUS} {code}"

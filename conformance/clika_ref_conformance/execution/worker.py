@@ -102,7 +102,7 @@ class Worker:
         self.channel.write(json.dumps([kind, content]) + "\n")
 
     def do(self, task: Task, done: Mapping[str, str]) -> None:
-        """Plan a task, say the plan, and run those of its checks that are not done yet.
+        """Plan a task, say the plan, and run those of its checks that are not done yet; with each say which is next.
 
         Args:
             task: what to do.
@@ -110,15 +110,15 @@ class Worker:
 
         """
         checks = planned(task, self.suite, self.setup.levels)
-        self.say("plan", [check.name for check in checks])
+        left = [check for check in checks if check.name not in done]
+        started = [*(check.name for check in left), None]
+        self.say("plan", [[check.name for check in checks], started[0]])
         detailed: set[Verdict] = set()
         failures = Counter(v for v in map(Verdict, done.values()) if v.is_failure)
-        for check in checks:
-            if check.name not in done:
-                self.say("start", check.name)
-                outcome = self._enough(check, failures) or run_check(check)
-                failures[outcome.verdict] += outcome.verdict.is_failure
-                self.say("result", result_to_json(self._result(task, outcome, detailed)))
+        for check, following in zip(left, started[1:], strict=True):
+            outcome = self._enough(check, failures) or run_check(check)
+            failures[outcome.verdict] += outcome.verdict.is_failure
+            self.say("result", [result_to_json(self._result(task, outcome, detailed)), following])
         self.say("done", self._settle())
 
     def _enough(self, check: Check, failures: Counter[Verdict]) -> Outcome | None:

@@ -12,7 +12,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations
 from clika_ref_conformance.execution.process import folder_for
-from clika_ref_conformance.execution.run import Execution, Plan, RunRequest, chosen_profile, execution
+from clika_ref_conformance.execution.run import EXIT_STATUS, Execution, Plan, RunRequest, chosen_profile, execution
 from clika_ref_conformance.mutants import replays, trials
 from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.seeding import Mutant
@@ -160,11 +160,23 @@ def _executed(request: RunRequest, tasks: Sequence[Task], folder: str, notice: C
 
     def each(result: Result | None, _: Execution) -> None:
         if result is not None:
+            _require_sound(result)
             notice(result)
 
     with execution(plan, tasks, each) as running:
         running.go()
         return list(_in_order(running, tasks))
+
+
+def _require_sound(result: Result) -> None:
+    """Refuse a result that is the suite's own fault: what a mutant raises in a worker does not end it with a status.
+
+    Raises:
+        ClikaError: it is.
+    """
+    if result.verdict is Verdict.CRASH and EXIT_STATUS in result.comparison.message:
+        msg = f"the suite itself failed on {result.task}, so that nothing is known of it: {result.comparison.message}"
+        raise ClikaError(msg)
 
 
 def _in_order(running: Execution, tasks: Iterable[Task]) -> Iterable[Result]:

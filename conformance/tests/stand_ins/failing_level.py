@@ -1,0 +1,13 @@
+"""A level whose check ends its worker as a fault of the suite does: with a status, not by a signal."""
+
+import os
+
+from clika_ref_conformance.cases import Check
+
+
+def tasks(suite):
+    return []
+
+
+def checks(task, suite):
+    return [Check("kill", lambda: os._exit(7))]
