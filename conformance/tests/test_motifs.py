@@ -1,12 +1,15 @@
 """Motifs and near misses show a pass what its own pattern and tables mention."""
 
+from dataclasses import replace
 from functools import cache
 
 import torch
 from clika_ref_cleanup.fold_batch_norm import RANKS
 from clika_ref_cleanup.layouts import ON_LAST_SIDE
 from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.drawing.growing import Growth
 from clika_ref_conformance.drawing.motifs.finding import cut, find_motifs
+from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
 from clika_ref_conformance.drawing.motifs.varying import call_redrawn, random_instead
 
 from clika_ref.core.inference import Builder
@@ -58,6 +61,19 @@ def test_what_only_a_cut_node_read_is_returned_lest_it_be_dead():
     case = case_of(lambda build, x: [build("neg", build("exp", build("abs", x)))], torch.ones(3))
     small = cut(case, 1)
     assert {value.producer.kind for value in small.graph.outputs} == {"abs", "neg"}
+
+
+def test_what_reads_what_it_read_in_the_motif_is_not_computed_again(monkeypatch):
+    case = case_of(lambda build, x, y: [build("neg", build("exp", x)), build("abs", y)], torch.ones(3), torch.zeros(2))
+    placed = []
+    place = Growth.place
+    monkeypatch.setattr(Growth, "place", lambda g, op, *rest: placed.append(op.name) or place(g, op, *rest))
+    new = Rebuilding.of(case)
+    new.take_leaves(lambda value, leaf: replace(leaf, tensor=leaf.tensor + 1) if value.name == "x0" else leaf)
+    assert new.take_nodes()
+    assert placed == ["exp", "neg"]
+    outputs = [new.growth.tensors[new.now(v)] for v in case.graph.outputs]
+    torch.testing.assert_close(outputs, [-torch.full((3,), 2.0).exp(), torch.zeros(2)])
 
 
 def test_a_random_call_stands_where_a_certain_one_stood():

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from clika_ref_conformance.cases import Task
+from clika_ref_conformance.cases import Outcome, Task
 from clika_ref_conformance.levels import operators
-from clika_ref_conformance.verdicts import Verdict
+from clika_ref_conformance.verdicts import Comparison, Verdict
 from odd_targets import Beginner
 from sampled_operators import named, shift, suite_of
 from torch import Tensor
@@ -192,6 +192,25 @@ def test_vectors_and_rows_follow_the_profile(tmp_path):
         operators.PACK,
         "drawn-00",
     ]
+
+
+def test_special_values_come_with_every_row_and_other_vectors_with_every_other(tmp_path, monkeypatch):
+    """Of one operand there are two places; each further round of two rows has half of the other vectors, in turn."""
+    cases = {}
+    monkeypatch.setattr(operators, "run_case", lambda case, _: cases.setdefault(case.name, case) and DONE)
+    for check in checks(shift, tmp_path, rows=6):
+        if check.name.startswith("cover-0"):
+            check.run()
+    names = [[run.name.partition(":")[0] for run in cases[f"shift-cover-0{i}"].runs] for i in range(6)]
+    special = [sorted(n.rpartition("-")[0] for n in row if n.endswith(("-first", "-last"))) for row in names]
+    assert special == [["inf", "minus-inf", "minus-zero", "nan"]] * 6
+    others = [{n.partition("+")[0].partition("-")[0] for n in row[1:]} - {"nan", "inf", "minus"} for row in names]
+    assert others[2] == others[3]
+    assert others[2] | others[4] == others[0] > others[4] > set()
+    assert not others[2] & others[4]
+
+
+DONE = Outcome("done", Comparison(Verdict.PASS))
 
 
 def test_a_reference_that_writes_into_its_operand_breaks_the_contract(tmp_path, monkeypatch):

@@ -22,7 +22,12 @@ from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
 from clika_ref_conformance.drawing.reducing.sides import fixed_at
-from clika_ref_conformance.drawing.symbolic.calls import SymbolicCall, has_no_elements, symbolic_call
+from clika_ref_conformance.drawing.symbolic.calls import (
+    SymbolicCall,
+    has_no_elements,
+    has_sizes_among_numbers,
+    symbolic_call,
+)
 from clika_ref_conformance.drawing.symbolic.expressions import FILLER, expression_cases
 from clika_ref_conformance.drawing.symbolic.graphs import BATCH, FRAGILE, with_dynamic_side
 from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, draw
@@ -45,8 +50,14 @@ EXPRESSIONS_PER_PROFILE = 2
 PATIENCE = 12
 """Calls that are drawn for each that is wanted: some have no side that may vary, and most are like another."""
 
-OWN_RULE = 5
+OWN_RULE = 3
 """As many times the calls has an operator with a type rule of its own: sizes it computes are computed by the target."""
+
+SIZED = 5
+"""The same of one whose numbers follow sizes as well: what is computed of them differs from call to call."""
+
+LOOKS = 4
+"""Drawn calls that show whether numbers of an operator follow sizes."""
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -64,11 +75,19 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     if task.subject == EXPRESSIONS:
         return _expression_checks(suite)
     op = suite.registry.operators[task.subject]
-    count = max(1, suite.profile.shape_profiles // SIZES_PER_CALL) * (1 if op.type_rule is None else OWN_RULE)
+    count = max(1, suite.profile.shape_profiles // SIZES_PER_CALL) * _share(op, suite.profile.seed)
     pool = Pool(op, suite.profile.seed, count)
     batch = Batch(suite)
     names = [f"sizes-{i}" for i in range(count)]
     return [Check(name, partial(_outcome, pool, index, name, batch)) for index, name in enumerate(names)]
+
+
+def _share(op: Operator, seed: int) -> int:
+    """Return how many times the calls of others an operator has."""
+    if op.type_rule is None:
+        return 1
+    drawn = (draw(op, f"{seed}-{turn}") for turn in range(LOOKS))
+    return SIZED if any(has_sizes_among_numbers(drawing) for drawing in drawn) else OWN_RULE
 
 
 def _graph_checks(suite: Suite) -> list[Check]:

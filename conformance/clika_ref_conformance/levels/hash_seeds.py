@@ -18,7 +18,7 @@ from clika_ref_conformance.drawing.motifs.finding import find_motifs
 from clika_ref_conformance.drawing.motifs.hosts import host
 from clika_ref_conformance.drawing.motifs.mentions import mentions
 
-GRAPHS = 10
+GRAPHS = 6
 """Random graphs of each pass."""
 
 OTHER_SEED = "4242"

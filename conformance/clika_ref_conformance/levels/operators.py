@@ -19,7 +19,7 @@ from clika_ref_conformance.drawing.calls.dtypes import columns
 from clika_ref_conformance.drawing.calls.hypothesis_driver import calls
 from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_variants
 from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.drawing.calls.vectors import runs_of, slots, typical_run
+from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_of, slots, typical_run
 from clika_ref_conformance.drawing.generation import collect_apart, shrink
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.execution.packing import Pack
@@ -127,11 +127,20 @@ class Column:
         return self._packed(COVER_PACK, [self._case(name, self.rows[i], self._vectors(name, i)) for i, name in later])
 
     def _vectors(self, name: str, index: int) -> list[Run]:
-        """Return the vectors of a row; the first row takes the places that the others leave out."""
+        """Return the vectors of a row; the first row takes the places that the others leave out.
+
+        Once special values have stood at every place, each round of further rows has every other of the other vectors.
+        """
         row = self.rows[index]
-        runs = self._runs(row, self._seed(name), index)
+        typical, *runs = self._runs(row, self._seed(name), index)
+        places = slots(row.call.operands)
+        rounds = index // places if places else 0
+        if rounds:
+            special = [run for run in runs if run.name.startswith(tuple(SPECIAL))]
+            runs = [*special, *[run for run in runs if run not in special][rounds % 2 :: 2]]
+        runs = [typical, *runs]
         names = {run.name for run in runs}
-        for later in range(len(self.rows), slots(row.call.operands)) if not index else ():
+        for later in range(len(self.rows), places) if not index else ():
             more = self._runs(row, self._seed(name), later)
             runs += [run for run in more if run.name not in names]
             names.update(run.name for run in more)

@@ -173,11 +173,11 @@ class Trial:
     def near_miss(self, makes: near_misses.Makes, motifs: Callable[[], Iterable[Case]]) -> Callable[[], Outcome]:
         """Return the check of the pass on one sort of near misses of some of its motifs, which take turns.
 
-        What a pass may round takes ten times as long to judge as what it must keep: then there are as many as there
-        are random graphs.
+        What a pass may round takes ten times as long to judge as what it must keep: then there are half as many as
+        there are random graphs.
         """
         graphs = self.suite.profile.pass_graphs
-        limit = None if self.p.error.kind == "exact" else graphs
+        limit = None if self.p.error.kind == "exact" else graphs // 2
 
         def of_motif(motif: Case) -> Iterator[Case]:
             every = islice(makes(motif, self._operators), graphs // 2)

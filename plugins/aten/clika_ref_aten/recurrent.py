@@ -124,7 +124,7 @@ def _stacked(op, directions, gates):
 
 def _samples(gates, states):
     def sample(draw, s):
-        layers, directions = draw(s.choice(1, 2, 3)), draw(s.choice(1, 2))
+        layers, directions = draw(s.choice(1, 2)), draw(s.choice(1, 2))
         batch_first, has_biases = draw(s.booleans()), draw(s.choice(True, False))
         length, batch, width, hidden = (draw(s.integers(1, 4)) for _ in range(4))
         params = []

@@ -160,6 +160,11 @@ def has_no_elements(drawing: Drawing) -> bool:
     return any(not tensor.numel() for tensor in tensors)
 
 
+def has_sizes_among_numbers(drawing: Drawing) -> bool:
+    """Whether a number of a drawn call, that is no side of a tensor, follows the sizes."""
+    return bool(following(drawing).keys() - {position for position, _, _ in _tensor_sides(drawing.call)})
+
+
 def _has_no_legal_element(sample: TensorSample) -> bool:
     """Whether a tensor has elements, none of which can be legal: positions along a side of length 0."""
     return sample.domain is not None and sample.domain[0] > sample.domain[1] and 0 not in sample.shape
