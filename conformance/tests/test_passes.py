@@ -8,6 +8,7 @@ import torch
 from broken_passes import BROKEN, WALK_A_SET, Broken
 from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.drawing.motifs.finding import offered
+from clika_ref_conformance.judging.pass_rules import check_pass
 from clika_ref_conformance.judging.random_nodes import random_nodes
 from clika_ref_conformance.levels import passes
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
@@ -153,3 +154,18 @@ def test_a_random_node_of_which_only_the_type_is_read_makes_no_result_random():
     assert random_nodes(graph, [torch.ones(3)]) == (2, 1)
     graph.add_output(build("relu", base))
     assert random_nodes(graph, [torch.ones(3)]) == (2, 2)
+
+
+def test_an_attribute_that_is_written_in_place_is_seen_though_it_is_equal():
+    """The text of a graph tells True from 1, and so does a lowering."""
+    graph = Graph("made")
+    x = graph.add_input(TensorType(torch.float32, (2, 3)), "x")
+    graph.add_output(Builder(graph, REGISTRY.operators)("dropout", x, p=0.5, train=False))
+
+    def write(graph, _):
+        for node in graph.nodes:
+            node.attrs["train"] = 0
+
+    found = check_pass(Broken(write, "write"), REGISTRY.operators, Case("c", graph, [Run("r", (torch.ones(2, 3),))]))
+    assert found.comparison.verdict is Verdict.CONTRACT
+    assert "changed a node in place" in found.comparison.message

@@ -81,10 +81,10 @@ def _run_checked(p: Pass, operators: Operators, graph: Graph, before: Graph) -> 
     Raises:
         BrokenRuleError: with the first rule that it breaks.
     """
-    revision, attributes = graph.revision, [dict(node.attrs) for node in before.nodes]
+    revision, attributes = graph.revision, [repr(node.attrs) for node in before.nodes]
     tensors = {name: (v.data, bits(v.data)) for name, v in graph.constants.items() if v.data is not None}
     _call(p, graph, operators)
-    kept_as_is = [node.attrs for node in before.nodes] == attributes
+    kept_as_is = [repr(node.attrs) for node in before.nodes] == attributes  # 1 is equal to True, and no such attribute
     _require(kept_as_is, "the pass changed a node in place: attributes are shared with the stored graph")
     for name, (tensor, kept) in tensors.items():
         _require(torch.equal(bits(tensor), kept), f"the constant {name!r} was changed in place")
