@@ -13,17 +13,14 @@ KINDS = ("cpu", "cuda", "mps", "xpu")
 
 def surrounding_autocast() -> str:
     """Name the regions that this thread is in, such as ``cpu bfloat16``; "" outside all of them."""
-    return ", ".join(f"{k} {str(torch.get_autocast_dtype(k)).removeprefix('torch.')}" for k in KINDS if _is_within(k))
+    within = filter(torch.is_autocast_enabled, KINDS)
+    return ", ".join(f"{kind} {str(torch.get_autocast_dtype(kind)).removeprefix('torch.')}" for kind in within)
 
 
 @contextlib.contextmanager
 def outside_autocast() -> Iterator[None]:
     """Compute as outside all autocast regions."""
     with contextlib.ExitStack() as stack:
-        for kind in filter(_is_within, KINDS):
+        for kind in filter(torch.is_autocast_enabled, KINDS):
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
-
-
-def _is_within(kind: str) -> bool:
-    return torch.is_autocast_enabled(kind)
