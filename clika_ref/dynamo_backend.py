@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,9 @@ import torch
 from torch import fx, nn
 from torch._dynamo.source import TensorPropertySource
 from torch._guards import tracing
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 
 from clika_ref.capture.inputs import refuse_no_list
 from clika_ref.capture.messages import DATA_DEPENDENT, DATA_DEPENDENT_ADVICE
@@ -207,12 +210,19 @@ _EMPTY = nn.Module()
 """Its attributes are names that no part of a module can bear; a variable can."""
 
 
+_REGIONS: dict[Any, Callable[..., contextlib.AbstractContextManager[Any]]] = {
+    _enter_autocast: torch.autocast,
+    _enter_inference_mode: torch.inference_mode,
+}
+"""What Dynamo's graph calls where a region begins, and the context that it is."""
+
+
 class _Interpreter(fx.Interpreter):
-    """Runs Dynamo's graph; autocast regions are entered as contexts, since tracers only note the calls for it."""
+    """Runs Dynamo's graph; regions are entered as contexts, since tracers only note the calls for it, or none."""
 
     def __init__(self, program: fx.GraphModule) -> None:
         super().__init__(program)
-        self._regions: list[torch.autocast] = []
+        self._regions: list[contextlib.AbstractContextManager[Any]] = []
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -222,11 +232,13 @@ class _Interpreter(fx.Interpreter):
                 self._regions.pop().__exit__(None, None, None)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is _enter_autocast:
-            self._regions.append(torch.autocast(*args))
+        if target in _REGIONS:
+            self._regions.append(_REGIONS[target](*args))
             return self._regions[-1].__enter__()
-        if target is _exit_autocast:
+        if target in (_exit_autocast, _exit_inference_mode):
             return self._regions.pop().__exit__(None, None, None)
+        if target is tag_activation_checkpoint:  # which recomputes in backward what it computes, and changes no number
+            return _Interpreter(args[0]).run(*args[1:])
         return super().call_function(target, args, kwargs)
 
 

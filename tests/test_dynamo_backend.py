@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError
 from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE
@@ -287,6 +288,48 @@ def test_a_model_with_an_autocast_region_is_compiled():
     """Dynamo's calls that enter it were noted, and what is within traced outside."""
     model, x = OwnRegion(), torch.randn(2, 4)
     torch.testing.assert_close(torch.compile(model, backend="clika")(x), model(x), rtol=0, atol=0)
+
+
+def test_a_region_without_gradients_within_one_of_autocast_is_one():
+    class Distilled(OwnRegion):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+                y = self.layer(x).float()
+            return self.head(y)
+
+    model = Distilled()
+    model.head = nn.Linear(4, 4)
+    torch.compile(model, backend="clika")(torch.randn(2, 4)).sum().backward()
+    assert model.layer.weight.grad is None
+
+
+def test_an_inference_mode_region_has_no_gradients():
+    class Frozen(OwnRegion):
+        def forward(self, x):
+            with torch.inference_mode():
+                y = self.layer(x)
+            return self.head(y.clone())
+
+    model, x = Frozen(), torch.randn(2, 4)
+    model.head = nn.Linear(4, 4)
+    found = torch.compile(model, backend="clika")(x)
+    torch.testing.assert_close(found, model(x))
+    found.sum().backward()
+    assert model.layer.weight.grad is None
+    assert model.head.weight.grad is not None
+
+
+def test_a_part_that_is_recomputed_in_backward_is_compiled():
+    """Dynamo's call that holds it was refused without a word that a user knows."""
+    model, x = OwnRegion(), torch.randn(2, 4)
+
+    def recomputing(x):
+        return checkpoint(model.layer, x, use_reentrant=False)
+
+    found = torch.compile(recomputing, backend="clika")(x)
+    torch.testing.assert_close(found, model.layer(x), rtol=0, atol=0)
+    found.sum().backward()
+    assert model.layer.weight.grad is not None
 
 
 def test_a_region_is_left_where_what_is_within_is_refused():
