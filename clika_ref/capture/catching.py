@@ -70,7 +70,11 @@ class Raised:
 
 def is_models(frame: FrameType) -> bool:
     """Whether a frame is of the model, or of a library that it uses, but for PyTorch's and those beneath it."""
-    file = frame.f_code.co_filename
+    return is_model_file(frame.f_code.co_filename)
+
+
+def is_model_file(file: str) -> bool:
+    """Whether a file is such that its frames are of the model, or of a library that it uses."""
     is_standard = file.startswith(_STANDARD) and INSTALLED.isdisjoint(Path(file).parts)
     return is_users(file) and not is_standard and not file.startswith(_SYMPY)
 

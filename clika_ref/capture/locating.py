@@ -14,8 +14,7 @@ from torch._guards import SLoc
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 from torch.fx.proxy import TracerBase
 
-from clika_ref.capture.catching import is_models
-from clika_ref.capture.origins import is_users
+from clika_ref.capture.catching import is_model_file, is_models
 from clika_ref.capture.replacing import replaced
 
 EVALUATED = "<string>"
@@ -67,4 +66,4 @@ def _is_of_model(frame: FrameType) -> bool:
 
 def _within(outermost: str, stack: StackSummary) -> list[FrameSummary]:
     start = max((i for i, frame in enumerate(stack) if frame.filename == outermost), default=len(stack))
-    return [frame for frame in stack[start:] if is_users(frame.filename) and frame.filename != EVALUATED]
+    return [frame for frame in stack[start:] if is_model_file(frame.filename) and frame.filename != EVALUATED]

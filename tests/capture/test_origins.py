@@ -49,6 +49,10 @@ def helped(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return scaled(2.0, model(x))
 
 
+def dispatching(x: torch.Tensor) -> torch.Tensor:
+    return functools.singledispatch(torch.sin)(x)
+
+
 class Below(nn.Module):
     """What is called and hooked below a ``forward``."""
 
@@ -82,8 +86,9 @@ def line_of(called) -> str:
         (lambda: functools.partial(scaled, 2.0), scaled),
         (hooked, hook),
         (Below, scaled),
+        (lambda: dispatching, dispatching),
     ],
-    ids=["module", "method", "function", "decorated", "partial", "hook", "helper"],
+    ids=["module", "method", "function", "decorated", "partial", "hook", "helper", "standard library"],
 )
 def test_a_node_knows_the_line_that_called_it(make, called):
     module = clika_compile(make(), tracing_inputs=[torch.zeros(1, 2)])
