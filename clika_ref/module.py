@@ -47,6 +47,9 @@ from clika_ref.weights import (
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
 
+USER_LEVEL = 6
+"""Frames from where a call warns up to the one that made the call: ours, and ``nn.Module``'s around ``forward``."""
+
 UNSAVED = frozenset({"_clika_forward", "_clika_run", "_clika_registry"})
 """Attributes that copies make anew."""
 
@@ -130,7 +133,7 @@ class ClikaModule(nn.Module):
                 f"{self.graph.name} is called {called}, but was compiled {compiled}, and computes as it would there; "
                 "compile it where it is called"
             )
-            warnings.warn(msg, stacklevel=2)
+            warnings.warn(msg, stacklevel=USER_LEVEL)
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         """Refuse inputs that the graph was not made for: it would return wrong numbers in silence."""

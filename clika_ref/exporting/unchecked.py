@@ -25,7 +25,8 @@ def report_unchecked(graph: Graph, log: CompilationLog) -> None:
     """
     guards = unchecked_guards(graph)
     if guards:
-        more = f"; and {len(guards) - SHOWN} more, in the log" if len(guards) > SHOWN else ""
+        where = ", in the log" if log.path else "; logs_dir names a folder for a log of all"
+        more = f"; and {len(guards) - SHOWN} more{where}" if len(guards) > SHOWN else ""
         log.warning(
             f"the artifact does not check, as the module does, that {'; '.join(map(str, guards[:SHOWN]))}{more}: "
             "where that does not hold, it may fail, or return other numbers than the model"

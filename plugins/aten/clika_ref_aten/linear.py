@@ -31,6 +31,11 @@ def _product(op, a, b):
     return in_int32(op, op.MatMul, a, b)
 
 
+def _is_cast(kind: str) -> bool:
+    """Whether autocast makes operands on a kind of device alike."""
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 @operator(aten.linear.default, quant=compute(weight=1, axis=0, bias=2), error=DOT)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x[..., k] @ weight[n, k].T + bias[n]``; a weight of rank 1 gives one number for each row.
@@ -39,7 +44,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ValueError: the bias has another dtype, which eager takes or refuses by how the elements of ``x`` lie in memory;
             autocast makes them alike.
     """
-    if bias is not None and bias.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+    if bias is not None and bias.dtype != x.dtype and not _is_cast(x.device.type):
         raise ValueError(f"linear of {x.dtype} takes no bias of {bias.dtype}; convert it to {x.dtype}")
     return F.linear(x, weight, bias)
 
