@@ -54,7 +54,8 @@ def clika_compile(
         deployment_settings: where the model will run; by default ONNX Runtime, chosen when it is exported.
         data_transform_fn: applied to each element first, for example ``lambda x: x.to("cuda")``.
         forward_fn: how an element is fed, ``forward_fn(model, args, kwargs)``: the call that it makes of the model is
-            what is traced. A dict whose keys are no parameters of ``forward`` comes as ``args[0]``.
+            what is traced, without contexts that it enters, such as autocast. A dict whose keys are no parameters of
+            ``forward`` comes as ``args[0]``.
         quantization_settings: not available in this version.
         layer_quantization_settings: not available in this version.
         logs_dir: folder for the full log; None writes no file.

@@ -16,7 +16,7 @@ from clika_ref.capture.catching import CaughtError, Raised, eager_errors, traced
 from clika_ref.capture.dimensions import element_count, tracing_choices
 from clika_ref.capture.eager import run_eager, unchanged
 from clika_ref.capture.examples import TracedCalls, take_apart
-from clika_ref.capture.gradients import asked_for_gradients, custom_gradients, lost_hooks
+from clika_ref.capture.gradients import asked_for_gradients, custom_gradients, lost_hooks, outside_inference_mode
 from clika_ref.capture.importer import Fallback
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.messages import MismatchError, PathError, explain_failures
@@ -89,8 +89,8 @@ def capture(
     """
     traced, warnings, asked = _run_eager(callee, calls, dynamic=dynamic, detail=detail)
     failures: list[tuple[str, Exception]] = []
-    for leaves in tracing_choices(traced.comparison):
-        for tracer in applicable(bool(traced.comparison.lengths)):
+    with outside_inference_mode():
+        for leaves, tracer in _ways(traced):
             progress(f"tracing with {tracer.name}")
             try:
                 with watched(f"tracing with {tracer.name}", progress) as lines:
@@ -116,6 +116,12 @@ def capture(
             calls_made = traced.comparison.calls
             return Captured(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow)
     raise explain_failures(callee, traced.comparison, failures, asked)
+
+
+def _ways(traced: TracedCalls) -> Iterator[tuple[list[Any], Tracer]]:
+    """Yield the inputs to trace with, each with every tracer worth trying."""
+    for leaves in tracing_choices(traced.comparison):
+        yield from ((leaves, tracer) for tracer in applicable(bool(traced.comparison.lengths)))
 
 
 def _run_eager(

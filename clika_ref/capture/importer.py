@@ -27,7 +27,7 @@ from clika_ref.capture.messages import Unsupported
 from clika_ref.capture.normalization import running_statistics
 from clika_ref.capture.numbers import Number, among_tensors, python_number
 from clika_ref.capture.origins import origin_of
-from clika_ref.capture.regions import Region, casts_within, region_around, region_casts
+from clika_ref.capture.regions import Region, casts_within, device_kind, region_around, region_casts
 from clika_ref.capture.symbols import SymbolTable
 from clika_ref.core.errors import ClikaError, ModelError, PassError
 from clika_ref.core.inference import Builder, infer
@@ -62,7 +62,8 @@ class Importer:
         self._env: dict[fx.Node, Any] = {}
         self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
         self._autocast: Region | None = region_around(device)
-        self.autocast = surrounding_autocast() or None  # see `Signature.autocast`
+        self._around = surrounding_autocast()
+        self.autocast: str | None = None  # see `Signature.autocast`
         self._unrecorded: list[Any] = []
         """What a no_grad region got from outside."""
 
@@ -237,9 +238,10 @@ class Importer:
             detached = not enabled
             unrecorded = operands if detached else []
         elif target.name() == "wrap_with_autocast":
-            device, dtype, enabled, cache, inner, *operands = args
-            self.autocast = self.autocast or ""
-            region = (device, dtype, cache) if enabled else None
+            kind, dtype, enabled, cache, inner, *operands = args
+            if kind == device_kind(self.device):
+                self.autocast = self._around
+                region = (kind, dtype, cache) if enabled else None
         else:
             msg = (
                 f"control flow ({target.name()}) is not supported yet; use torch.where on both results, "
@@ -251,10 +253,8 @@ class Importer:
         if len(self.unsupported) > known:
             msg = "calls inside it could not be imported"
             raise ModelError(msg)
-        if not detached:
-            return results
         outer = set(map(id, operands))  # what was written to keeps its history
-        return tuple(r if id(r) in outer else self._detached(r) for r in results)
+        return tuple(r if id(r) in outer else self._detached(r) for r in results) if detached else results
 
     @contextlib.contextmanager
     def _within(self, region: Region | None, unrecorded: list[Any]) -> Iterator[None]:
@@ -296,6 +296,7 @@ class Importer:
         if found is None:
             raise ModelError(NOTHING_SERVES)
         program, operands = found.program, found.operands
+        self.autocast = self.autocast if region is None else self._around
         for inner in program.graph.nodes:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)
@@ -320,11 +321,12 @@ class Importer:
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, tuple):
-            return tuple(self._cast(v, dtype) for v in value)
-        if not isinstance(value, Value) or not value.type.dtype.is_floating_point or value.type.dtype == torch.float64:
+            return self._casted(dtype, value)
+        old = value.type.dtype if isinstance(value, Value) else dtype
+        if old in (dtype, torch.float64) or not old.is_floating_point:
             return value
-        same = value.type.dtype == dtype
-        return value if same else self.builder()("to", value, dtype=dtype, types=(TensorType(dtype, value.type.shape),))
+        self.autocast = self._around
+        return self.builder()("to", value, dtype=dtype, types=(TensorType(dtype, value.type.shape),))
 
     # Conversions
 

@@ -80,9 +80,14 @@ def casts_within(target: torch._ops.OpOverload, node: fx.Node, region: Region) -
     return bool(inside) and inside != _casts(target, node, None)  # the others are the call's own
 
 
+def device_kind(device: torch.device | None) -> str:
+    """Return the kind of device whose autocast regions reach a graph; others change nothing there."""
+    return device.type if device is not None else "cpu"
+
+
 def region_around(device: torch.device | None) -> Region | None:
     """Return the autocast region that this thread is in; None where there is none for a device."""
-    kind = device.type if device is not None else "cpu"
+    kind = device_kind(device)
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
     return kind, torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()

@@ -14,7 +14,9 @@ from typing import Any, TextIO, cast
 
 import torch
 import torch.export._trace  # torch would import it, and make its logger, during the first trace
+from torch._export.passes import replace_set_grad_with_hop_pass as gradient_pass
 from torch._ops import OpOverload
+from torch.amp.autocast_mode import _enter_autocast
 from torch.fx.experimental import _config as symbol_config
 from torch.fx.proxy import TraceError
 from torch.nn.modules import transformer
@@ -22,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.eager import without_fast_path
+from clika_ref.capture.gradients import gradients_recorded
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.locating import located
 from clika_ref.capture.replacing import in_this_thread, replaced
@@ -118,6 +121,8 @@ def trace(
         for_any_size(),
         _data_as_a_call(),
         _inference_as_grad_mode(),
+        gradients_recorded(),
+        _regions_within_autocast(),
         _caches_allowed(),
         _silenced(),
     ):
@@ -160,6 +165,21 @@ def _inference_as_grad_mode() -> Iterator[None]:
 
     methods = {"__enter__": enter, "__exit__": leave}
     with replaced({(mode, n): in_this_thread(method, getattr(mode, n)) for n, method in methods.items()}):
+        yield
+
+
+@contextlib.contextmanager
+def _regions_within_autocast() -> Iterator[None]:
+    """Let export see the no_grad regions inside autocast regions, whose beginning it overlooks."""
+    # It splits a graph at each change of the mode, and knows a region by the first call of a part; but within autocast
+    # each part begins by entering that anew.
+    own: Any = gradient_pass
+    first = own.nodes_first
+
+    def beyond(nodes: Any, is_meant: Callable[[torch.fx.Node], bool]) -> torch.fx.Node | None:
+        return first(nodes, lambda node: is_meant(node) and node.target is not _enter_autocast)
+
+    with replaced({(own, "nodes_first"): beyond}):
         yield
 
 

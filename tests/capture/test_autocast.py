@@ -1,11 +1,15 @@
 """Autocast regions with dynamic sides, and calls that autocast casts for within."""
 
+import contextlib
 import copy
 import logging
 import warnings
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
+from clika_ref_aten.linear import linear
 from torch import nn
 
 from clika_ref import ClikaModule, clika_compile
@@ -244,9 +248,17 @@ def test_a_graph_that_holds_casts_says_so_where_those_of_a_call_would_be_others(
     compiled, called = ["outside", r"in torch.autocast \(cpu bfloat16\)"][:: -1 if compiled_in else 1]
     with (
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=not compiled_in),
-        pytest.warns(UserWarning, match=f"is called {called}, but was compiled {compiled}, and computes as it would"),
+        pytest.warns(match=f"is called {called}, but was compiled {compiled}, and computes as it would") as warned,
     ):
         torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+    assert [w.filename for w in warned] == [__file__]
+
+
+def test_a_graph_without_casts_says_nothing_wherever_it_was_compiled():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        module = clika_compile(nn.ReLU(), tracing_inputs=[torch.randn(2, 3)])
+    with warnings.catch_warnings(action="error"):
+        module(torch.randn(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -319,3 +331,70 @@ def test_a_branch_on_the_gradient_mode_is_taken_as_around_the_compilation(around
     with around():
         module = clika_compile(branching, tracing_inputs=[x])
     torch.testing.assert_close(module(x), x * 3)
+
+
+REGIONS = {
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "autocast": partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+    "disabled": partial(torch.autocast, "cpu", enabled=False),
+    "elsewhere": partial(torch.autocast, "cuda", enabled=False),
+}
+
+
+class Nested(nn.Module):
+    """Regions within each other, with layers before, between and behind them."""
+
+    def __init__(self, regions):
+        super().__init__()
+        self.layers, self.regions = nn.ModuleList(nn.Linear(4, 4) for _ in range(2 * len(regions) + 1)), regions
+
+    def forward(self, x, depth=0):
+        if depth == len(self.regions):
+            return self.layers[2 * depth](x)
+        y = self.layers[2 * depth](x)
+        with REGIONS[self.regions[depth]]():
+            inner = self.forward(x, depth + 1)
+        return (y + inner + self.layers[2 * depth + 1](x)).float()
+
+
+AROUND = {"nothing": contextlib.nullcontext, "autocast": REGIONS["autocast"], "no_grad": torch.no_grad}
+AROUND["inference_mode"] = torch.inference_mode
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("regions", [*product(REGIONS, repeat=2), ("no_grad", "autocast", "no_grad")], ids=" ".join)
+def test_gradients_pass_nested_regions_as_in_eager(regions, around):
+    """A no_grad region was lost within autocast, and wherever gradients were not recorded around the compilation.
+
+    An autocast region of another device ended that of the CPU.
+    """
+    model, x = Nested(regions), torch.randn(3, 4)
+    with AROUND[around]():
+        module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+    with REGIONS["autocast"]() if around == "autocast" else contextlib.nullcontext():
+        results = [call(x) for call in (model, module)]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    for result in results:
+        result.sum().backward()
+    for name, parameter in model.named_parameters():
+        found = module.get_parameter(name).grad
+        assert (found is None) == (parameter.grad is None)
+        if found is not None:
+            torch.testing.assert_close(found, parameter.grad, rtol=0.01, atol=0.01)  # sums of bfloat16 in another order
+
+
+def test_a_model_that_updates_statistics_made_in_inference_mode_is_compiled_there():
+    """Eager ran outside that mode, where such buffers cannot be written to."""
+    with torch.inference_mode():
+        model, x = nn.BatchNorm1d(4).train(), torch.randn(2, 4)
+        module = clika_compile(
+            model, tracing_inputs=[x], data_transform_fn=lambda t: t.add_(1), skip_eval_set_mode=True
+        )
+        torch.testing.assert_close(module(x), nn.BatchNorm1d(4)(x), rtol=0, atol=0)
+
+
+def test_a_linear_layer_of_two_dtypes_is_refused_on_devices_without_autocast():
+    weight = torch.zeros(3, 4, device="meta")
+    with pytest.raises(ValueError, match=r"takes no bias of torch\.float64"):
+        linear(weight, weight, torch.zeros(3, device="meta", dtype=torch.float64))
