@@ -237,7 +237,7 @@ class _Interpreter(fx.Interpreter):
             return self._regions[-1].__enter__()
         if target in (_exit_autocast, _exit_inference_mode):
             return self._regions.pop().__exit__(None, None, None)
-        if target is tag_activation_checkpoint:  # which recomputes in backward what it computes, and changes no number
+        if target is tag_activation_checkpoint:  # its results are kept instead of computed anew in backward
             return _Interpreter(args[0]).run(*args[1:])
         return super().call_function(target, args, kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from torch import nn
 
 from clika_ref.autocast import outside_autocast, surrounding_autocast
 from clika_ref.capture.inputs import pack
+from clika_ref.capture.origins import is_users
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes, to_fx
 from clika_ref.core.ir import Graph
@@ -46,9 +48,6 @@ from clika_ref.weights import (
 
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
-
-USER_LEVEL = 6
-"""Frames from where a call warns up to the one that made the call: ours, and ``nn.Module``'s around ``forward``."""
 
 UNSAVED = frozenset({"_clika_forward", "_clika_run", "_clika_registry"})
 """Attributes that copies make anew."""
@@ -133,7 +132,7 @@ class ClikaModule(nn.Module):
                 f"{self.graph.name} is called {called}, but was compiled {compiled}, and computes as it would there; "
                 "compile it where it is called"
             )
-            warnings.warn(msg, stacklevel=USER_LEVEL)
+            warnings.warn(msg, stacklevel=2 if torch.compiler.is_compiling() else _level_of_the_user())
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         """Refuse inputs that the graph was not made for: it would return wrong numbers in silence."""
@@ -350,6 +349,14 @@ def _read_extra_state(state: torch.Tensor) -> tuple[dict[str, Any], dict[str, to
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         msg = f"the _extra_state of {len(blob)} bytes, which holds the graph, is damaged: {error}"
         raise ModelError(msg) from error
+
+
+def _level_of_the_user() -> int:
+    """Return how far above the caller the frame is that called the module, by way of whatever hooks and containers."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _finder(registry: Registry) -> Callable[[str], Operator | None]:

@@ -14,7 +14,6 @@ from clika_ref.argument_checks import refuse_scripted
 from clika_ref.autocast import outside_autocast
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
-from clika_ref.capture.gradients import outside_inference_mode
 from clika_ref.capture.inputs import ModelCall, refuse_odd_weights
 from clika_ref.capture.memory import in_one_chunk, spared
 from clika_ref.core.errors import ModelError
@@ -67,12 +66,12 @@ def _compile(
     deployment: BaseDeploymentSettings | None,
 ) -> ClikaModule | None:
     """Walk the road; return None where a dry run ends it."""
-    with _evaluation_mode(callee, choices):
+    with _evaluation_mode(callee, choices), _outside_inference_mode():
         calls = feed(callee)
         _warn_of_weights(callee, log)
         captured = _capture(callee, calls, registry, choices, log)
         training = callee.module.training
-        with outside_autocast(), outside_inference_mode():
+        with outside_autocast():
             _clean(captured, registry, options, log)
             if choices.is_dry_run:
                 report_dry_run(captured.graph, registry, deployment, log)
@@ -80,6 +79,14 @@ def _compile(
             module = _wrap(captured, callee, registry, choices, log)
     module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
     return module.train(training)
+
+
+@contextlib.contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Let tensors be such as tracers follow; gradients are recorded or not as they are around the compilation."""
+    are_recorded = torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(are_recorded):
+        yield
 
 
 def _registry_for(deployment: BaseDeploymentSettings | None) -> Registry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator as python_operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,27 @@ class Aliases:
 def storage_of(fake: Any) -> int:
     """Return the identity of the memory of a tensor."""
     return fake.untyped_storage()._cdata if isinstance(fake, torch.Tensor) else 0
+
+
+def returned_inputs(program: fx.GraphModule) -> list[int | None]:
+    """Return which input each result of a program is, None of what it makes."""
+    inputs: dict[Any, int] = {node: i for i, node in enumerate(program.graph.find_nodes(op="placeholder"))}
+    results: Any = program.graph.output_node().args[0]
+    return [inputs.get(_itself(node)) for node in results]
+
+
+def _itself(node: Any) -> Any:
+    """Return the node whose very tensor another one returns: a cast to the dtype that it has, or a region around it."""
+    if getattr(node.target, "overloadpacket", None) is torch.ops.aten.to:
+        made, given = (n.meta["val"] for n in (node, node.args[0]))
+        is_idle = made.dtype == given.dtype and storage_of(made) == storage_of(given)
+        return _itself(node.args[0]) if is_idle else node
+    if node.target is python_operator.getitem and isinstance(node.args[0].target, torch._ops.HigherOrderOperator):
+        region, index = node.args
+        at, inner = next((i, arg) for i, arg in enumerate(region.args) if getattr(arg, "op", None) == "get_attr")
+        which = returned_inputs(getattr(node.graph.owning_module, inner.target))[index]
+        return node if which is None else _itself(region.args[at + 1 + which])
+    return node
 
 
 def _written_memory(program: fx.GraphModule) -> set[int]:

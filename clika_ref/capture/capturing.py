@@ -16,7 +16,7 @@ from clika_ref.capture.catching import CaughtError, Raised, eager_errors, traced
 from clika_ref.capture.dimensions import element_count, tracing_choices
 from clika_ref.capture.eager import run_eager, unchanged
 from clika_ref.capture.examples import TracedCalls, take_apart
-from clika_ref.capture.gradients import asked_for_gradients, custom_gradients, lost_hooks, outside_inference_mode
+from clika_ref.capture.gradients import asked_for_gradients, custom_gradients, lost_hooks
 from clika_ref.capture.importer import Fallback
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.messages import MismatchError, PathError, explain_failures
@@ -89,39 +89,44 @@ def capture(
     """
     traced, warnings, asked = _run_eager(callee, calls, dynamic=dynamic, detail=detail)
     failures: list[tuple[str, Exception]] = []
-    with outside_inference_mode():
-        for leaves, tracer in _ways(traced):
-            progress(f"tracing with {tracer.name}")
-            try:
-                with watched(f"tracing with {tracer.name}", progress) as lines:
-                    program = _trace(traced, tracer, leaves)
-            except Exception as error:  # noqa: BLE001 - a tracer may raise anything; all reasons are reported
-                failures.append((tracer.name, error))
-                continue
-            progress("importing the traced calls")
-            try:
-                result = ProgramImporter(
-                    program, traced, registry, name=name or callee.name, fallback=fallback, detail=detail
-                ).imported()
-                notes = Validation(traced, result, leaves).run()
-            except MismatchError as error:
-                failures.append((tracer.name, error))
-                if isinstance(error, PathError):
-                    raise explain_failures(callee, traced.comparison, failures, asked) from error
-                continue
-            detail(f"Traced by {tracer.name}")
-            drop_derived(result.graph)
-            slow = costly_line(lines)
-            notes += [f"Tracing took long, most of it at {slow}"] if slow else []
-            calls_made = traced.comparison.calls
-            return Captured(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow)
+    for leaves, tracer, recording in _ways(traced):
+        progress(f"tracing with {tracer.name}")
+        try:
+            with watched(f"tracing with {tracer.name}", progress) as lines:
+                program = _trace(traced, tracer, leaves, recording=recording)
+        except Exception as error:  # noqa: BLE001 - a tracer may raise anything; all reasons are reported
+            failures.append((tracer.name, error))
+            continue
+        progress("importing the traced calls")
+        try:
+            result = ProgramImporter(
+                program, traced, registry, name=name or callee.name, fallback=fallback, detail=detail
+            ).imported()
+            notes = Validation(traced, result, leaves).run()
+        except MismatchError as error:
+            failures.append((tracer.name, error))
+            if isinstance(error, PathError):
+                raise explain_failures(callee, traced.comparison, failures, asked) from error
+            continue
+        detail(f"Traced by {tracer.name}")
+        drop_derived(result.graph)
+        slow = costly_line(lines)
+        notes += [f"Tracing took long, most of it at {slow}"] if slow else []
+        calls_made = traced.comparison.calls
+        return Captured(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow)
     raise explain_failures(callee, traced.comparison, failures, asked)
 
 
-def _ways(traced: TracedCalls) -> Iterator[tuple[list[Any], Tracer]]:
-    """Yield the inputs to trace with, each with every tracer worth trying."""
-    for leaves in tracing_choices(traced.comparison):
-        yield from ((leaves, tracer) for tracer in applicable(bool(traced.comparison.lengths)))
+def _ways(traced: TracedCalls) -> Iterator[tuple[list[Any], Tracer, bool]]:
+    """Yield the inputs to trace with, each with every tracer worth trying, and whether gradients are recorded.
+
+    They are at first wherever the model is compiled: a trace without them does not show the model's own regions without
+    them. But where there are none around, it may do what is forbidden with them, or compute something else.
+    """
+    for recording in (True,) if torch.is_grad_enabled() else (True, False):
+        for leaves in tracing_choices(traced.comparison):
+            for tracer in applicable(bool(traced.comparison.lengths)):
+                yield leaves, tracer, recording
 
 
 def _run_eager(
@@ -141,11 +146,12 @@ def _run_eager(
     return traced, [*callee.warnings, *strange, *lost, *unkept], list(asked.questions)
 
 
-def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any]) -> torch.export.ExportedProgram:
+def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any], *, recording: bool) -> torch.export.ExportedProgram:
     call = traced.rebuild(leaves)
     assigned = assignments_as_writes(traced.callee.module, traced.written)
     kept = unchanged(traced.callee, outside=True)  # a tracer may run the model
-    with kept, traced.traceable.as_module() as module, assigned, traced_errors() as raised:
+    mode = torch.set_grad_enabled(recording)
+    with kept, traced.traceable.as_module() as module, assigned, traced_errors() as raised, mode:
         program = trace(tracer, module, call.copy(), traced.dynamic_shapes())
     _require_none_caught(raised, traced.callee, call)
     return program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
@@ -75,7 +76,7 @@ def is_models(frame: FrameType) -> bool:
 
 def is_model_file(file: str) -> bool:
     """Whether a file is such that its frames are of the model, or of a library that it uses."""
-    is_standard = file.startswith(_STANDARD) and INSTALLED.isdisjoint(Path(file).parts)
+    is_standard = file.startswith(_STANDARD + os.sep) and INSTALLED.isdisjoint(Path(file).parts)
     return is_users(file) and not is_standard and not file.startswith(_SYMPY)
 
 

@@ -58,8 +58,7 @@ def _recorded(callee: Callee, call: ModelCall) -> list[BackwardCFunction]:
     inputs = pytree.tree_map_only(torch.Tensor, _differentiable, (call.args, call.kwargs))
     dropped = saved_tensors_hooks(_nothing, _nothing)  # the backward never runs: no activation is kept
     own = on_copies(callee.module)
-    normal = torch.inference_mode(mode=False)  # which enables gradients, too
-    with trimmed(), unchanged(callee), normal, own, callee.as_module() as module, dropped:
+    with trimmed(), unchanged(callee), own, callee.as_module() as module, torch.enable_grad(), dropped:
         results = pytree.tree_leaves(module(*inputs[0], **inputs[1]))
     waiting: list[Node | None] = [r.grad_fn for r in results if isinstance(r, torch.Tensor)]
     seen: dict[Node, None] = {}
@@ -152,30 +151,6 @@ def asked_for_gradients() -> Iterator[Asked]:
     replacements |= {(module, name): watching[found] for module, name, found in _names_of(watching)}
     with replaced(replacements):
         yield asked
-
-
-@contextlib.contextmanager
-def outside_inference_mode() -> Iterator[None]:
-    """Let tensors be such as tracers follow; gradients are recorded or not as they are around the compilation."""
-    are_recorded = torch.is_grad_enabled()
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(are_recorded):
-        yield
-
-
-@contextlib.contextmanager
-def gradients_recorded() -> Iterator[None]:
-    """Record gradients, as else a trace shows no region without them; a model that asks hears what is so around."""
-    if torch.is_grad_enabled():
-        yield
-        return
-    asks = torch.is_grad_enabled
-
-    def answer() -> bool:
-        return asks() and not is_models(sys._getframe(2))  # above the function that knows the thread
-
-    answers = {(module, name): in_this_thread(answer, asks) for module, name, _ in _names_of({id(asks)})}
-    with torch.enable_grad(), replaced(answers):
-        yield
 
 
 _PROPERTIES = {

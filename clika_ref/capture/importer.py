@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from clika_ref.autocast import surrounding_autocast
-from clika_ref.capture.aliasing import Aliases, Traced
+from clika_ref.capture.aliasing import Aliases, Traced, returned_inputs
 from clika_ref.capture.calls import (
     RESHAPES_ITSELF,
     SKIPPED,
@@ -62,8 +62,7 @@ class Importer:
         self._env: dict[fx.Node, Any] = {}
         self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
         self._autocast: Region | None = region_around(device)
-        self._around = surrounding_autocast()
-        self.autocast: str | None = None  # see `Signature.autocast`
+        self.autocast = surrounding_autocast() or None  # see `Signature.autocast`
         self._unrecorded: list[Any] = []
         """What a no_grad region got from outside."""
 
@@ -240,7 +239,7 @@ class Importer:
         elif target.name() == "wrap_with_autocast":
             kind, dtype, enabled, cache, inner, *operands = args
             if kind == device_kind(self.device):
-                self.autocast = self._around
+                self.autocast = self.autocast or ""
                 region = (kind, dtype, cache) if enabled else None
         else:
             msg = (
@@ -253,8 +252,11 @@ class Importer:
         if len(self.unsupported) > known:
             msg = "calls inside it could not be imported"
             raise ModelError(msg)
+        if not detached:
+            return results
+        left = [r if i is None else operands[i] for r, i in zip(results, returned_inputs(inner), strict=True)]
         outer = set(map(id, operands))  # what was written to keeps its history
-        return tuple(r if id(r) in outer else self._detached(r) for r in results) if detached else results
+        return tuple(r if id(r) in outer else self._detached(r) for r in left)
 
     @contextlib.contextmanager
     def _within(self, region: Region | None, unrecorded: list[Any]) -> Iterator[None]:
@@ -296,7 +298,6 @@ class Importer:
         if found is None:
             raise ModelError(NOTHING_SERVES)
         program, operands = found.program, found.operands
-        self.autocast = self.autocast if region is None else self._around
         for inner in program.graph.nodes:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)
@@ -325,7 +326,6 @@ class Importer:
         old = value.type.dtype if isinstance(value, Value) else dtype
         if old in (dtype, torch.float64) or not old.is_floating_point:
             return value
-        self.autocast = self._around
         return self.builder()("to", value, dtype=dtype, types=(TensorType(dtype, value.type.shape),))
 
     # Conversions

@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.eager import without_fast_path
-from clika_ref.capture.gradients import gradients_recorded
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.locating import located
 from clika_ref.capture.replacing import in_this_thread, replaced
@@ -121,7 +120,6 @@ def trace(
         for_any_size(),
         _data_as_a_call(),
         _inference_as_grad_mode(),
-        gradients_recorded(),
         _regions_within_autocast(),
         _caches_allowed(),
         _silenced(),
