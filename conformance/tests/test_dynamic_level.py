@@ -184,7 +184,7 @@ def test_drawing_again_with_the_same_sizes_gives_the_same_call():
     base = draw(op, "0")
     again = base.resized({})
     assert list(leaves(again.call)) == list(leaves(base.call))
-    assert is_explained(following(base), base, again, {})
+    assert is_explained(following(base), base, again)
 
 
 def test_the_runs_go_up_and_down_and_end_with_a_size_seen_before():

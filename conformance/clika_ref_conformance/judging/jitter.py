@@ -250,9 +250,13 @@ class Tape(TorchDispatchMode):
         name, error = _facts_of(func)
         whole = (error.kind in ("compose", "norm") or error is _UNCLAIMED) and name not in VARIANCES
         parts = _parts_of(func) if whole and _has_elements(args) else None
+        known = len(self.entries)
         if parts is not None:
-            with self:
-                return parts(*args, **(kwargs or {}))
+            try:
+                with self:
+                    return parts(*args, **(kwargs or {}))
+            except RuntimeError:  # of what the whole call takes: the size of a result without elements
+                del self.entries[known:]
         kwargs = {k: torch.float64 if _is_floating(v) else v for k, v in (kwargs or {}).items()}
         mutates = func._schema.is_mutable and error.kind != "exact"  # noqa: SLF001 - of an overload
         before = mapped(args, torch.clone) if mutates else args

@@ -140,6 +140,33 @@ def _(original, op, n, m, scale, **how):
     return original(Altered(op, Floor=lambda op, x: op.Round(x)), n, m, scale, **how)
 
 
+@_method(
+    "upsample_nearest2d",
+    "a plane of unknown size is taken for a large one, where eager asks for every factor",
+    clika_ref_aten.resampling,
+    "_planes",
+)
+def _(original, sizes):
+    return (False,) if is_symbolic(tuple(sizes)) else original(sizes)
+
+
+@_method(
+    "upsample_nearest_exact1d",
+    "positions that are computed are rounded at each step",
+    clika_ref_aten.resampling,
+    "_positions",
+)
+def _(original, op, n, m, scale, **how):
+    if not is_symbolic((n, m)):
+        return original(op, n, m, scale, **how)
+    single = Altered(
+        op,
+        cast=lambda op, x, dtype: op.cast(x, torch.float32 if dtype == torch.float64 else dtype),
+        scalar=lambda op, number, dtype: op.scalar(number, torch.float32 if dtype == torch.float64 else dtype),
+    )
+    return original(single, n, m, scale, **how)
+
+
 @_method("var", "a sample that is too small has negative freedom", clika_ref_aten.variance, "_freedom")
 def _(original, op, x, count, correction):
     if not is_symbolic(count):

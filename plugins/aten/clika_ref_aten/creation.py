@@ -201,7 +201,8 @@ def _(draw, s):
     dtype = draw(s.choice(None, torch.float32, torch.int32, torch.float64))
     if dtype is torch.int32:
         step, start = int(step) or 1, int(start)
-    return s.call(start=start, end=start + count * step, step=step, dtype=dtype, device=None)
+    beyond = draw(s.integers(0, 1)) * (1 if step > 0 else -1)
+    return s.call(start=start, end=start + count * step + beyond, step=step, dtype=dtype, device=None)
 
 
 def _arange(start, end, step, dtype, device):

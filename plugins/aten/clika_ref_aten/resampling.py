@@ -23,8 +23,12 @@ NEAREST_DTYPES = (torch.float32, torch.float32, torch.uint8)
 
 ANTIALIASED = {"antialias": 1, "exclude_outside": 1}
 
-INEXACT = ((26, 64),) * 4
-"""Lengths whose quotient is rounded such that dividing by it takes other elements than multiplying by its inverse."""
+INEXACT = ((26, 64),) * 4 + ((2, 41),) * 2
+"""Lengths before and after at whose quotient roundings show.
+
+Dividing by the first takes other elements than multiplying by its inverse; along the second each kernel of eager's own
+takes another one for the middle.
+"""
 
 SMALL_PLANE = 128
 """Height plus width of a result up to which eager takes a kernel of its own for two sides."""
@@ -94,32 +98,44 @@ def _samples(sides, *, aligned, dtypes=(torch.float32,), shortest=1, inexact=())
             scales = tuple(draw(s.choice(2.0, 3.0, 0.5, 1.5, 0.7, 2.3)) for _ in lengths)
             size = tuple(map(_scaled, lengths, scales))
         else:
-            scales, size = (
-                (None,) * sides,
-                tuple(draw(s.choice(n, 2 * n, shortest, 5, 13, *(side for _, side in inexact))) for n in lengths),
-            )
+            rounded = [tuple(after for before, after in inexact if before == n) for n in lengths]
+            scales = (None,) * sides
+            size = tuple(draw(s.choice(n, 2 * n, shortest, 5, 13, *o)) for n, o in zip(lengths, rounded, strict=True))
         x = draw(s.tensor(shape=(draw(s.integers(1, 2)), draw(s.integers(1, 3)), *lengths), dtype=dtypes))
         return s.call(x, output_size=size, scales=scales, **attrs)
 
     return sample
 
 
-def _sources(n, m, scale, *, exact, dtype):
+def _sources(n, m, scale, *, exact, dtype, small):
     """Return where PyTorch's nearest takes each of ``m`` elements from, in its own arithmetic.
 
-    Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, HelperInterpNearest and HelperInterpNearestExact. The last
-    step rounds once, in float32.
+    The last step rounds once, in float32. Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, HelperInterpNearest and
+    HelperInterpNearestExact; in a ``small`` plane nearest_idx and nearest_exact_idx of UpSample.h.
     """
+    if small and not exact and m in (n, 2 * n):  # nobody asks for the factor
+        scale = None
     step = dtype(1.0 / scale) if scale else dtype(n) / dtype(m)
     places = np.arange(m).astype(np.float64)
     if exact:
-        places = np.maximum((step * (places + 0.5) - 0.5).astype(dtype), 0) + dtype(0.5)
+        places = step * (places + 0.5)
+        places = places if small else np.maximum((places - 0.5).astype(dtype), 0) + dtype(0.5)
     else:
         places = places.astype(dtype) * step
     return np.minimum(np.floor(places.astype(np.float32)), n - 1).astype(np.int64)
 
 
-def _factor(n, m, scale, **how):
+def _planes(sizes):
+    """Return whether a result is a small plane; both answers where that is known at run time only.
+
+    Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, _use_vectorized_kernel_cond_2d.
+    """
+    if len(sizes) != 2:
+        return (False,)
+    return (False, True) if is_symbolic(tuple(sizes)) else (sum(sizes) <= SMALL_PLANE,)
+
+
+def _factor(n, m, scale, planes, **how):
     """Return the whole number by which a side is stretched if each element is then simply repeated, else None."""
     if is_symbolic((n, m)):
         factor = int(scale) if scale and float(scale).is_integer() and _scaled(n, scale) == m else 0
@@ -129,35 +145,32 @@ def _factor(n, m, scale, **how):
     if not factor:
         return None
     repeated = np.arange(n * factor) // factor
-    return factor if np.array_equal(_sources(n, n * factor, scale, **how), repeated) else None
+    found = (_sources(n, n * factor, scale, small=small, **how) for small in planes)
+    return factor if all(np.array_equal(sources, repeated) for sources in found) else None
 
 
-def _positions(op, n, m, scale, *, exact, dtype):
+def _positions(op, n, m, scale, *, exact, dtype, small):
     """Return ``int64[m]``, the sources of a side, computed at run time where a length is not known."""
     if not is_symbolic((n, m)):
-        return op.constant(_sources(n, m, scale, exact=exact, dtype=dtype), torch.int64)
+        return op.constant(_sources(n, m, scale, exact=exact, dtype=dtype, small=small), torch.int64)
     real = torch.float64 if dtype is np.float64 else torch.float32
-    step = op.scalar(1.0 / scale, real) if scale else op.Div(op.scalar(n, real), op.scalar(m, real))
-    places = op.cast(op.Range(*(op.scalar(v, torch.int64) for v in (0, m, 1))), real)
-    half = op.scalar(0.5, real)
+    step = op.Div(op.scalar(n, real), op.scalar(m, real))
+    if scale:
+        given = op.scalar(1.0 / scale, real)
+        side, *idle = (op.scalar(number, torch.int64) for number in (m, n, 2 * n))
+        is_idle = op.Or(*(op.Equal(side, other) for other in idle)) if small and not exact else None
+        step = op.Where(is_idle, step, given) if is_idle is not None else given
+    places = op.Range(*(op.scalar(v, torch.int64) for v in (0, m, 1)))
     if exact:
-        places = op.Sub(op.Mul(step, op.Add(places, half)), half)
-        places = op.Add(op.Max(places, op.scalar(0.0, real)), half)
+        half = op.scalar(0.5, torch.float64)
+        places = op.Mul(op.cast(step, torch.float64), op.Add(op.cast(places, torch.float64), half))
+        if not small:
+            places = op.Max(op.cast(op.Sub(places, half), real), op.scalar(0.0, real))
+            places = op.Add(places, op.scalar(0.5, real))
     else:
-        places = op.Mul(places, step)
+        places = op.Mul(op.cast(places, real), step)
     places = op.cast(op.Floor(op.cast(places, torch.float32)), torch.int64)
     return op.Min(places, op.scalar(n - 1, torch.int64))
-
-
-def _without_idle_factors(spatial):
-    """Drop the factors of sides that stay as they are or double in a small plane, where eager does not ask for them.
-
-    Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, _use_vectorized_kernel_cond_2d, and UpSample.h, nearest_idx.
-    """
-    sizes = [m for _, m, _ in spatial]
-    if is_symbolic(tuple(sizes)) or sum(sizes) > SMALL_PLANE:
-        return spatial
-    return [(n, m, None if m in (n, 2 * n) else scale) for n, m, scale in spatial]
 
 
 def _nearest(*, exact):
@@ -168,17 +181,20 @@ def _nearest(*, exact):
 
     def lower(op, x, *, output_size, scales):
         how = {"exact": exact, "dtype": np.float64 if op.dtype(x) == torch.float64 else np.float32}
-        spatial = list(zip(op.shape(x)[2:], output_size, scales, strict=True))
-        if not exact and len(spatial) == 2:
-            spatial = _without_idle_factors(spatial)
-        factors = [1 if n == m and not scale else _factor(n, m, scale, **how) for n, m, scale in spatial]
+        spatial, planes = list(zip(op.shape(x)[2:], output_size, scales, strict=True)), _planes(output_size)
+        factors = [1 if n == m and not scale else _factor(n, m, scale, planes, **how) for n, m, scale in spatial]
         if None not in factors:
             factors = op.constant([1.0, 1.0, *factors], torch.float32)
             modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             return op.Resize(x, None, factors, **modes)
         for axis, (side, factor) in enumerate(zip(spatial, factors, strict=True), start=2):
-            if factor != 1:
-                x = op.Gather(x, _positions(op, *side, **how), axis=axis)
+            if factor == 1:
+                continue
+            places = [_positions(op, *side, small=small, **how) for small in planes]
+            if len(places) > 1:
+                limit, plane = (op.scalar(number, torch.int64) for number in (SMALL_PLANE, sum(output_size)))
+                places = [op.Where(op.Greater(plane, limit), *places)]
+            x = op.Gather(x, *places, axis=axis)
         return x
 
     return lower

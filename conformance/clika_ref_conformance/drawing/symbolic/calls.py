@@ -23,7 +23,7 @@ from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, following, is_explained
+from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, counting, following, is_explained
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SymbolicCall:
         seen: list[list[tuple[int, ...]]] = []
         for name, sizes in wanted:
             drawing = self.drawing.resized(sizes)
-            if drawing is None or not is_explained(self.expressions, self.drawing, drawing, sizes):
+            if drawing is None or not is_explained(self.expressions, self.drawing, drawing):
                 continue
             operands = filled(drawing, name)
             if operands is None or _dtypes(drawing, operands) != [v.type.dtype for v in self.graph.outputs]:
@@ -175,13 +175,13 @@ def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCa
 
     Those of ``fixed`` keep the length that was drawn.
 
-    A size is a symbol if it stands as a side of some operand, every number that follows it does so by an expression,
-    and the output types can be inferred. Sizes that fail keep the length that was drawn.
+    A size is a symbol if it stands as a side of some operand, or may stand where it does without being one (it is then
+    the length of a further input), every number that follows it does so by an expression, and the output types can be
+    inferred. Sizes that fail keep the length that was drawn.
     """
     expressions = following(drawing)
-    carried = not any(isinstance(o, TensorSample | torch.Tensor) for o in drawing.call.operands)
     free = [p for p in drawing.ranges if p not in fixed and drawing.size(p) >= 0]
-    places = [p for p in free if _is_readable(p, drawing.call, expressions, anywhere=carried)]
+    places = [p for p in free if _is_readable(p, drawing, expressions) or _is_number(p, drawing, expressions)]
     if not places:
         return "no side of the drawn call may vary"
     ranges = {p: found for p in places if (found := _lawful_range(p, expressions, drawing)) is not None}
@@ -200,11 +200,15 @@ def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCa
     return reasons[0] if best is None else best
 
 
-def _is_readable(place: Place, call: Call, expressions: Mapping[int, sympy.Basic], *, anywhere: bool) -> bool:
-    """Whether a size stands as a side of an operand, or, of a call without any, as a number."""
-    if anywhere:
-        return any(place.symbol in expression.free_symbols for expression in expressions.values())
-    return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_sides(call))
+def _is_readable(place: Place, drawing: Drawing, expressions: Mapping[int, sympy.Basic]) -> bool:
+    """Whether a size stands as a side of an operand."""
+    return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_sides(drawing.call))
+
+
+def _is_number(place: Place, drawing: Drawing, expressions: Mapping[int, sympy.Basic]) -> bool:
+    """Whether a size stands among the numbers of a call only, where it may."""
+    positions = {position for position, e in expressions.items() if place.symbol in e.free_symbols}
+    return bool(positions) and positions <= counting(drawing)
 
 
 def _tensor_sides(call: Call) -> Iterator[tuple[int, int, int]]:
@@ -232,7 +236,7 @@ def _lawful_range(place: Place, expressions: Mapping[int, sympy.Basic], drawing:
 
     def holds(length: int) -> bool:
         found = drawing.resized({place: length})
-        return found is None or is_explained(expressions, drawing, found, {place: length})
+        return found is None or is_explained(expressions, drawing, found)
 
     here = drawing.size(place)
     below = itertools.takewhile(holds, range(min(here, high), first - 1, -1))
@@ -258,7 +262,7 @@ def _attempt(
     fixed = {p.symbol: drawing.size(p) for p in drawing.ranges if p.symbol not in symbols}
     found = {i: e.xreplace({s: sympy.Integer(n) for s, n in fixed.items()}) for i, e in expressions.items()}
     kept = {i: e for i, e in found.items() if e.free_symbols}
-    carried = [] if any(isinstance(o, TensorSample | torch.Tensor) for o in drawing.call.operands) else places
+    carried = [p for p in places if not _is_readable(p, drawing, expressions)]
     try:
         graph = _graph(drawing, kept, symbols, carried)
     except PassError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
@@ -21,6 +23,14 @@ from clika_ref.core.samples import (
     random_draw,
 )
 from clika_ref.core.symbols import evaluate, named
+
+SIZE_ARGUMENT = re.compile(r"\bSymInt(?:\[\d*\])?\??\s+(\w+)")
+"""An argument of an ATen schema that may be a size expression."""
+
+CONFIGURED = frozenset(
+    {"stride", "dilation", "groups", "padding", "output_padding", "padding_idx", "ignore_index", "storage_offset"}
+)
+"""Such arguments which the schema only lets be one: a layer is made with them, and no model computes them of sizes."""
 
 
 class Place(NamedTuple):
@@ -193,18 +203,46 @@ def following(base: Drawing) -> dict[int, sympy.Basic]:
     Each number that may be a size is varied alone. Numbers that follow several are taken for their sum or product;
     numbers that follow one, for a line. Whether that is so is for `is_explained` to say.
     """
-    here = list(leaves(base.call))
+    here, counts = list(leaves(base.call)), counting(base)
     slopes: dict[int, dict[Place, tuple[int, int]]] = {}
     for place, (low, high) in base.ranges.items():
         value = base.size(place)
         other = high if value != high else max(low, high - 1)
         twin = base.resized({place: other})
-        if twin is None or (_shapes(base.call) and _shapes(twin.call) == _shapes(base.call)):
-            continue  # the number is no size, unless the call makes tensors of numbers alone
-        for position, (a, b) in enumerate(zip(here, leaves(twin.call), strict=True)):
-            if a != b:
-                slopes.setdefault(position, {})[place] = (other - value, b - a)
+        if twin is None:
+            continue
+        pairs = enumerate(zip(here, leaves(twin.call), strict=True))
+        moved = {position: b - a for position, (a, b) in pairs if a != b}
+        if _shapes(twin.call) == _shapes(base.call) and not moved.keys() <= counts:
+            continue  # the number is no size
+        for position, step in moved.items():
+            slopes.setdefault(position, {})[place] = (other - value, step)
     return {position: _expression(here[position], found, base) for position, found in slopes.items()}
+
+
+def counting(drawing: Drawing) -> set[int]:
+    """Return the positions among `leaves` of numbers that may be sizes though no operand has such a side.
+
+    Those are the attributes that ATen lets be size expressions; where a call makes tensors of numbers alone, all.
+    """
+    call = drawing.call
+    if not _shapes(call):
+        return set(range(len(list(leaves(call)))))
+    found: set[int] = set()
+    start = len(list(leaves(Call(call.operands, {}))))
+    for name in sorted(call.attrs):
+        end = start + len(list(_flat(call.attrs[name])))
+        found.update(range(start, end) if name in _size_attributes(drawing.op) else ())
+        start = end
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _size_attributes(op: Operator) -> frozenset[str]:
+    overloads = [o for o in op.converters if not isinstance(o, str)]
+    schemas = [str(o._schema) for o in overloads]  # noqa: SLF001 - of an overload
+    names = {name for schema in schemas for name in SIZE_ARGUMENT.findall(schema)}
+    return frozenset(names & op.attributes.keys()) - CONFIGURED
 
 
 def _shapes(call: Call) -> list[Any]:
@@ -221,9 +259,9 @@ def _expression(here: int, slopes: Mapping[Place, tuple[int, int]], base: Drawin
     return sympy.Add(offset, *(s * place.symbol for place, s in steps.items()))
 
 
-def is_explained(expressions: Mapping[int, sympy.Basic], base: Drawing, drawing: Drawing, sizes: Sizes) -> bool:
+def is_explained(expressions: Mapping[int, sympy.Basic], base: Drawing, drawing: Drawing) -> bool:
     """Whether every integer of a call drawn with other sizes is what the expressions say."""
-    values = {p.symbol.name: sizes.get(p, base.size(p)) for p in base.ranges}
+    values = {place.symbol.name: drawing.size(place) for place in base.ranges}
     here = list(leaves(base.call))
     return all(
         leaf == (evaluate(expressions[i], values) if i in expressions else here[i])
