@@ -126,6 +126,31 @@ def test_a_number_that_follows_by_no_line_keeps_its_size():
     assert found == "its numbers follow the sizes by no expression"
 
 
+def test_a_number_that_is_no_side_is_a_size_where_aten_lets_it_be_one():
+    """Only numbers that stand as a side of some operand were free, so that no count or start ever was."""
+    operators = load_registry().operators
+    found = next(c for c in (symbolic_call(draw(operators["topk"], str(n))) for n in range(20)) if c.carried)
+    (node,) = found.graph.nodes
+    (place,) = found.carried
+    assert node.attrs["k"] == place.symbol
+    assert [v.type.shape for v in found.graph.inputs][1:] == [(place.symbol,)]
+    for run in found.runs:
+        assert run.inputs[1].shape[0] == found.at_sizes_of(run).graph.outputs[0].type.shape[node.attrs["dim"]]
+
+
+def test_a_number_that_no_call_computes_of_sizes_stays():
+    found = [symbolic_call(draw(load_registry().operators["conv1d"], str(n))) for n in range(20)]
+    assert [c for c in found if not isinstance(c, str) and c.carried] == []
+
+
+def test_a_number_that_is_cut_by_a_size_is_what_the_call_was_drawn_with():
+    """A position had been an expression of the length that it was drawn for, beside a shorter tensor."""
+    select = load_registry().operators["select"]
+    for found in (symbolic_call(draw(select, str(n))) for n in range(30)):
+        for run in [] if isinstance(found, str) else found.runs:
+            assert found.at_sizes_of(run).runs[0].inputs  # raises where eager refuses it
+
+
 def beside(x: Tensor, y: Tensor) -> Tensor:
     """``x`` plus the sum of ``y``."""
     return x + y.sum()

@@ -18,7 +18,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
 
 REGISTRY = load_registry()
-SEEDS = range(3)
+SEEDS = range(4)
 
 
 @cache

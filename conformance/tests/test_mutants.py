@@ -4,6 +4,7 @@ import json
 from io import StringIO
 
 import pytest
+from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.levels import LEVELS
 from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.execution.run import chosen_profile
@@ -14,7 +15,8 @@ from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.killing import Killing, Trial, chosen_mutants, kill
 from clika_ref_conformance.mutants.seeding import Catalogue, Mutant, nothing
 from clika_ref_conformance.mutants.showing import is_enough, show_rates, show_trial, sound_and_show
-from clika_ref_conformance.verdicts import Verdict
+from clika_ref_conformance.record import Result
+from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console
 
 from clika_ref.core.errors import ClikaError
@@ -101,6 +103,12 @@ def test_a_mutant_is_found_in_a_worker_and_its_failure_fails_again_in_another():
     assert killing.trials[0].nodes == 1
     assert [r.verdict for r in killing.replayed] == [Verdict.PASS]
     assert json.loads(json.dumps(killing.as_json()))["rates"]["1"]["all"] == [1, 1]
+
+
+def test_a_reproducer_of_what_ended_its_worker_fails_again_where_it_ends_another():
+    again = [Result(Task("replays", name), "replay", Comparison(Verdict.CRASH)) for name in ("ends", "differs")]
+    killing = Killing("quick", [trial("ends", Verdict.HANG), trial("differs", Verdict.VALUE)], again)
+    assert [r.task.subject for r in killing.failed_replays] == ["differs"]
 
 
 def test_a_worker_that_the_suite_s_own_fault_ended_kills_nothing(monkeypatch):

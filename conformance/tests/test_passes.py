@@ -1,5 +1,6 @@
 """L2 finds passes that are wrong, and nothing wrong with those that are right."""
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 from broken_passes import BROKEN, WALK_A_SET, Broken
 from clika_ref_conformance.cases import Case, Run, Task
-from clika_ref_conformance.drawing.motifs.finding import offered
+from clika_ref_conformance.drawing.motifs.finding import Goal, _fires, offered
+from clika_ref_conformance.drawing.motifs.near_misses import large_constants
 from clika_ref_conformance.judging.pass_rules import check_pass
 from clika_ref_conformance.judging.random_nodes import random_nodes
 from clika_ref_conformance.levels import passes
@@ -169,3 +171,33 @@ def test_an_attribute_that_is_written_in_place_is_seen_though_it_is_equal():
     found = check_pass(Broken(write, "write"), REGISTRY.operators, Case("c", graph, [Run("r", (torch.ones(2, 3),))]))
     assert found.comparison.verdict is Verdict.CONTRACT
     assert "changed a node in place" in found.comparison.message
+
+
+def test_a_weight_is_almost_too_large_beside_small_inputs():
+    graph = Graph("g")
+    x = graph.add_input(TensorType(torch.float32, (2,)), "x")
+    w, b = (graph.add_constant(torch.nn.Parameter(torch.tensor([1.0, n])), name) for n, name in ((2, "w"), (-4, "b")))
+    build = Builder(graph, REGISTRY.operators)
+    graph.add_output(build("add", build("mul", x, w), b))
+    case = Case("case", graph, [Run("ones", (torch.ones(2),))])
+    found = list(large_constants(case, REGISTRY.operators))
+    assert [c.name for c in found] == ["%w is large"]  # what is added to other results could overflow with them
+    data = {n: v.data.abs().max().item() for n, v in found[0].graph.constants.items()}
+    assert data["w"] == pytest.approx(0.9 * torch.finfo(torch.float32).max)
+    assert data["b"] == 4
+    assert 0 < found[0].runs[0].inputs[0].max() < 1e-9
+
+
+def test_what_a_pass_took_is_free_again_where_it_ran_out_of_memory():
+    """The next check failed for want of memory as well, with the mutant and without it."""
+    seen = []
+
+    def endless(graph):
+        graph.itself = graph
+        seen.append(weakref.ref(graph))
+        raise MemoryError
+
+    graph = Graph("g")
+    graph.add_output(graph.add_input(TensorType(torch.float32, (2,)), "x"))
+    assert _fires(Goal("any", endless, ()), Case("one", graph, [Run("ones", (torch.ones(2),))]))
+    assert seen[0]() is None

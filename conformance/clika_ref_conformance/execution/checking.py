@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,8 @@ def run_check(check: Check) -> Outcome:
     except Exception as error:  # noqa: BLE001 - one check may cost no other
         verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.CONTRACT
         outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))
+    if outcome.verdict is Verdict.MEMORY:  # which may be full of graphs, and they refer to themselves
+        gc.collect()
     if flushes_denormals():
         torch.set_flush_denormal(False)
         message = "the target switched on flush-to-zero in this process, which changes what eager computes"

@@ -31,6 +31,7 @@ OF_CALLS: dict[str, near_misses.Makes] = {
     "scalar changed": near_misses.scalar_changed,
     "dtype changed": near_misses.dtype_changed,
     "special elements": near_misses.special_elements,
+    "large constants": near_misses.large_constants,
     "literals alike": alike.literals_alike,
     "sides alike": alike.sides_alike,
     "round trips": alike.round_trips,

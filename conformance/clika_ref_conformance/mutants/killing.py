@@ -25,6 +25,9 @@ LEVELS = {module.LEVEL: module.__name__ for module in (trials, replays)}
 TRIAL_SECONDS = 600.0
 """After so long a mutant is taken to hang: its trial is many checks, of which each would have less."""
 
+ENDED = frozenset({Verdict.CRASH, Verdict.HANG})
+"""Verdicts of what ends the process that it runs in."""
+
 SHRINK_SECONDS = 10.0
 """Given to the reduction of a failing graph."""
 
@@ -82,8 +85,13 @@ class Killing:
 
     @property
     def failed_replays(self) -> list[Result]:
-        """The reproducers that did not fail again."""
-        return [result for result in self.replayed if result.verdict is not Verdict.PASS]
+        """The reproducers that did not fail again; one of a trial that ended its worker ends it again."""
+        ended = {trial.mutant for trial in self.trials if trial.verdict in ENDED}
+        return [
+            r
+            for r in self.replayed
+            if r.verdict is not Verdict.PASS and not (r.verdict in ENDED and r.task.subject in ended)
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON."""

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.errors import PassError, TargetError
 from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.core.types import TensorType
 
@@ -103,7 +105,8 @@ def _position(op, sides, found):
     """Return the position in the flattened sides; Mod wraps negative entries, and the first may stay negative."""
     total = found[0]
     for side, entry in zip(sides[1:], found[1:], strict=True):
-        length = op.scalar(side or 1, torch.int64)  # a side of length 0 has no positions, yet runtimes refuse Mod by 0
+        # A side of length 0 has no positions, yet runtimes refuse Mod by 0.
+        length = op.scalar(torch_sympy.Max(side, 1) if is_symbolic(side) else side or 1, torch.int64)
         total = op.Add(op.Mul(total, length), op.Mod(entry, length))
     return total
 

@@ -32,7 +32,7 @@ def _from_internal(declared):
 def _sampler(draw, s):
     x = draw(s.tensor(dtype=FLOATS, low=-8, high=8))
     dim = draw(s.integers(-max(x.rank, 1), max(x.rank - 1, 0)))
-    return s.call(x, dim=dim, dtype=draw(s.choice(None, torch.float32, torch.float64)))
+    return s.call(x, dim=dim, dtype=draw(s.choice(None, None, torch.float32, torch.float64)))
 
 
 @operator(aten.softmax.int, aten.special_softmax.default, quant=OWN_SCALE, error=SOFTMAX)

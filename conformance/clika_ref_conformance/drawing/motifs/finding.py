@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,8 +200,11 @@ def _fires(goal: Goal, case: Case) -> bool:
     """Whether a goal is reached; a pass that fails on a graph has at least looked at it."""
     try:
         return goal.fires(case.graph.clone())
-    except Exception:  # noqa: BLE001 - a pass may raise anything; the checks of the motif will say so
-        return True
+    except Exception as error:  # noqa: BLE001 - a pass may raise anything; the checks of the motif will say so
+        is_full = isinstance(error, MemoryError)
+    if is_full:  # of the graph of a pass that never ends, which refers to itself
+        gc.collect()
+    return True
 
 
 def offered(p: Pass, operators: Mapping[str, Operator]) -> Iterator[Case]:

@@ -291,6 +291,38 @@ def special_elements(case: Case, _: Operators) -> Iterator[Case | None]:
         yield Case("special elements", case.graph, accepted)
 
 
+def large_constants(case: Case, _: Operators) -> Iterator[Case | None]:
+    """Let one constant be almost as large as its dtype allows, and inputs beside it so small that no sum overflows."""
+    inputs = {v for v in case.graph.inputs if v.type.dtype.is_floating_point}
+    for value, tensor in Rebuilding.of(case).leaves:
+        is_weight = value.is_constant and all(inputs & {*_values_of(use.user)} for use in value.uses)
+        largest = float(tensor.abs().max()) if is_weight and _has_float_elements(tensor) else 0.0
+        if 0 < largest < math.inf:
+            new = Rebuilding.of(case)
+            new.take_leaves(partial(_scaled, value, ALMOST * torch.finfo(tensor.dtype).max / largest))
+            yield new.done(f"%{value.name} is large") if new.take_nodes() else None
+
+
+def _values_of(user: Any) -> list[Value]:
+    return [item for item in user.inputs if isinstance(item, Value)] if isinstance(user, Node) else []
+
+
+ALMOST = 0.9
+"""Of the largest number of a dtype."""
+
+
+def _scaled(large: Value, factor: float, value: Value, leaf: Leaf) -> Leaf:
+    if value is large:
+        return replace(leaf, tensor=(leaf.tensor.double() * factor).to(leaf.tensor.dtype))
+    if value.is_constant or not _has_float_elements(leaf.tensor):
+        return leaf
+    return replace(leaf, tensor=leaf.tensor * torch.finfo(leaf.tensor.dtype).max ** -0.25)
+
+
+def _has_float_elements(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0
+
+
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 

@@ -148,7 +148,8 @@ class Drawing:
             found = draw(self.op, self.seed, self.decided, sizes)
         except Exception:  # noqa: BLE001 - samples may fail in any way on sizes that they did not choose
             return None
-        return found if skeleton(found.call) == skeleton(self.call) else None
+        is_alike = len(found.decided) == len(self.decided) and skeleton(found.call) == skeleton(self.call)
+        return found if is_alike else None
 
     def size(self, place: Place) -> int:
         """Return what was decided at a place."""
