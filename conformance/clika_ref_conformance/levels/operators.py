@@ -34,8 +34,8 @@ COVER_PACK = "cover-pack"
 PACK = "drawn-pack"
 """The same of literals in other forms and of drawn calls."""
 
-BY_ELEMENT = ("exact", "ulp")
-"""Kinds of errors that are bounded for each element by itself, and not by the size of others."""
+ANY_MAGNITUDE = ("exact", "ulp", "softmax")
+"""Kinds of errors that are bounded for each element by itself, or with the largest subtracted: no size overflows."""
 
 LITERAL_ROWS = 4
 """Rows whose literals are written in other forms: a form is tried once, on the first row that has it."""
@@ -191,7 +191,7 @@ class Column:
         return zlib.crc32(f"{self.op.name}/{self.dtype}/{name}/{self.suite.profile.seed}".encode()) % 2**24
 
     def _runs(self, row: DrawnCall, seed: int, turn: int, only: int | None = None) -> list[Run]:
-        return runs_of(row.call.operands, seed, turn, every_magnitude=self.op.error.kind in BY_ELEMENT, only=only)
+        return runs_of(row.call.operands, seed, turn, every_magnitude=self.op.error.kind in ANY_MAGNITUDE, only=only)
 
     def _accepts(self, call: Call) -> bool:
         """Whether eager takes a call."""

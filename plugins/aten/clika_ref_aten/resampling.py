@@ -92,7 +92,8 @@ def _type(x, *, output_size, **_):
 
 def _samples(sides, *, aligned, dtypes=(torch.float32,), shortest=1, inexact=()):
     def sample(draw, s):
-        lengths = [draw(s.choice(*range(2 * shortest, 10), *(side for side, _ in inexact))) for _ in range(sides)]
+        plain = (3, 5, 8) if inexact else range(2 * shortest, 10)
+        lengths = [draw(s.choice(*plain, *(side for side, _ in inexact))) for _ in range(sides)]
         attrs = {"align_corners": draw(s.booleans())} if aligned else {}
         if draw(s.booleans()):
             scales = tuple(draw(s.choice(2.0, 3.0, 0.5, 1.5, 0.7, 2.3, 2.3)) for _ in lengths)
