@@ -145,6 +145,24 @@ def storage_of(fake: Any) -> int:
     return fake.untyped_storage()._cdata if isinstance(fake, torch.Tensor) else 0
 
 
+MAY_BE_IDLE = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        *("to", "type_as", "contiguous", "flatten", "positive", "atleast_1d", "atleast_2d", "atleast_3d"),
+        *(
+            "dropout",
+            "feature_dropout",
+            "alpha_dropout",
+            "feature_alpha_dropout",
+            "real",
+            "resolve_conj",
+            "resolve_neg",
+        ),
+    )
+)
+"""Calls that return what they are given, itself and no view of it, where they have nothing to do."""
+
+
 def returned_inputs(program: fx.GraphModule) -> list[int | None]:
     """Return which input each result of a program is, None of what it makes."""
     inputs: dict[Any, int] = {node: i for i, node in enumerate(program.graph.find_nodes(op="placeholder"))}
@@ -153,11 +171,12 @@ def returned_inputs(program: fx.GraphModule) -> list[int | None]:
 
 
 def _itself(node: Any) -> Any:
-    """Return the node whose very tensor another one returns: a cast to the dtype that it has, or a region around it."""
-    if getattr(node.target, "overloadpacket", None) is torch.ops.aten.to:
-        made, given = (n.meta["val"] for n in (node, node.args[0]))
-        is_idle = made.dtype == given.dtype and storage_of(made) == storage_of(given)
-        return _itself(node.args[0]) if is_idle else node
+    """Return the node whose very tensor another one returns: an idle call, one that writes, or a region around them."""
+    if getattr(node.target, "overloadpacket", None) in MAY_BE_IDLE:
+        made, given = ((t.dtype, t.shape, storage_of(t)) for t in (node.meta["val"], node.args[0].meta["val"]))
+        return _itself(node.args[0]) if made == given else node
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._opname.endswith("_"):
+        return _itself(node.args[0])  # what it writes to, by PyTorch's way of naming
     if node.target is python_operator.getitem and isinstance(node.args[0].target, torch._ops.HigherOrderOperator):
         region, index = node.args
         at, inner = next((i, arg) for i, arg in enumerate(region.args) if getattr(arg, "op", None) == "get_attr")

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.eager import without_fast_path
+from clika_ref.capture.gradients import modes_that_change
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.locating import located
 from clika_ref.capture.replacing import in_this_thread, replaced
@@ -121,6 +122,7 @@ def trace(
         _data_as_a_call(),
         _inference_as_grad_mode(),
         _regions_within_autocast(),
+        modes_that_change(),
         _caches_allowed(),
         _silenced(),
     ):

@@ -19,7 +19,7 @@ from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
 
-NEAREST_DTYPES = (torch.float32, torch.float32, torch.uint8)
+NEAREST_DTYPES = (torch.float32, torch.float32, torch.uint8, torch.float64)
 
 ANTIALIASED = {"antialias": 1, "exclude_outside": 1}
 
@@ -116,6 +116,7 @@ def _sources(n, m, scale, *, exact, dtype, small):
     """
     if small and not exact and m in (n, 2 * n):  # nobody asks for the factor
         scale = None
+    dtype = np.float32 if small else dtype
     step = dtype(1.0 / scale) if scale else dtype(n) / dtype(m)
     places = np.arange(m).astype(np.float64)
     if exact:
@@ -154,7 +155,7 @@ def _positions(op, n, m, scale, *, exact, dtype, small):
     """Return ``int64[m]``, the sources of a side, computed at run time where a length is not known."""
     if not is_symbolic((n, m)):
         return op.constant(_sources(n, m, scale, exact=exact, dtype=dtype, small=small), torch.int64)
-    real = torch.float64 if dtype is np.float64 else torch.float32
+    real = torch.float64 if dtype is np.float64 and not small else torch.float32
     step = op.Div(op.scalar(n, real), op.scalar(m, real))
     if scale:
         given = op.scalar(1.0 / scale, real)
