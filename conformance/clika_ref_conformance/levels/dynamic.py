@@ -50,7 +50,7 @@ EXPRESSIONS_PER_PROFILE = 2
 PATIENCE = 12
 """Calls that are drawn for each that is wanted: some have no side that may vary, and most are like another."""
 
-OWN_RULE = 4
+OWN_RULE = 3
 """As many times the calls has an operator with a type rule of its own: sizes it computes are computed by the target."""
 
 SIZED = 5
