@@ -147,18 +147,8 @@ def storage_of(fake: Any) -> int:
 
 MAY_BE_IDLE = frozenset(
     getattr(torch.ops.aten, name)
-    for name in (
-        *("to", "type_as", "contiguous", "flatten", "positive", "atleast_1d", "atleast_2d", "atleast_3d"),
-        *(
-            "dropout",
-            "feature_dropout",
-            "alpha_dropout",
-            "feature_alpha_dropout",
-            "real",
-            "resolve_conj",
-            "resolve_neg",
-        ),
-    )
+    for name in ["to", "type_as", "contiguous", "flatten", "positive", "real", "resolve_conj", "resolve_neg"]
+    + [f"atleast_{rank}d" for rank in (1, 2, 3)]
 )
 """Calls that return what they are given, itself and no view of it, where they have nothing to do."""
 

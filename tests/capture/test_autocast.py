@@ -247,9 +247,10 @@ def test_a_graph_that_holds_casts_says_so_where_those_of_a_call_would_be_others(
         module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
         expected = model(x)
     compiled, called = ["outside", r"in torch.autocast \(cpu bfloat16\)"][:: -1 if compiled_in else 1]
+    called_elsewhere = f"is called {called}, but was compiled {compiled}, and computes as it would"
     with (
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=not compiled_in),
-        pytest.warns(match=f"is called {called}, but was compiled {compiled}, and computes as it would") as warned,
+        pytest.warns(UserWarning, match=called_elsewhere) as warned,
     ):
         torch.testing.assert_close(nn.Sequential(module)(x), expected, rtol=0, atol=0)
     assert [w.filename for w in warned] == [__file__]

@@ -156,12 +156,11 @@ def _positions(op, n, m, scale, *, exact, dtype, small):
     if not is_symbolic((n, m)):
         return op.constant(_sources(n, m, scale, exact=exact, dtype=dtype, small=small), torch.int64)
     real = torch.float64 if dtype is np.float64 and not small else torch.float32
-    step = op.Div(op.scalar(n, real), op.scalar(m, real))
-    if scale:
-        given = op.scalar(1.0 / scale, real)
+    step = op.scalar(1.0 / scale, real) if scale else op.Div(op.scalar(n, real), op.scalar(m, real))
+    if scale and small and not exact:
         side, *idle = (op.scalar(number, torch.int64) for number in (m, n, 2 * n))
-        is_idle = op.Or(*(op.Equal(side, other) for other in idle)) if small and not exact else None
-        step = op.Where(is_idle, step, given) if is_idle is not None else given
+        is_idle = op.Or(*(op.Equal(side, other) for other in idle))
+        step = op.Where(is_idle, op.Div(op.scalar(n, real), op.scalar(m, real)), step)
     places = op.Range(*(op.scalar(v, torch.int64) for v in (0, m, 1)))
     if exact:
         half = op.scalar(0.5, torch.float64)
@@ -192,7 +191,8 @@ def _nearest(*, exact):
         for axis, (side, factor) in enumerate(zip(spatial, factors, strict=True), start=2):
             if factor == 1:
                 continue
-            places = [_positions(op, *side, small=small, **how) for small in planes]
+            differs = exact or side[2] or how["dtype"] is np.float64  # in a small plane
+            places = [_positions(op, *side, small=small, **how) for small in (planes if differs else planes[:1])]
             if len(places) > 1:
                 limit, plane = (op.scalar(number, torch.int64) for number in (SMALL_PLANE, sum(output_size)))
                 places = [op.Where(op.Greater(plane, limit), *places)]

@@ -181,7 +181,8 @@ def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCa
     """
     expressions = following(drawing)
     free = [p for p in drawing.ranges if p not in fixed and drawing.size(p) >= 0]
-    places = [p for p in free if _is_readable(p, drawing, expressions) or _is_number(p, drawing, expressions)]
+    counts = counting(drawing)
+    places = [p for p in free if _is_readable(p, drawing, expressions) or _is_number(p, counts, expressions)]
     if not places:
         return "no side of the drawn call may vary"
     ranges = {p: found for p in places if (found := _lawful_range(p, expressions, drawing)) is not None}
@@ -205,10 +206,10 @@ def _is_readable(place: Place, drawing: Drawing, expressions: Mapping[int, sympy
     return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_sides(drawing.call))
 
 
-def _is_number(place: Place, drawing: Drawing, expressions: Mapping[int, sympy.Basic]) -> bool:
+def _is_number(place: Place, counts: set[int], expressions: Mapping[int, sympy.Basic]) -> bool:
     """Whether a size stands among the numbers of a call only, where it may."""
     positions = {position for position, e in expressions.items() if place.symbol in e.free_symbols}
-    return bool(positions) and positions <= counting(drawing)
+    return bool(positions) and positions <= counts
 
 
 def _tensor_sides(call: Call) -> Iterator[tuple[int, int, int]]:
