@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator as python_operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clika_ref.capture.calls import written_arguments
 from clika_ref.core.errors import ModelError
@@ -95,6 +95,15 @@ class Aliases:
             return entry
         return self.root(self.current(entry), fake)
 
+    def is_idle(self, node: fx.Node) -> bool:
+        """Whether a call returns the very tensor that it is given."""
+        target: Any = node.target
+        if target.overloadpacket in DROPOUTS:  # of which tracers make a tensor of its own
+            names = (argument.name for argument in target._schema.arguments)
+            said: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+            return (not said["train"] or said["p"] == 0) and storage_of(node.meta["val"]) not in self._written
+        return target.overloadpacket in MAY_BE_IDLE and _look(node) == _look(node.all_input_nodes[0])
+
     def current(self, entry: Traced) -> Value:
         """Return the value of a tensor now, after all writes so far.
 
@@ -141,38 +150,26 @@ class Aliases:
 
 
 def storage_of(fake: Any) -> int:
-    """Return the identity of the memory of a tensor."""
-    return fake.untyped_storage()._cdata if isinstance(fake, torch.Tensor) else 0
+    """Return the identity of the memory of a tensor; 0 of one that has none of its own, as ``torch.func`` makes."""
+    if not isinstance(fake, torch.Tensor) or is_functorch_wrapped_tensor(fake):
+        return 0
+    return fake.untyped_storage()._cdata
 
 
 MAY_BE_IDLE = frozenset(
-    getattr(torch.ops.aten, name)
+    getattr(aten, name)
     for name in ["to", "type_as", "contiguous", "flatten", "positive", "real", "resolve_conj", "resolve_neg"]
     + [f"atleast_{rank}d" for rank in (1, 2, 3)]
 )
 """Calls that return what they are given, itself and no view of it, where they have nothing to do."""
 
-
-def returned_inputs(program: fx.GraphModule) -> list[int | None]:
-    """Return which input each result of a program is, None of what it makes."""
-    inputs: dict[Any, int] = {node: i for i, node in enumerate(program.graph.find_nodes(op="placeholder"))}
-    results: Any = program.graph.output_node().args[0]
-    return [inputs.get(_itself(node)) for node in results]
+DROPOUTS = frozenset({aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.feature_alpha_dropout})
+"""Calls that do so outside training."""
 
 
-def _itself(node: Any) -> Any:
-    """Return the node whose very tensor another one returns: an idle call, one that writes, or a region around them."""
-    if getattr(node.target, "overloadpacket", None) in MAY_BE_IDLE:
-        made, given = ((t.dtype, t.shape, storage_of(t)) for t in (node.meta["val"], node.args[0].meta["val"]))
-        return _itself(node.args[0]) if made == given else node
-    if isinstance(node.target, torch._ops.OpOverload) and node.target._opname.endswith("_"):
-        return _itself(node.args[0])  # what it writes to, by PyTorch's way of naming
-    if node.target is python_operator.getitem and isinstance(node.args[0].target, torch._ops.HigherOrderOperator):
-        region, index = node.args
-        at, inner = next((i, arg) for i, arg in enumerate(region.args) if getattr(arg, "op", None) == "get_attr")
-        which = returned_inputs(getattr(node.graph.owning_module, inner.target))[index]
-        return node if which is None else _itself(region.args[at + 1 + which])
-    return node
+def _look(node: fx.Node) -> tuple[Any, ...]:
+    made = node.meta["val"]
+    return made.dtype, made.shape, storage_of(made)
 
 
 def _written_memory(program: fx.GraphModule) -> set[int]:

@@ -13,7 +13,6 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, saved_tensors_hooks
-from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.callables import Callee
@@ -152,24 +151,6 @@ def asked_for_gradients() -> Iterator[Asked]:
     replacements |= {(module, name): watching[found] for module, name, found in _names_of(watching)}
     with replaced(replacements):
         yield asked
-
-
-@contextlib.contextmanager
-def modes_that_change() -> Iterator[None]:
-    """Let a trace note the calls alone that switch gradients on or off.
-
-    Within a ``torch.autograd.Function`` they are off, and who leaves a no_grad region there sets that again; that they
-    are on again behind it nobody says.
-    """
-    note = PreDispatchTorchFunctionMode.__torch_function__
-
-    def noted(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._C._set_grad_enabled and args[0] == torch.is_grad_enabled():
-            return func(*args)
-        return note(mode, func, types, args, kwargs)
-
-    with replaced({(PreDispatchTorchFunctionMode, "__torch_function__"): in_this_thread(noted, note)}):
-        yield
 
 
 _PROPERTIES = {

@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from clika_ref.autocast import surrounding_autocast
-from clika_ref.capture.aliasing import Aliases, Traced, returned_inputs
+from clika_ref.capture.aliasing import Aliases, Traced
 from clika_ref.capture.calls import (
     RESHAPES_ITSELF,
     SKIPPED,
@@ -122,6 +122,8 @@ class Importer:
             raise ModelError(msg)
         args = self._entries(node.args)
         kwargs = {k: self._entries(v) for k, v in node.kwargs.items()}
+        if self.aliases.is_idle(node):
+            return self._entries(node.all_input_nodes[0])
         if target in RESHAPES_ITSELF:
             return self._reshaped(node, RESHAPES_ITSELF[target], args, kwargs)
         written = written_arguments(target, args, kwargs)
@@ -186,6 +188,8 @@ class Importer:
     def _reshaped(self, node: fx.Node, view: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
         """Let a tensor that turned itself into a view of its memory be that view from now on."""
         entry = self._functional(node, view, args, kwargs)
+        if view is not aten.detach.default and any(args[0] is outer for outer in self._unrecorded):
+            self._unrecorded.append(entry)  # the same tensor, with its history
         self._env[node.all_input_nodes[0]] = entry
         return entry
 
@@ -254,9 +258,8 @@ class Importer:
             raise ModelError(msg)
         if not detached:
             return results
-        left = [r if i is None else operands[i] for r, i in zip(results, returned_inputs(inner), strict=True)]
-        outer = set(map(id, operands))  # what was written to keeps its history
-        return tuple(r if id(r) in outer else self._detached(r) for r in left)
+        outer = set(map(id, unrecorded))  # these keep their history, whatever is written to them
+        return tuple(r if id(r) in outer else self._detached(r) for r in results)
 
     @contextlib.contextmanager
     def _within(self, region: Region | None, unrecorded: list[Any]) -> Iterator[None]:
@@ -307,8 +310,7 @@ class Importer:
         inner = [call.call for call in self.unsupported[known:]]
         if inner:  # the user wrote the outer call
             del self.unsupported[known:]
-            needed = ", ".join(inner)
-            msg = f"{UNDECLARED}, and its decomposition needs {needed}"
+            msg = f"{UNDECLARED}, and its decomposition needs {', '.join(inner)}"
             raise ModelError(msg)
         return self._adopted(results, node.meta["val"], [n.meta["val"] for n in operands])
 
@@ -356,16 +358,15 @@ class Importer:
     def _attribute(self, program: fx.GraphModule, node: fx.Node) -> Any:
         found: Any = python_operator.attrgetter(str(node.target))(program)
         if isinstance(found, torch.Tensor):
-            fake = node.meta.get("val", found)
-            return self.aliases.root(self.graph.add_constant(found.detach(), f"constants.{node.name}"), fake)
+            kept = self.graph.add_constant(found.detach(), f"constants.{node.name}")
+            return self.aliases.root(kept, node.meta.get("val", found))
         return found
 
     def _type(self, fake: torch.Tensor, dtype: torch.dtype) -> TensorType:
         key = (dtype, tuple(self.table.translate(d) for d in fake.shape))
-        known = self._types.get(key)
-        if known is None:
-            known = self._types[key] = TensorType(*key)
-        return known
+        if key not in self._types:
+            self._types[key] = TensorType(*key)
+        return self._types[key]
 
     def _refuse(self, node: fx.Node, reason: str) -> None:
         if "could not be imported" in reason:  # of a chain only the first, and what would be refused all the same

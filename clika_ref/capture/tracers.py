@@ -14,17 +14,16 @@ from typing import Any, TextIO, cast
 
 import torch
 import torch.export._trace  # torch would import it, and make its logger, during the first trace
-from torch._export.passes import replace_set_grad_with_hop_pass as gradient_pass
 from torch._ops import OpOverload
-from torch.amp.autocast_mode import _enter_autocast
 from torch.fx.experimental import _config as symbol_config
 from torch.fx.proxy import TraceError
 from torch.nn.modules import transformer
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clika_ref.capture.composites import for_any_size
 from clika_ref.capture.eager import without_fast_path
-from clika_ref.capture.gradients import modes_that_change
+from clika_ref.capture.gradient_modes import gradient_modes
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.locating import located
 from clika_ref.capture.replacing import in_this_thread, replaced
@@ -61,7 +60,7 @@ def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicSha
             tracer.traced_func_name = replaced.__name__
         else:
             root = replaced
-    with _without_hash(), _NoDraws():
+    with _without_hash(), _NoDraws(), _NoModes():
         traced = tracer.trace(root)
     return _export(torch.fx.GraphModule(module, traced), call, shapes)
 
@@ -96,6 +95,16 @@ class _NoDraws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _NoModes(TorchFunctionMode):
+    """Refuses to switch gradients on or off, of which a symbolic trace keeps nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._C._set_grad_enabled and args[0] != torch.is_grad_enabled():
+            msg = f"gradients are switched {'on' if args[0] else 'off'} for a part, which a symbolic trace would lose"
+            raise TraceError(msg)
+        return func(*args, **(kwargs or {}))
+
+
 TRACERS: tuple[Tracer, ...] = (
     Tracer("torch.export", _export, oblivious=True),
     Tracer("torch.export, sizes 0 and 1 special", _export, oblivious=False),
@@ -120,9 +129,7 @@ def trace(
         located(__file__),
         for_any_size(),
         _data_as_a_call(),
-        _inference_as_grad_mode(),
-        _regions_within_autocast(),
-        modes_that_change(),
+        gradient_modes(),
         _caches_allowed(),
         _silenced(),
     ):
@@ -149,37 +156,6 @@ def _data_as_a_call() -> Iterator[None]:
     plain: Any = torch.Tensor.data  # which the class inherits
     read = in_this_thread(torch.Tensor.detach, plain.__get__)
     with replaced({(torch.Tensor, "data"): property(read, plain.__set__)}):
-        yield
-
-
-@contextlib.contextmanager
-def _inference_as_grad_mode() -> Iterator[None]:
-    """Let tracers, which know no other such regions, take ``torch.inference_mode`` for ``torch.set_grad_enabled``."""
-    mode: Any = torch.inference_mode
-
-    def enter(self: Any) -> None:
-        self.gradients = torch.set_grad_enabled(not self.mode)  # without the mode, within whatever, there are gradients
-
-    def leave(self: Any, *error: Any) -> None:
-        self.gradients.__exit__(*error)
-
-    methods = {"__enter__": enter, "__exit__": leave}
-    with replaced({(mode, n): in_this_thread(method, getattr(mode, n)) for n, method in methods.items()}):
-        yield
-
-
-@contextlib.contextmanager
-def _regions_within_autocast() -> Iterator[None]:
-    """Let export see the no_grad regions inside autocast regions, whose beginning it overlooks."""
-    # It splits a graph at each change of the mode, and knows a region by the first call of a part; but within autocast
-    # each part begins by entering that anew.
-    own: Any = gradient_pass
-    first = own.nodes_first
-
-    def beyond(nodes: Any, is_meant: Callable[[torch.fx.Node], bool]) -> torch.fx.Node | None:
-        return first(nodes, lambda node: is_meant(node) and node.target is not _enter_autocast)
-
-    with replaced({(own, "nodes_first"): beyond}):
         yield
 
 

@@ -1,0 +1,193 @@
+"""Regions without gradients: what they return as it was given, and who else switches gradients on and off."""
+
+import contextlib
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from clika_ref import clika_compile
+from clika_ref.capture import tracers
+from clika_ref.core.errors import ModelError
+
+
+class Layers(nn.Module):
+    """A function of two linear layers, each with parameters of its own."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.layer, self.head, self.compute = nn.Linear(4, 4), nn.Linear(4, 4), compute
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+def gradients(module, x):
+    """Return the gradient of each parameter and of the input, None where none arrives."""
+    x = x.clone().requires_grad_()
+    module(x).square().sum().backward()
+    return {**{name: p.grad for name, p in module.named_parameters()}, "x": x.grad}
+
+
+@pytest.fixture
+def trained_alike():
+    """Return a function that compiles a model, and asserts that values and all gradients are eager's."""
+
+    def check(model, around=contextlib.nullcontext):
+        model, x = copy.deepcopy(model), torch.randn(3, 4)
+        with around():
+            module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
+        assert torch.equal(module(x), model(x))
+        wanted, found = gradients(model, x), gradients(module, x)
+        assert {name for name, g in found.items() if g is None} == {name for name, g in wanted.items() if g is None}
+        for name, gradient in wanted.items():
+            assert gradient is None or torch.allclose(found[name], gradient), name
+        return module
+
+    return check
+
+
+def within_no_grad(change):
+    """Return a computation that changes, without gradients, what the first layer makes."""
+
+    def compute(net, x):
+        y = net.layer(x)
+        with torch.no_grad():
+            y = change(y)
+        return net.head(y)
+
+    return compute
+
+
+RETURNED = {
+    "cast": lambda y: y.float(),
+    "contiguous": lambda y: y.contiguous(),
+    "dropout": lambda y: F.dropout(y, 0.5, training=False),
+    "alpha dropout": lambda y: F.alpha_dropout(y, 0.5, training=False),
+    "dropout of nothing": lambda y: torch.dropout(y, p=0.0, train=True),
+    "written": lambda y: y.mul_(2),
+    "cast and written": lambda y: y.float().mul_(2),
+    "written as cast": lambda y: (y.float().add_(1), y)[1],
+    "reshaped and written": lambda y: y.unsqueeze_(0).mul_(2),
+    "written and reshaped": lambda y: y.mul_(2).unsqueeze_(0),
+    "detached": lambda y: y.detach_(),
+    "computed": lambda y: y * 2,
+    "viewed": lambda y: y.view(4, 3).view(3, 4),
+    "written view": lambda y: y.view(12).mul_(2).view(3, 4),
+}
+
+
+@pytest.mark.parametrize("change", RETURNED.values(), ids=RETURNED)
+def test_what_a_region_returns_has_the_history_that_it_has_in_eager(change, trained_alike):
+    trained_alike(Layers(within_no_grad(change)))
+
+
+class Masked(nn.Module):
+    """Combines masks without gradients by an operator that Python gives two underscores, and ATen too."""
+
+    def __init__(self, combine):
+        super().__init__()
+        self.combine = combine
+
+    def forward(self, x, mask):
+        positive = x > 0
+        with torch.no_grad():
+            kept = self.combine(positive, mask)
+        return x * kept, kept
+
+
+@pytest.mark.parametrize(
+    ("combine", "neutral"),
+    [(torch.Tensor.__and__, True), (torch.Tensor.__or__, False), (torch.Tensor.__xor__, False)],
+    ids=["and", "or", "xor"],
+)
+def test_an_operator_that_ends_in_underscores_writes_nothing(combine, neutral):
+    """The trace sees a mask that changes nothing: the result must not be taken for the first operand."""
+    x = torch.randn(3, 4)
+    inputs = [(x, torch.full((3, 4), neutral))]
+    module = clika_compile(Masked(combine), tracing_inputs=inputs, discard_input_model=False)
+    mask = torch.rand(3, 4) > 0.5
+    for found, wanted in zip(module(x, mask), Masked(combine)(x, mask), strict=True):
+        assert torch.equal(found, wanted)
+
+
+class Double(torch.autograd.Function):
+    """Doubles its operand, in a region that changes nothing: there are no gradients in the forward of a Function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch.no_grad():
+            return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class DoubleWithGradients(Double):
+    """The same where the region would switch them on."""
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            y = x * 2
+        return y + 0
+
+
+def partly(region):
+    """Return a block of two layers, one of them in a region."""
+
+    def block(net, x):
+        with region():
+            y = net.layer(x)
+        return net.head(x) + y
+
+    return block
+
+
+def again(net, x, block, *, use_reentrant):
+    return net.head(checkpoint(partial(block, net), net.layer(x), use_reentrant=use_reentrant))
+
+
+def nested(net, x):
+    return net.head(checkpoint(partial(checkpoint, net.layer, use_reentrant=False), x, use_reentrant=False))
+
+
+BEHIND = {
+    "function": lambda net, x: net.head(Double.apply(net.layer(x))),
+    "function with gradients": lambda net, x: net.head(DoubleWithGradients.apply(net.layer(x))),
+    "function in a region": within_no_grad(Double.apply),
+    "checkpoint": lambda net, x: net.head(checkpoint(net.layer, x, use_reentrant=False)),
+    "nested checkpoint": nested,
+    "reentrant": partial(again, block=partly(contextlib.nullcontext), use_reentrant=True),
+    "reentrant, partly frozen": partial(again, block=partly(torch.no_grad), use_reentrant=True),
+    "reentrant, partly trained": partial(again, block=partly(torch.enable_grad), use_reentrant=True),
+    "partly frozen": partial(again, block=partly(torch.no_grad), use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad], ids=["plain", "no_grad"])
+@pytest.mark.parametrize("compute", BEHIND.values(), ids=BEHIND)
+@pytest.mark.filterwarnings("ignore:.*requires_grad=True:UserWarning", "ignore:.*loses its backward:UserWarning")
+def test_what_switches_gradients_by_itself_trains_what_eager_trains(compute, around, trained_alike):
+    trained_alike(Layers(compute), around)
+
+
+def test_a_symbolic_trace_refuses_regions_that_it_would_lose(monkeypatch):
+    model = Layers(within_no_grad(lambda y: y * 2))
+    monkeypatch.setattr(tracers, "TRACERS", tracers.TRACERS[-1:])
+    with pytest.raises(ModelError, match="gradients are switched off for a part"):
+        clika_compile(model, tracing_inputs=[torch.randn(3, 4)])
+    module = clika_compile(Layers(lambda net, x: net.head(net.layer(x))), tracing_inputs=[torch.randn(3, 4)])
+    assert module(torch.randn(3, 4)).shape == (3, 4)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_a_gradient_taken_in_forward_is_refused_with_its_line():
+    model = Layers(lambda net, x: torch.func.grad(lambda y: y.pow(2).sum())(net.layer(x)))
+    with pytest.raises(ModelError, match=r"_unwrap_for_grad.* at test_gradient_modes\.py:\d+"):
+        clika_compile(model, tracing_inputs=[torch.randn(3, 4)])
