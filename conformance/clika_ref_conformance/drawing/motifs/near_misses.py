@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -292,14 +292,14 @@ def special_elements(case: Case, _: Operators) -> Iterator[Case | None]:
 
 
 def large_constants(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Let one constant be almost as large as its dtype allows, and inputs beside it so small that no sum overflows."""
-    inputs = {v for v in case.graph.inputs if v.type.dtype.is_floating_point}
-    for value, tensor in Rebuilding.of(case).leaves:
-        is_weight = value.is_constant and all(inputs & {*_values_of(use.user)} for use in value.uses)
-        largest = float(tensor.abs().max()) if is_weight and _has_float_elements(tensor) else 0.0
-        if 0 < largest < math.inf:
+    """Let a constant be almost as large as its dtype allows, and leaves beside it so small that no sum overflows."""
+    leaves = Rebuilding.of(case).leaves
+    floats = {value for value, tensor in leaves if _has_float_elements(tensor)}
+    for value in (v for v, _ in leaves if v.is_constant and v in floats):
+        beside = {v for use in value.uses for v in _values_of(use.user)} - {value}
+        if beside and beside <= floats:
             new = Rebuilding.of(case)
-            new.take_leaves(partial(_scaled, value, ALMOST * torch.finfo(tensor.dtype).max / largest))
+            new.take_leaves(partial(_scaled, value, beside))
             yield new.done(f"%{value.name} is large") if new.take_nodes() else None
 
 
@@ -311,12 +311,11 @@ ALMOST = 0.9
 """Of the largest number of a dtype."""
 
 
-def _scaled(large: Value, factor: float, value: Value, leaf: Leaf) -> Leaf:
+def _scaled(large: Value, small: Container[Value], value: Value, leaf: Leaf) -> Leaf:
+    most = torch.finfo(leaf.tensor.dtype).max if value is large or value in small else math.nan
     if value is large:
-        return replace(leaf, tensor=(leaf.tensor.double() * factor).to(leaf.tensor.dtype))
-    if value.is_constant or not _has_float_elements(leaf.tensor):
-        return leaf
-    return replace(leaf, tensor=leaf.tensor * torch.finfo(leaf.tensor.dtype).max ** -0.25)
+        return replace(leaf, tensor=torch.full_like(leaf.tensor, ALMOST * most).copysign(leaf.tensor))
+    return replace(leaf, tensor=leaf.tensor * most**-0.25) if value in small else leaf
 
 
 def _has_float_elements(tensor: Tensor) -> bool:
