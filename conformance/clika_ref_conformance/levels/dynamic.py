@@ -253,8 +253,12 @@ def _sides(drawing: Drawing) -> int:
 
 
 def _decisions(drawing: Drawing) -> list[tuple[int, object]]:
-    """Return what was decided, in classes: what follows from it, as the last place of a side does, tells less apart."""
-    return [(at, _class_of(description, value)) for at, (description, value) in enumerate(drawing.decided)]
+    """Return what was decided, in classes: what follows from it, as the last place of a side does, tells less apart.
+
+    The attributes that came of it are among them, as samples may decide one in several ways.
+    """
+    attributes = [(-1, (name, repr(value))) for name, value in drawing.call.attrs.items()]
+    return [(at, _class_of(description, value)) for at, (description, value) in enumerate(drawing.decided)] + attributes
 
 
 def _class_of(description: Any, value: Any) -> object:
