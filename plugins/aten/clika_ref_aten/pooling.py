@@ -99,11 +99,11 @@ def _max_pool(sides, outputs=1):
 
 def _samples(sides, dtypes, *, dilated, unique=False):
     def sample(draw, s):
-        kernel = tuple(draw(s.choice(2, 2, 3, 1)) for _ in range(draw(s.choice(sides, 1))))
+        kernel = tuple(draw(s.choice(2, 3, 3, 1)) for _ in range(draw(s.choice(sides, 1))))
         attrs = {
             "kernel_size": kernel,
             "stride": draw(s.choice((), (1,), (2,), (3,), (2, 3, 1)[:sides])),
-            "padding": tuple(draw(s.choice(k // 2, k // 2, 0)) for k in kernel),
+            "padding": tuple(draw(s.choice(k // 2, 0, k // 3)) for k in kernel),  # with more, no window is left over
             "ceil_mode": draw(s.choice(True, True, False)),
         }
         if dilated:
