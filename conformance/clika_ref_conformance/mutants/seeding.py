@@ -25,7 +25,7 @@ class Mutant:
     change: str
     """What is wrong, in one sentence."""
     levels: tuple[str, ...]
-    """The levels that may find it."""
+    """The levels that are to find it, before others do."""
     apply: Applied
     """Makes a registry faulty for the time of a ``with`` block."""
     blind: bool = False

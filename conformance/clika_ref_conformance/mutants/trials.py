@@ -48,11 +48,11 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 
 
 def touched(mutant: Mutant, suite: Suite) -> Iterator[Task]:
-    """Yield the tasks that may find a mutant: those of its subject; all of a level where none is."""
-    for name in mutant.levels:
+    """Yield the tasks that may find a mutant: those of its subject, its own levels first; all of such where none is."""
+    for name in sorted(LEVELS, key=lambda name: name not in mutant.levels):
         every = level_at(LEVELS[name]).tasks(suite)
-        own = [task for task in every if task.subject == mutant.subject]
-        yield from own or every
+        own = [task for task in every if mutant.subject in task.subject.split("+")]
+        yield from own or (every if name in mutant.levels else ())
 
 
 @dataclass
