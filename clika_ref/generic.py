@@ -27,7 +27,7 @@ class GenericOperator(Operator):
         def reference(*operands: Any, arguments: tuple[Any, ...] = ()) -> Any:
             return overload(**{name: fill(value, operands) for name, value in arguments})
 
-        many = len(overload._schema.returns) > 1 or "[]" in str(overload._schema.returns[0].type)
+        many = len(overload._schema.returns) > 1 or isinstance(overload._schema.returns[0].type, torch.ListType)
         reference.__annotations__["return"] = "tuple" if many else "Tensor"
         reference.__name__ = reference.__qualname__ = str(overload).replace(".", "_")
         reference.__doc__ = f"``{overload._schema}``, as PyTorch computes it."

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from clika_ref.capture.calls import written_arguments
 from clika_ref.core.errors import ModelError
@@ -102,7 +103,7 @@ class Aliases:
             names = (argument.name for argument in target._schema.arguments)
             said: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
             return (not said["train"] or said["p"] == 0) and storage_of(node.meta["val"]) not in self._written
-        return target.overloadpacket in MAY_BE_IDLE and _look(node) == _look(node.all_input_nodes[0])
+        return target.overloadpacket in MAY_BE_IDLE and _is_alike(node.meta["val"], node.all_input_nodes[0].meta["val"])
 
     def current(self, entry: Traced) -> Value:
         """Return the value of a tensor now, after all writes so far.
@@ -167,9 +168,12 @@ DROPOUTS = frozenset({aten.dropout, aten.alpha_dropout, aten.feature_dropout, at
 """Calls that do so outside training."""
 
 
-def _look(node: fx.Node) -> tuple[Any, ...]:
-    made = node.meta["val"]
-    return made.dtype, made.shape, storage_of(made)
+def _is_alike(made: Any, given: Any) -> bool:
+    """Whether two traced tensors have memory, dtype and sides in common, asked without a guard."""
+    if not isinstance(made, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return False
+    facts = ((t.dtype, t.dim(), storage_of(t)) for t in (made, given))
+    return next(facts) == next(facts) and statically_known_true(sym_eq(made.shape, given.shape))
 
 
 def _written_memory(program: fx.GraphModule) -> set[int]:

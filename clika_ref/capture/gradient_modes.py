@@ -66,13 +66,13 @@ def _functions_written_out() -> Iterator[None]:
     within: list[Any] = []
     note = PreDispatchTorchFunctionMode.__torch_function__
 
-    def applied(cls: Any, *args: Any) -> Any:
-        if cls is CheckpointFunction:
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction and torch.is_grad_enabled():
             function, _preserves_random_state, *operands = args
             return function(*operands)
         within.append(cls)
         try:
-            return _apply(cls, *args)
+            return _apply(cls, *args, **kwargs)
         finally:
             within.pop()
 
@@ -90,6 +90,6 @@ def _functions_written_out() -> Iterator[None]:
         yield
 
 
-def _apply(cls: Any, *args: Any) -> Any:
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     inherited: Any = super(_SingleLevelFunction, cls)
-    return inherited.apply(*args)
+    return inherited.apply(*args, **kwargs)

@@ -96,11 +96,11 @@ class _NoDraws(TorchDispatchMode):
 
 
 class _NoModes(TorchFunctionMode):
-    """Refuses to switch gradients on or off, of which a symbolic trace keeps nothing."""
+    """Refuses regions without gradients, of which a symbolic trace keeps nothing, wherever the trace is made."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._C._set_grad_enabled and args[0] != torch.is_grad_enabled():
-            msg = f"gradients are switched {'on' if args[0] else 'off'} for a part, which a symbolic trace would lose"
+        if func is torch._C._set_grad_enabled and not (args[0] and torch.is_grad_enabled()):
+            msg = "gradients are switched on or off for a part, which a symbolic trace would lose"
             raise TraceError(msg)
         return func(*args, **(kwargs or {}))
 

@@ -29,8 +29,9 @@ def _functions() -> _registration.ONNXRegistry:
 
 
 def has_lowering(overload: torch._ops.OpOverload) -> bool:
-    """Whether torchlib lowers an overload."""
-    return bool(_functions().get_decomps(overload))
+    """Whether torchlib lowers an overload; of a list of tensors it makes one ONNX sequence, which no value here is."""
+    is_list = any(isinstance(returned.type, torch.ListType) for returned in overload._schema.returns)
+    return not is_list and bool(_functions().get_decomps(overload))
 
 
 def lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arguments: tuple[Any, ...]) -> Any:

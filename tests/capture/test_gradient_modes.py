@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import threading
 from functools import partial
 
 import pytest
@@ -76,6 +77,7 @@ RETURNED = {
     "written and reshaped": lambda y: y.mul_(2).unsqueeze_(0),
     "detached": lambda y: y.detach_(),
     "computed": lambda y: y * 2,
+    "flattened by data": lambda y: y.nonzero().flatten().sum() + y[y[:, 0] > -9].flatten().view(3, 4),
     "viewed": lambda y: y.view(4, 3).view(3, 4),
     "written view": lambda y: y.view(12).mul_(2).view(3, 4),
 }
@@ -149,6 +151,11 @@ def partly(region):
     return block
 
 
+def partly_doubled(y):
+    with torch.enable_grad():
+        return y * 2
+
+
 def again(net, x, block, *, use_reentrant):
     return net.head(checkpoint(partial(block, net), net.layer(x), use_reentrant=use_reentrant))
 
@@ -166,6 +173,7 @@ BEHIND = {
     "reentrant": partial(again, block=partly(contextlib.nullcontext), use_reentrant=True),
     "reentrant, partly frozen": partial(again, block=partly(torch.no_grad), use_reentrant=True),
     "reentrant, partly trained": partial(again, block=partly(torch.enable_grad), use_reentrant=True),
+    "reentrant in a region": within_no_grad(lambda y: checkpoint(partly_doubled, y, use_reentrant=True)),
     "partly frozen": partial(again, block=partly(torch.no_grad), use_reentrant=False),
 }
 
@@ -177,13 +185,50 @@ def test_what_switches_gradients_by_itself_trains_what_eager_trains(compute, aro
     trained_alike(Layers(compute), around)
 
 
-def test_a_symbolic_trace_refuses_regions_that_it_would_lose(monkeypatch):
+@pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad], ids=["plain", "no_grad"])
+def test_a_symbolic_trace_refuses_regions_that_it_would_lose(monkeypatch, around):
     model = Layers(within_no_grad(lambda y: y * 2))
     monkeypatch.setattr(tracers, "TRACERS", tracers.TRACERS[-1:])
-    with pytest.raises(ModelError, match="gradients are switched off for a part"):
+    with around(), pytest.raises(ModelError, match="gradients are switched on or off for a part"):
         clika_compile(model, tracing_inputs=[torch.randn(3, 4)])
     module = clika_compile(Layers(lambda net, x: net.head(net.layer(x))), tracing_inputs=[torch.randn(3, 4)])
     assert module(torch.randn(3, 4)).shape == (3, 4)
+
+
+class Scaled(torch.autograd.Function):
+    """Takes a keyword argument."""
+
+    @staticmethod
+    def forward(ctx, x, by=2.0):
+        ctx.by = by
+        return x * by
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.by, None
+
+
+@pytest.mark.filterwarnings("ignore:.*loses its backward:UserWarning")
+def test_a_function_takes_keyword_arguments_in_every_thread(monkeypatch, trained_alike):
+    monkeypatch.setattr(tracers, "TRACERS", tracers.TRACERS[:1])
+    failed: list[Exception] = []
+    done = threading.Event()
+
+    def elsewhere():
+        while not done.is_set():
+            try:
+                Scaled.apply(torch.ones(2, requires_grad=True), by=3.0).sum().backward()
+            except Exception as error:  # noqa: BLE001 - whatever it is, a compilation must not raise it here
+                failed.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    try:
+        trained_alike(Layers(lambda net, x: net.head(Scaled.apply(net.layer(x), by=3.0))))
+    finally:
+        done.set()
+        thread.join()
+    assert not failed
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
