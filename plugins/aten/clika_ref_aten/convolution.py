@@ -99,6 +99,8 @@ def _convolved_transposed(x, weight, bias=None, *, stride, padding, output_paddi
     columns = [spread(v, sides) for v in (stride, padding, output_padding, dilation)]
     spatial = zip(x.shape[-sides:], weight.shape[2:], *columns, strict=True)
     lengths = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, o, d in spatial]
+    if any(isinstance(n, int) and n < 1 for n in lengths):  # one kernel of PyTorch's computes it, the others refuse
+        raise ValueError(f"a transposed convolution of {x} by {weight} has sides {lengths}: each must be 1 at least")
     return TensorType(x.dtype, (*x.shape[: -sides - 1], weight.shape[1] * groups, *lengths))
 
 

@@ -45,7 +45,7 @@ class OnnxRuntime:
             return "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32"
         if self.optimize and (reason := _scaled_along_inner_side(node)):
             return reason
-        return missing_kernel(node) if dtypes - {torch.float32, torch.bfloat16} else None
+        return missing_kernel(node) if dtypes - {torch.float32} else None
 
     def passes(self) -> Sequence[Pass]:
         """Add nothing: the standard passes leave what ONNX Runtime fuses."""

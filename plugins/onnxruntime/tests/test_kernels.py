@@ -22,7 +22,7 @@ OPERATORS = load_registry().operators
 LISTED = {
     "float": "float32",
     "double": "float64",
-    **{t: t for t in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")},
+    **{t: t for t in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "bfloat16")},
 }
 """The dtypes that the list is about, by the names that the runtime gives them."""
 

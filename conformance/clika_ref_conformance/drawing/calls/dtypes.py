@@ -24,9 +24,9 @@ class DtypeAxis:
     """Decides the dtypes of one call such that it shows ``dtype``.
 
     A description that names no dtype becomes ``dtype`` where that is a float; the first that lists ``dtype`` among
-    several is held to it, and later ones stay free. With ``choices``, a choice among dtypes counts as such a list: that
-    is wrong for an attribute that asks for the dtype of the result, and right where tensors are drawn in what was
-    chosen. `choices_count` finds out which.
+    several is held to it, or that lists other floats where ``dtype`` is one, and later ones stay free. With
+    ``choices``, a choice among dtypes counts as such a list: that is wrong for an attribute that asks for the dtype of
+    the result, and right where tensors are drawn in what was chosen. `choices_count` finds out which.
     """
 
     def __init__(self, dtype: torch.dtype, *, choices: bool) -> None:
@@ -35,7 +35,7 @@ class DtypeAxis:
         self.met = False
         """Whether the call took the dtype from the axis."""
         self.beyond = False
-        """Whether a description that names no dtype became another float than the default."""
+        """Whether a description became another float than those that it names, or than the default."""
 
     def narrow(self, description: Any) -> Any:
         """Return a description with its dtypes decided by the axis, as far as they are its to decide."""
@@ -53,8 +53,10 @@ class DtypeAxis:
 
     def _wants(self, offered: tuple[Any, ...]) -> bool:
         """Whether these are the dtypes to which the axis applies; it does so once."""
-        if self._held or self.dtype not in offered:
+        is_other_float = self.dtype in FLOATING and self.dtype not in offered and any(o in FLOATING for o in offered)
+        if self._held or not (self.dtype in offered or is_other_float):
             return False
+        self.beyond |= is_other_float
         self.met = self._held = True
         return True
 

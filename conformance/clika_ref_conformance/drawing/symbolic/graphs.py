@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from random import Random
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import infer
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Descriptions, TensorDescription, random_draw
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
@@ -21,6 +25,9 @@ LENGTHS = (9, 1, 7, 0)
 """Lengths to try beside the one that was drawn: more, one, coprime, none."""
 
 FEWEST_NODES = 2
+
+PROBES = 8
+"""Drawn calls that show whether an operator's samples ask for something."""
 
 FRAGILE = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 """Recurrences end the process, in eager and in ONNX Runtime, on operands that do not fit or are empty."""
@@ -92,7 +99,7 @@ def _runs(graph: Graph, first: Run) -> Iterator[Run]:
     for length in (None, *LENGTHS):
         if not length and length is not None and served <= 1:
             return
-        inputs = tuple(_resized(t, v.type, length) for t, v in zip(first.inputs, graph.inputs, strict=True))
+        inputs = tuple(_resized(t, v, length) for t, v in zip(first.inputs, graph.inputs, strict=True))
         try:
             with torch.no_grad():
                 outputs, _ = interpret(graph, inputs)
@@ -104,9 +111,32 @@ def _runs(graph: Graph, first: Run) -> Iterator[Run]:
         yield Run("as drawn" if length is None else f"batch {length}", inputs)
 
 
-def _resized(tensor: torch.Tensor, type: TensorType, length: int | None) -> torch.Tensor:
-    """Return a tensor with its dynamic sides of another length: cut, or with its elements repeated."""
-    for dim, side in enumerate(type.shape):
+def _resized(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Tensor:
+    """Return a tensor with its dynamic sides of another length: cut, or with its elements repeated.
+
+    They are shifted where something reads them that has no one answer for equal elements.
+    """
+    is_compared = any(isinstance(use.user, Node) and without_ties(use.user.op) for use in value.uses)
+    for dim, side in enumerate(value.type.shape):
         if side == BATCH and length is not None:
-            tensor = tensor.index_select(dim, torch.arange(length) % tensor.shape[dim])
+            places = torch.arange(length)
+            turns = (places // tensor.shape[dim]).reshape(-1, *[1] * (tensor.ndim - dim - 1))
+            span = tensor.max() - tensor.min() + 1 if is_compared and tensor.numel() else None
+            tensor = tensor.index_select(dim, places % tensor.shape[dim])
+            tensor = tensor if span is None else tensor + (turns * span).to(tensor.dtype)
     return tensor
+
+
+@cache
+def without_ties(op: Operator) -> bool:
+    """Whether an operator's samples ask for elements of which no two are equal."""
+    seen: list[bool] = []
+    decide = random_draw(Random(op.name))  # noqa: S311 - draws tests, not keys
+
+    def draw(description: Any) -> Any:
+        seen.append(isinstance(description, TensorDescription) and description.unique)
+        return decide(description)
+
+    for _ in range(PROBES if op.sampler is not None else 0):
+        op.sampler(draw, Descriptions())  # type: ignore[misc]
+    return any(seen)
