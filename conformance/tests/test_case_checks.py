@@ -28,6 +28,8 @@ def test_a_target_without_fault_passes(tmp_path, passes):
     [
         ("refuses", Verdict.UNSUPPORTED, "relu: it is a Tuesday"),
         ("refusal-raises", Verdict.CONTRACT, "refusal.* failed: KeyError: 'rank'"),
+        ("refusal-empty", Verdict.CONTRACT, "refusal.* is '': return None, or say in words"),
+        ("refusal-number", Verdict.CONTRACT, "refusal.* is 3: return None, or say in words"),
         ("compile-raises", Verdict.UNDECLARED, "compiling failed, and the target did not refuse.*no such kernel"),
         ("load-raises", Verdict.ARTIFACT, "loading the artifact failed.*the file is damaged"),
         ("run-raises", Verdict.UNDECLARED, "running failed.*illegal instruction"),
@@ -41,6 +43,7 @@ def test_a_target_without_fault_passes(tmp_path, passes):
         ("dtype", Verdict.STRUCTURE, "float64"),
         ("shape", Verdict.STRUCTURE, r"\[1, 2, 3\]"),
         ("view", Verdict.CONTRACT, "output 0 is a view of input 0"),
+        ("array-view", Verdict.CONTRACT, "output 0 is a view of input 0"),
         ("writes", Verdict.CONTRACT, "wrote into its input 0"),
         ("reuses", Verdict.CONTRACT, "a later run changed the tensors"),
         ("value", Verdict.VALUE, ""),

@@ -134,7 +134,18 @@ def test_a_refusal_without_a_reason_is_named(tmp_path):
     suite = replace(suite_of(shift, folder=tmp_path), target=Mute())
     found = named(contract.checks(Task("contract", "shift"), suite), "refusal").run()
     assert found.verdict is Verdict.CONTRACT
-    assert found.comparison.message == "identity refuses shift without a reason"
+    assert found.comparison.message == "identity refuses shift without a reason: ' '"
+
+
+def test_a_refusal_without_a_reason_is_named_whichever_call_it_is_of(tmp_path):
+    @dataclass(frozen=True)
+    class MuteAtTimes(Identity):
+        def refusal(self, node):
+            return "" if node.inputs[0].type.rank > 1 else None
+
+    suite = replace(suite_of(shift, folder=tmp_path), target=MuteAtTimes())
+    found = named(contract.checks(Task("contract", "shift"), suite), "refusal").run()
+    assert found.verdict is Verdict.CONTRACT
 
 
 def test_an_operand_that_is_never_drawn_is_named(tmp_path):

@@ -11,6 +11,7 @@ from sampled_operators import shift
 from torch import Tensor
 
 from clika_ref.core.operators import operator
+from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import Descriptions, TensorSample
 
 
@@ -139,7 +140,15 @@ def test_a_dtype_that_is_chosen_before_the_tensors_is_held_and_one_of_the_result
 
 def test_an_operator_has_the_columns_that_it_takes_or_its_own():
     wanted = (torch.float16, torch.int64)
-    assert columns(shift, wanted) == [torch.int64]
+    assert columns(shift, wanted) == [torch.float16, torch.int64]
+    assert columns(shift, (torch.uint8,)) == [torch.float32]
     assert columns(four, wanted) == [torch.float16]
     assert columns(alike, (torch.uint8,)) != []
     assert all(isinstance(o, TensorSample) for o in covering_calls(shift, torch.float32, 0)[0].call.operands)
+
+
+def test_a_float_that_samples_do_not_list_stands_for_those_that_they_do_in_all_operands():
+    """What is drawn like the first operand was another float: a product of two dtypes, which eager refuses."""
+    (row, *_) = covering_calls(load_registry().operators["matmul"], torch.bfloat16, 0)
+    assert [o.dtype for o in row.call.operands] == [torch.bfloat16, torch.bfloat16]
+    assert row.beyond

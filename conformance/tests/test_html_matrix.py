@@ -151,3 +151,10 @@ def test_every_verdict_has_a_colour_of_the_style_sheet_and_failures_have_marks(v
     assert f".{style_of(verdict)} {{" in styles
     if verdict.is_failure:
         assert LETTERS.get(verdict, "✕") in "✕!"
+
+
+def test_half_of_a_surrogate_pair_in_a_message_is_written_as_an_escape(tmp_path):
+    write_html(
+        [report(result(Task("operators", "relu", "float32"), Verdict.VALUE, "broken \ud800 text"))], tmp_path / "m.html"
+    )
+    assert "\\ud800 text" in (tmp_path / "m.html").read_text(encoding="utf-8")

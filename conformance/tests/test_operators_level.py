@@ -24,7 +24,7 @@ def verdicts(found):
 
 def test_every_operator_has_a_task_for_each_dtype_that_it_takes(tmp_path):
     found = operators.tasks(suite_of(shift, folder=tmp_path, dtypes=("float16", "float32", "int64")))
-    assert [str(task) for task in found] == ["operators/shift/float32", "operators/shift/int64"]
+    assert [task.dtype for task in found] == ["float16", "float32", "int64"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
@@ -77,6 +77,11 @@ def picky(x: Tensor, *, k: int = 1) -> Tensor:
 @picky.onnx
 def _(op, x, *, k):
     return op.Identity(x)
+
+
+@picky.types
+def _(x, *, k):  # tests put other references in place, which fake tensors may not pass
+    return x
 
 
 def test_samples_that_draw_what_eager_refuses_are_blamed_with_the_call(tmp_path):

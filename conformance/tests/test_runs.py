@@ -130,6 +130,30 @@ def test_a_worker_that_cannot_start_ends_the_run():
         execute(plan_run(request_for("fine", arrange="no_such_module:function")))
 
 
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_replacement_that_is_killed_before_it_is_ready_costs_no_result(monkeypatch, lost):
+    """What was done stays; after three in a row the rest is not run, and the run says why."""
+    hire, hired = run.Execution._hire, []
+
+    def hire_and_kill(self):
+        hire(self)
+        hired.append(self.workers[-1])
+        if 1 < len(hired) <= 1 + lost:
+            hired[-1].kill()
+
+    monkeypatch.setattr(run.Execution, "_hire", hire_and_kill)
+    record = execute(plan_run(request_for("exit", "print")))
+    assert not record.imbalance()
+    assert record.exit_code == 1
+    done = [v for _, v in verdicts_of(record, "exit")]
+    assert done[:2] == [Verdict.PASS, Verdict.CRASH]
+    if lost < 3:
+        assert (done[2], record.problems) == (Verdict.PASS, ())
+    else:
+        assert done[2] is Verdict.NOT_RUN
+        assert "ended before it was ready (SIGKILL" in record.problems[0]
+
+
 def test_accounts_that_do_not_add_up_are_exit_status_3():
     task = Task("odd", "fine")
     passed = Result(task, "first", Comparison(Verdict.PASS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -69,6 +70,9 @@ def refusal_of(graph: Graph, suite: Suite) -> Comparison | None:
             reason = suite.target.refusal(node)
         except Exception as error:  # noqa: BLE001 - a target may raise anything
             return Comparison(Verdict.CONTRACT, f"refusal({node!r}) failed: {_described(error)}")
+        if reason is not None and not (isinstance(reason, str) and reason.strip()):
+            message = f"refusal({node!r}) is {reason!r}: return None, or say in words why the target does not take it"
+            return Comparison(Verdict.CONTRACT, message)
         if reason is not None:
             return Comparison(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
     return None
@@ -190,10 +194,12 @@ class Trial:
         for index, (old, new) in enumerate(zip(before, run.inputs, strict=True)):
             if not same_bits(old, new):
                 raise _Stop(Verdict.CONTRACT, f"the target wrote into its input {index}")
-        places = {_address(t): i for i, t in reversed([*enumerate(run.inputs)]) if t.numel()}
+        spans = sorted((*_span(t), i) for i, t in enumerate(run.inputs) if t.numel())
         for index, result in enumerate(results):
-            shared = places.get(_address(result)) if result.numel() else None
-            if shared is not None:
+            start, end = _span(result)
+            before = bisect.bisect_left(spans, (end,))
+            if result.numel() and before and spans[before - 1][1] > start:
+                shared = spans[before - 1][2]
                 raise _Stop(Verdict.CONTRACT, f"output {index} is a view of input {shared}; a runner returns copies")
         return list(results)
 
@@ -266,8 +272,10 @@ def is_chosen(name: str, share: float) -> bool:
     return zlib.crc32(name.encode()) % 1000 < share * 1000
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where the memory of a tensor begins and ends: that of an array's view begins within the array's."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def _described(error: BaseException) -> str:

@@ -43,7 +43,7 @@ EXIT_STATUS = "exit status"
 """How a verdict says that a worker ended by itself rather than by a signal."""
 
 FRUITLESS = 3
-"""Workers that may die in a row of one task without having run a check of it."""
+"""Workers that may die in a row of one task without having run a check of it, or before they are ready at all."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,8 @@ class Execution:
         self.problems: list[str] = []
         self.ended = 0
         """Tasks that are done with."""
+        self.stillborn = 0
+        """Workers in a row that ended before they were ready."""
 
     def start(self) -> None:
         """Start the workers."""
@@ -223,6 +225,7 @@ class Execution:
 
     def _on_ready(self, worker: WorkerProcess, environment: dict[str, str]) -> None:
         worker.is_ready = True
+        self.stillborn = 0
         self.environment = environment
         self._next(worker)
 
@@ -288,13 +291,24 @@ class Execution:
         self.workers.remove(worker)
         words = worker.close()
         if not worker.is_ready:
-            msg = f"a worker ended before it was ready ({_manner(worker)}):\n{words}"
-            raise ClikaError(msg)
+            self._replace(f"a worker ended before it was ready ({_manner(worker)}):\n{words}")
+            return
         progress = worker.progress
         if progress is not None:
             self._blame(progress, worker, words)
         if self.waiting and len(self.workers) < self.plan.request.workers:
             self._hire()
+
+    def _replace(self, reason: str) -> None:
+        """Start another worker for one that never was ready, as long as some have been and not too many have failed."""
+        self.stillborn += 1
+        if not self.environment:
+            raise ClikaError(reason)
+        if self.stillborn < FRUITLESS:
+            self._hire()
+        elif not self.workers:
+            self.abandon(reason)
+            self.problems.append(reason)
 
     def _blame(self, progress: Progress, worker: WorkerProcess, words: str) -> None:
         verdict, message = _verdict_of(worker, words)

@@ -113,13 +113,16 @@ class Contract:
 
     def refusal(self) -> str | None:
         """Say whether the target neither runs the operator nor says why not."""
+        known = False
         for graph in self._graphs():
             for node in graph.nodes:
                 reason = self.suite.target.refusal(node)
-                if reason is not None and not reason.strip():
-                    return f"{self.suite.target.name} refuses {self.op.name} without a reason"
-            return None
-        raise _Unknown(f"no call of {self.op.name} becomes a graph")
+                if reason is not None and not (isinstance(reason, str) and reason.strip()):
+                    return f"{self.suite.target.name} refuses {self.op.name} without a reason: {reason!r}"
+            known = True
+        if not known:
+            raise _Unknown(f"no call of {self.op.name} becomes a graph")
+        return None
 
     def consumption(self) -> str | None:
         """Say which attribute decides the result of a call and is never read by the ONNX lowering.

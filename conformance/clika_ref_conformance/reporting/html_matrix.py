@@ -35,7 +35,8 @@ def write_html(reports: Sequence[Report], path: Path, folders: Sequence[Path] = 
     path = path.absolute()
     places = folders or [path.parent] * len(reports)
     with write_atomically(path) as file:
-        file.write(html_of(reports, [Path(os.path.relpath(p, path.parent)).as_posix() for p in places]).encode())
+        page = html_of(reports, [Path(os.path.relpath(p, path.parent)).as_posix() for p in places])
+        file.write(page.encode(errors="backslashreplace"))  # a target's message may hold half of a surrogate pair
 
 
 def html_of(reports: Sequence[Report], prefixes: Sequence[str]) -> str:

@@ -199,9 +199,13 @@ def difference(layout: dict[str, Any], output: torch.Tensor, stored: Arrays) -> 
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have a storage in common."""
-    address = one.untyped_storage().data_ptr()
-    return bool(one.numel() and address) and address == other.untyped_storage().data_ptr()
+    """Whether the memories of two tensors overlap."""
+    (start, end), (first, last) = ((s.data_ptr(), s.data_ptr() + s.nbytes()) for s in map(_storage, (one, other)))
+    return bool(one.numel() and other.numel()) and start < last and first < end
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -16,6 +16,10 @@ class Odd(Identity):
     def refusal(self, node):
         if self.fault == "refuses":
             return "it is a Tuesday"
+        if self.fault == "refusal-empty":
+            return ""
+        if self.fault == "refusal-number":
+            return 3
         if self.fault == "refusal-raises":
             raise KeyError("rank")
         return None
@@ -71,6 +75,7 @@ FAULTS = {
     "dtype": lambda r, i, s: [t.double() for t in r],
     "shape": lambda r, i, s: [t[None] for t in r],
     "view": lambda r, i, s: [i[0].view_as(r[0])],
+    "array-view": lambda r, i, s: [torch.from_numpy(i[0].numpy()[1:])],
     "writes": _writes,
     "reuses": _reuses,
     "drifts": lambda r, i, s: [t * (1 + 1e-6 * (s["runs"] > 2)) for t in r],

@@ -23,10 +23,21 @@ def _compare(op_type: str, *, via: dict[torch.dtype, torch.dtype] = WITHOUT_ORDE
     """Return the lowering to one comparison in the dtype that torch compares in."""
 
     def lower(op, x, y):
-        dtype = common_dtype(op, x, y)
-        return op.node(op_type, *op.promote(x, y, to=via.get(dtype, dtype)))
+        return op.node(op_type, *_alike(op, x, y, via=via))
 
     return lower
+
+
+def _alike(op, x, y, *, via):
+    """Return operands in the dtype that torch compares in, rounded to it.
+
+    ONNX Runtime compares half precision in float32, and leaves out a cast before its own: between them stands a node.
+    """
+    dtype = common_dtype(op, x, y)
+    dtype = via.get(dtype, dtype)
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    rounded = [is_half and not isinstance(o, int | float) and op.dtype(o) != dtype for o in (x, y)]
+    return [op.Max(o) if is_rounded else o for o, is_rounded in zip(op.promote(x, y, to=dtype), rounded, strict=True)]
 
 
 _sample = two(dtype=ANY, low=0, high=2)
@@ -50,7 +61,7 @@ def ne(x: Tensor, y: Tensor | Number) -> Tensor:
 
 @ne.onnx
 def _(op, x, y):
-    return op.Not(op.Equal(*op.promote(x, y, to=common_dtype(op, x, y))))
+    return op.Not(op.Equal(*_alike(op, x, y, via={})))
 
 
 ne.samples(_sample)
