@@ -34,7 +34,8 @@ def _(op, x, *, size):
 def _(x, *, size):
     aligned = size[len(size) - x.rank :] if x.rank else ()
     pairs = list(zip(x.shape, aligned, strict=True))
-    if any(isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs):
+    misfits = any(isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs)
+    if misfits or any(isinstance(n, int) and n < 0 for n in size):  # eager makes a tensor of shape (0, -1)
         raise ValueError(f"{x} does not stretch to {size}")
     return TensorType(x.dtype, size)
 

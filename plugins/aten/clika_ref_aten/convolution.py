@@ -25,10 +25,16 @@ def _same(kernel, dilation):
     return [t // 2 for t in totals], [t - t // 2 for t in totals]
 
 
-def _padded(x, weight, padding, dilation) -> Any:
+def _require_unstrided(stride):
+    if any(step != 1 for step in stride):
+        raise ValueError(f"padding='same' goes with a stride of 1 alone, not {stride}")
+
+
+def _padded(x, weight, padding, dilation, stride) -> Any:
     """Return ``x`` and a padding in numbers; torch's own ``same`` warns where it pads unevenly, as is usual here."""
     if padding != "same":
         return x, padding
+    _require_unstrided(stride)
     begins, ends = _same(weight.shape[2:], dilation)
     if begins == ends:
         return x, begins
@@ -85,6 +91,7 @@ def _convolved(x, weight, bias=None, *, stride, padding, dilation, groups):
     sides = weight.rank - 2
     kernel, dilations = weight.shape[2:], spread(dilation, sides)
     if padding == "same":
+        _require_unstrided(stride)
         lengths = x.shape[-sides:]
     else:
         pads = spread(0 if padding == "valid" else padding, sides)
@@ -160,7 +167,7 @@ def conv1d(
     groups: int = 1,
 ) -> Tensor:
     """Cross-correlate ``x[n, c, w]`` with ``weight[k, c / groups, i]`` and add ``bias[k]``."""
-    x, padding = _padded(x, weight, padding, dilation)
+    x, padding = _padded(x, weight, padding, dilation, stride)
     return F.conv1d(x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -181,7 +188,7 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """Cross-correlate ``x[n, c, h, w]`` with ``weight[k, c / groups, i, j]`` and add ``bias[k]``."""
-    x, padding = _padded(x, weight, padding, dilation)
+    x, padding = _padded(x, weight, padding, dilation, stride)
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -202,7 +209,7 @@ def conv3d(
     groups: int = 1,
 ) -> Tensor:
     """Cross-correlate ``x[n, c, d, h, w]`` with ``weight[k, c / groups, i, j, l]`` and add ``bias[k]``."""
-    x, padding = _padded(x, weight, padding, dilation)
+    x, padding = _padded(x, weight, padding, dilation, stride)
     return F.conv3d(x, weight, bias, stride, padding, dilation, groups)
 
 
