@@ -183,7 +183,7 @@ def _(x, scale, zero_point, *, dtype, axis):
 
 @dequantize.onnx
 def _(op, x, scale, zero_point, *, dtype, axis):
-    stored = op.dtype(x)
+    stored, rank = op.dtype(x), 0 if isinstance(scale, int | float) else op.rank(scale)
     (scale,) = op.promote(scale, to=torch.float32)
     if stored == torch.int32 and zero_point is not None:  # ONNX has no zero point for int32
         offset = op.promote(zero_point, to=torch.int64)[0]
@@ -194,7 +194,7 @@ def _(op, x, scale, zero_point, *, dtype, axis):
     if zero_point is not None:
         (zero_point,) = op.promote(zero_point, to=stored)
     elif stored == torch.int8:  # ONNX Runtime 1.31 moves what follows before it, through a uint8 where no dtype is said
-        zero_point = op.Expand(op.scalar(0, stored), op.Shape(scale)) if op.rank(scale) else op.scalar(0, stored)
+        zero_point = op.Expand(op.scalar(0, stored), op.Shape(scale)) if rank else op.scalar(0, stored)
     result = op.DequantizeLinear(x, scale, zero_point, axis=axis)
     return op.cast(op.declare(result, torch.float32), dtype)
 

@@ -259,8 +259,9 @@ def _(x, *, dim, keepdim):
 
 @logsumexp.onnx
 def _(op, x, *, dim, keepdim):
-    (x_float,) = op.promote(x)
-    return op.ReduceLogSumExp(x_float, axes(op, x, dim), keepdims=keepdim)
+    dtype = op.result.dtype  # of half precision ONNX Runtime takes the definition, which overflows
+    (wide,) = op.promote(x, to=dtype if dtype.itemsize > 2 else torch.float32)
+    return op.cast(op.declare(op.ReduceLogSumExp(wide, axes(op, x, dim), keepdims=keepdim), op.dtype(wide)), dtype)
 
 
 @logsumexp.samples

@@ -16,6 +16,9 @@ from clika_ref_conformance.drawing.calls.drawn import sampled
 ANY_FLOAT = (torch.float32,)
 """The dtypes of a description that names none: it means any float."""
 
+HALVES = (torch.float16, torch.bfloat16)
+"""Floats that eager takes nearly everywhere, and that most samples do not list."""
+
 PROBES = 12
 """Calls by which it is found out whether a dtype can be had: a branch that 1 call in 3 takes is missed by 1 %."""
 
@@ -24,7 +27,7 @@ class DtypeAxis:
     """Decides the dtypes of one call such that it shows ``dtype``.
 
     A description that names no dtype becomes ``dtype`` where that is a float; the first that lists ``dtype`` among
-    several is held to it, or that lists other floats where ``dtype`` is one, and later ones stay free. With
+    several is held to it, or that lists floats where ``dtype`` is one of half precision, and later ones stay free. With
     ``choices``, a choice among dtypes counts as such a list: that is wrong for an attribute that asks for the dtype of
     the result, and right where tensors are drawn in what was chosen. `choices_count` finds out which.
     """
@@ -40,7 +43,9 @@ class DtypeAxis:
     def narrow(self, description: Any) -> Any:
         """Return a description with its dtypes decided by the axis, as far as they are its to decide."""
         match description:
-            case TensorDescription(dtypes=dtypes) if dtypes == ANY_FLOAT and self.dtype in FLOATING:
+            case TensorDescription(dtypes=dtypes) if (
+                dtypes == ANY_FLOAT and self.dtype in FLOATING and not self._refused
+            ):
                 self.met = True
                 self.beyond |= self.dtype not in ANY_FLOAT
                 return replace(description, dtypes=(self.dtype,))
@@ -53,14 +58,18 @@ class DtypeAxis:
 
     def _wants(self, offered: tuple[Any, ...]) -> bool:
         """Whether these are the dtypes to which the axis applies; it does so once."""
-        is_other_float = self.dtype in FLOATING and self.dtype not in offered and any(o in FLOATING for o in offered)
-        if self._held or not (self.dtype in offered or is_other_float):
+        has_floats = any(o in FLOATING for o in offered)
+        if self._held or not (self.dtype in offered or (self.dtype in HALVES and has_floats)):
+            self._refused |= has_floats and self.dtype not in offered
             return False
-        self.beyond |= is_other_float
+        self.beyond |= self.dtype not in offered
         self.met = self._held = True
         return True
 
     _held = False
+
+    _refused = False
+    """Whether a list of floats lacks the dtype: what names one float behind it most likely asks for the same."""
 
 
 def shows(call: Call, dtype: torch.dtype) -> bool:
