@@ -70,12 +70,17 @@ def refusal_of(graph: Graph, suite: Suite) -> Comparison | None:
             reason = suite.target.refusal(node)
         except Exception as error:  # noqa: BLE001 - a target may raise anything
             return Comparison(Verdict.CONTRACT, f"refusal({node!r}) failed: {_described(error)}")
-        if reason is not None and not (isinstance(reason, str) and reason.strip()):
+        if is_reason(reason):
+            return Comparison(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
+        if reason is not None:
             message = f"refusal({node!r}) is {reason!r}: return None, or say in words why the target does not take it"
             return Comparison(Verdict.CONTRACT, message)
-        if reason is not None:
-            return Comparison(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
     return None
+
+
+def is_reason(reason: Any) -> bool:
+    """Whether a target's refusal says something."""
+    return isinstance(reason, str) and bool(reason.strip())
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -291,7 +291,7 @@ class Execution:
         self.workers.remove(worker)
         words = worker.close()
         if not worker.is_ready:
-            self._replace(f"a worker ended before it was ready ({_manner(worker)}):\n{words}")
+            self._hire_again(f"a worker ended before it was ready ({_manner(worker)}):\n{words}")
             return
         progress = worker.progress
         if progress is not None:
@@ -299,7 +299,7 @@ class Execution:
         if self.waiting and len(self.workers) < self.plan.request.workers:
             self._hire()
 
-    def _replace(self, reason: str) -> None:
+    def _hire_again(self, reason: str) -> None:
         """Start another worker for one that never was ready, as long as some have been and not too many have failed."""
         self.stillborn += 1
         if not self.environment:

@@ -26,6 +26,7 @@ from clika_ref_conformance.drawing.calls.dtypes import columns
 from clika_ref_conformance.drawing.calls.neighbours import TracedCall, neighbours, traced_call
 from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.drawing.calls.vectors import typical_run
+from clika_ref_conformance.execution.case_checks import is_reason
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -117,7 +118,7 @@ class Contract:
         for graph in self._graphs():
             for node in graph.nodes:
                 reason = self.suite.target.refusal(node)
-                if reason is not None and not (isinstance(reason, str) and reason.strip()):
+                if reason is not None and not is_reason(reason):
                     return f"{self.suite.target.name} refuses {self.op.name} without a reason: {reason!r}"
             known = True
         if not known:

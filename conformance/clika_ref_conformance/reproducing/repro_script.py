@@ -200,12 +200,9 @@ def difference(layout: dict[str, Any], output: torch.Tensor, stored: Arrays) -> 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the memories of two tensors overlap."""
-    (start, end), (first, last) = ((s.data_ptr(), s.data_ptr() + s.nbytes()) for s in map(_storage, (one, other)))
+    storages = (tensor.untyped_storage() for tensor in (one, other))
+    (start, end), (first, last) = ((s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages)
     return bool(one.numel() and other.numel()) and start < last and first < end
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -312,10 +312,11 @@ ALMOST = 0.9
 
 
 def _scaled(large: Value, small: Container[Value], value: Value, leaf: Leaf) -> Leaf:
-    most = torch.finfo(leaf.tensor.dtype).max if value is large or value in small else math.nan
-    if value is large:
-        return replace(leaf, tensor=torch.full_like(leaf.tensor, ALMOST * most).copysign(leaf.tensor))
-    return replace(leaf, tensor=leaf.tensor * most**-0.25) if value in small else leaf
+    if value is not large and value not in small:
+        return leaf
+    tensor, most = leaf.tensor, torch.finfo(leaf.tensor.dtype).max
+    scaled = torch.full_like(tensor, ALMOST * most).copysign(tensor) if value is large else tensor * most**-0.25
+    return replace(leaf, tensor=scaled)
 
 
 def _has_float_elements(tensor: Tensor) -> bool:

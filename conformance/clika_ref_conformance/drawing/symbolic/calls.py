@@ -182,9 +182,9 @@ def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCa
     expressions = following(drawing)
     free = [p for p in drawing.ranges if p not in fixed and drawing.size(p) >= 0]
     counts = counting(drawing)
-    readable = [p for p in free if _is_readable(p, drawing, expressions)]
-    numbers = [p for p in free if p not in readable and _is_number(p, counts, expressions)]
-    places = readable if readable and _keeps_numbers(drawing) else [p for p in free if p in (*readable, *numbers)]
+    readable = {p for p in free if _is_readable(p, drawing, expressions)}
+    keeps_numbers = bool(readable) and _keeps_numbers(drawing)
+    places = [p for p in free if p in readable or (not keeps_numbers and _is_number(p, counts, expressions))]
     if not places:
         return "no side of the drawn call may vary"
     ranges = {p: found for p in places if (found := _lawful_range(p, expressions, drawing)) is not None}

@@ -116,7 +116,7 @@ def _resized(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Te
 
     They are shifted where something reads them that has no one answer for equal elements.
     """
-    is_compared = any(isinstance(use.user, Node) and without_ties(use.user.op) for use in value.uses)
+    is_compared = any(isinstance(use.user, Node) and _without_ties(use.user.op) for use in value.uses)
     for dim, side in enumerate(value.type.shape):
         if side == BATCH and length is not None:
             places = torch.arange(length)
@@ -128,7 +128,7 @@ def _resized(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Te
 
 
 @cache
-def without_ties(op: Operator) -> bool:
+def _without_ties(op: Operator) -> bool:
     """Whether an operator's samples ask for elements of which no two are equal."""
     seen: list[bool] = []
     decide = random_draw(Random(op.name))  # noqa: S311 - draws tests, not keys
