@@ -38,9 +38,10 @@ def _gelu(op, x, approximate):
     if approximate == "tanh":
         cubic = op.Mul(op.Pow(x, op.like(x, 3)), op.like(x, 0.044715))  # Source: Hendrycks, Gimpel, section 2
         gate = op.Tanh(op.Mul(op.Add(x, cubic), op.like(x, math.sqrt(2 / math.pi))))
-    else:
-        gate = error_function(op, op.Div(x, op.like(x, math.sqrt(2))))
-    return op.Mul(op.Mul(x, op.like(x, 0.5)), op.Add(gate, op.like(x, 1)))
+        return op.Mul(op.Mul(x, op.like(x, 0.5)), op.Add(gate, op.like(x, 1)))
+    # Halved last: of both forms of one tensor ONNX Runtime shares the half, and fuses it away under the other.
+    gate = error_function(op, op.Div(x, op.like(x, math.sqrt(2))))
+    return op.Mul(op.Mul(x, op.Add(gate, op.like(x, 1))), op.like(x, 0.5))
 
 
 @gelu.samples

@@ -144,3 +144,28 @@ def test_a_gelu_of_a_number_runs_although_the_runtime_fuses_it(tmp_path, approxi
     (found,) = OnnxRuntime().load(OnnxRuntime().compile(g, tmp_path / "m.onnx"))([number])
     expected = -torch.nn.functional.gelu(number, approximate=approximate)
     torch.testing.assert_close(found, expected, rtol=0, atol=8 * torch.finfo(torch.float32).eps)  # 8 ulp of 1
+
+
+@pytest.mark.parametrize("order", [("none", "tanh"), ("tanh", "none")])
+def test_both_forms_of_gelu_of_one_tensor_run_although_the_runtime_fuses_them(tmp_path, order):
+    """It shared the half of both, and fused it away under one: the file did not load."""
+    g = Graph("both")
+    x = g.add_input(TensorType(torch.float32, (3,)), "x")
+    results = {form: Builder(g, OPERATORS)("gelu", x, approximate=form) for form in order}
+    g.add_output(results["none"])
+    runner = OnnxRuntime().load(OnnxRuntime().compile(g, tmp_path / "m.onnx"))
+    inputs = torch.tensor([-1.0, 0.5, 3.0])
+    found = runner([inputs])[0]
+    torch.testing.assert_close(found, torch.nn.functional.gelu(inputs), rtol=0, atol=4 * torch.finfo(found.dtype).eps)
+
+
+def test_a_number_is_rounded_to_half_precision_before_it_is_compared(tmp_path):
+    """The runtime compares in float32, and leaves out a cast that another follows."""
+    g = Graph("compared")
+    x = g.add_input(TensorType(torch.float16, (2,)), "x")
+    number = g.add_input(TensorType(torch.float32, ()), "number")
+    g.add_output(Builder(g, OPERATORS)("eq", x, number))
+    runner = OnnxRuntime().load(OnnxRuntime().compile(g, tmp_path / "m.onnx"))
+    number = torch.tensor(50.013)
+    x = torch.stack([number.half(), torch.tensor(49.0).half()])
+    assert runner([x, number])[0].tolist() == torch.eq(x, number).tolist() == [True, False]
