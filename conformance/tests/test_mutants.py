@@ -167,3 +167,14 @@ def test_a_target_that_is_right_raises_no_alarm_with_any_seed(target, status, ca
     assert [head.split(": ")[0] for head in heads] == [f"{target}, quick, seed {seed}" for seed in range(2)]
     assert all((" 0 failures in " in head) == (status == 0) for head in heads)
     assert any("operators/relu/float32" in line for line in lines) == (status == 1)
+
+
+def test_a_mutant_meets_its_own_levels_first_and_its_subject_wherever_it_stands(suite):
+    pooling = [str(task) for task in trials.touched(EVERY["pooling-5-max_pool2d"], suite)]
+    assert pooling[0].startswith("operators/max_pool2d/")
+    assert any(task.startswith("dynamic/max_pool2d/") for task in pooling)
+    packing = next(m for m in EVERY.values() if m.levels == ("quantization",))
+    met = [str(task) for task in trials.touched(packing, suite)]
+    assert {"quantization/quantize+dequantize", "quantization/packing"} <= set(met)
+    rounding = next(m for m in EVERY.values() if m.subject == "quantize" and m.levels == ("operators",))
+    assert "quantization/quantize+dequantize" in [str(task) for task in trials.touched(rounding, suite)]

@@ -48,11 +48,15 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 
 
 def touched(mutant: Mutant, suite: Suite) -> Iterator[Task]:
-    """Yield the tasks that may find a mutant: those of its subject, its own levels first; all of such where none is."""
-    for name in sorted(LEVELS, key=lambda name: name not in mutant.levels):
+    """Yield the tasks that may find a mutant.
+
+    At its levels they are those of its subject, or all where none is; at others, behind them, those of its subject.
+    """
+    for name in mutant.levels:
         every = level_at(LEVELS[name]).tasks(suite)
-        own = [task for task in every if mutant.subject in task.subject.split("+")]
-        yield from own or (every if name in mutant.levels else ())
+        yield from [task for task in every if task.subject == mutant.subject] or every
+    for name in (name for name in LEVELS if name not in mutant.levels):
+        yield from (task for task in level_at(LEVELS[name]).tasks(suite) if mutant.subject in task.subject.split("+"))
 
 
 @dataclass
