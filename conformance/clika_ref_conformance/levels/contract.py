@@ -114,15 +114,13 @@ class Contract:
 
     def refusal(self) -> str | None:
         """Say whether the target neither runs the operator nor says why not."""
-        known = False
-        for graph in self._graphs():
-            for node in graph.nodes:
-                reason = self.suite.target.refusal(node)
-                if reason is not None and not is_reason(reason):
-                    return f"{self.suite.target.name} refuses {self.op.name} without a reason: {reason!r}"
-            known = True
-        if not known:
+        graphs = list(self._graphs())
+        if not graphs:
             raise _Unknown(f"no call of {self.op.name} becomes a graph")
+        for node in (node for graph in graphs for node in graph.nodes):
+            reason = self.suite.target.refusal(node)
+            if reason is not None and not is_reason(reason):
+                return f"{self.suite.target.name} refuses {self.op.name} without a reason: {reason!r}"
         return None
 
     def consumption(self) -> str | None:

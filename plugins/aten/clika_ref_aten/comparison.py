@@ -11,7 +11,7 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import ANY, FLOATS, common_dtype, sign_bit, two
+from clika_ref_aten.elementwise import ANY, FLOATS, HALVES, common_dtype, sign_bit, two
 
 aten = torch.ops.aten
 
@@ -35,8 +35,7 @@ def _alike(op, x, y, *, via):
     """
     dtype = common_dtype(op, x, y)
     dtype = via.get(dtype, dtype)
-    is_half = dtype in (torch.float16, torch.bfloat16)
-    rounded = [is_half and not isinstance(o, int | float) and op.dtype(o) != dtype for o in (x, y)]
+    rounded = [dtype in HALVES and not isinstance(o, int | float) and op.dtype(o) != dtype for o in (x, y)]
     return [op.Max(o) if is_rounded else o for o, is_rounded in zip(op.promote(x, y, to=dtype), rounded, strict=True)]
 
 

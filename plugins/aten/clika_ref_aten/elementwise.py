@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 FLOATS = (torch.float32, torch.float16, torch.float64)
+HALVES = (torch.float16, torch.bfloat16)
+"""What ONNX Runtime computes in float32, or not well."""
+
 INTS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 NUMBERS = (torch.float32, torch.int64, torch.float16, torch.float64, torch.int32, torch.int16, torch.uint8, torch.int8)
 ANY = (*NUMBERS, torch.bool)

@@ -15,6 +15,7 @@ from clika_ref.core.accuracy import COMPOSE, DOT, EXACT, SOFTMAX
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
 from clika_ref.core.types import TensorType
+from clika_ref_aten.elementwise import HALVES
 
 aten = torch.ops.aten
 
@@ -260,7 +261,7 @@ def _(x, *, dim, keepdim):
 @logsumexp.onnx
 def _(op, x, *, dim, keepdim):
     dtype = op.result.dtype  # of half precision ONNX Runtime takes the definition, which overflows
-    (wide,) = op.promote(x, to=dtype if dtype.itemsize > 2 else torch.float32)
+    (wide,) = op.promote(x, to=torch.float32 if dtype in HALVES else dtype)
     return op.cast(op.declare(op.ReduceLogSumExp(wide, axes(op, x, dim), keepdims=keepdim), op.dtype(wide)), dtype)
 
 

@@ -15,6 +15,7 @@ from torch.types import Number
 from clika_ref.core.accuracy import COMPOSE, DOT, EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import KEEP_FLOAT, SAME_SCALE
+from clika_ref_aten.elementwise import HALVES
 from clika_ref_aten.indexing import (
     Together,
     as_vector,
@@ -48,7 +49,7 @@ def _select(op, condition, a, b):
 def _scatter_elements(op, x, index, updates, *, axis, reduction=None):
     """ScatterElements, which ONNX Runtime does not reduce in half precision."""
     dtype = op.dtype(x)
-    via = torch.float32 if reduction and dtype in (torch.float16, torch.bfloat16) else dtype
+    via = torch.float32 if reduction and dtype in HALVES else dtype
     via = torch.uint8 if reduction in ("max", "min") and dtype == torch.bool else via
     x, updates = op.cast(x, via), op.cast(updates, via)
     return op.cast(op.ScatterElements(x, index, updates, axis=axis, reduction=reduction), dtype)
