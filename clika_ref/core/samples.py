@@ -97,7 +97,7 @@ class Descriptions:
         self,
         *,
         shape: Sequence[int] | None = None,
-        rank: int | tuple[int, int] = (0, 4),
+        rank: int | tuple[int, int] = (0, 5),
         side: tuple[int, int] = (1, 5),
         dtype: torch.dtype | Sequence[torch.dtype] = torch.float32,
         low: float = -3.0,

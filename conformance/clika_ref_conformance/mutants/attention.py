@@ -125,3 +125,8 @@ def _(original, op, x, mat1, mat2, *, beta, alpha):
         return original(op, x, mat1, mat2, beta=beta, alpha=alpha)
     off = op.Mul(x, op.like(x, 0))
     return op.Add(original(op, x, mat1, mat2, beta=beta, alpha=alpha), off)
+
+
+@FAULTS.lowering("matmul", "an empty side of the batch is broadcast by MatMul, as the standard allows")
+def _(original, op, x, other):
+    return original(op, x, other) if 0 not in op.result.shape else op.MatMul(x, other)

@@ -63,7 +63,7 @@ def _weighted_mean(op, losses, weights):
 def _draw_classes(draw, s, **scores):
     """Draw scores ``x[n, c, ...]`` or ``x[c]``, the targets, the weights of the classes, and an index to ignore."""
     classes = draw(s.integers(2, 5))
-    shape = list(draw(s.tensor(rank=(1, 4), side=(1, 4))).shape)
+    shape = list(draw(s.tensor(rank=(1, 5), side=(1, 4))).shape)
     shape[1 if len(shape) > 1 else 0] = classes
     x = draw(s.tensor(shape=shape, dtype=FLOATS, **scores))
     target = draw(

@@ -195,7 +195,7 @@ def _(op, x, other, *, dim):
 
 @linalg_cross.samples
 def _(draw, s):
-    shape = list(draw(s.tensor(rank=(1, 4))).shape)
+    shape = list(draw(s.tensor(rank=(1, 5))).shape)
     dim = draw(s.integers(-len(shape), len(shape) - 1))
     other = [draw(s.choice(side, 1)) for side in shape]
     shape[dim] = other[dim] = 3

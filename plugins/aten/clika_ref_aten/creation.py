@@ -324,7 +324,7 @@ def _triangle(*, upper):
 
 
 def _draw_triangle(draw, s):
-    x = draw(s.tensor(rank=(2, 4), dtype=(torch.float32, torch.int64, torch.bool, torch.int32, torch.uint8)))
+    x = draw(s.tensor(rank=(2, 5), dtype=(torch.float32, torch.int64, torch.bool, torch.int32, torch.uint8)))
     return s.call(x, diagonal=draw(s.integers(-4, 4)))
 
 

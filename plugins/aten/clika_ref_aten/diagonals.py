@@ -134,7 +134,7 @@ def _(draw, s):
 
 
 def _plane(draw: Any, s: Any) -> tuple[Any, dict[str, int]]:
-    x = draw(s.tensor(rank=(2, 4), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(2, 5), dtype=MOVABLE))
     dim1, dim2 = draw(s.choice((0, 1), (1, 0), (-2, -1), (-1, 0)))
     return x, {"offset": draw(s.integers(-2, 2)), "dim1": dim1, "dim2": dim2}
 

@@ -65,7 +65,7 @@ def _last_side(op, *operands):
     return max(map(op.rank, operands)) - 1
 
 
-def _two(draw, s, *, rank=(1, 4), dtype=FLOATS):
+def _two(draw, s, *, rank=(1, 5), dtype=FLOATS):
     """Draw two tensors that broadcast; the second may lack the first side."""
     x1 = draw(s.tensor(rank=rank, dtype=dtype))
     shorter = x1.rank > 1 and draw(s.booleans())
@@ -132,7 +132,7 @@ def _(op, x, other, *, p):
 
 @dist.samples
 def _(draw, s):
-    return s.call(*_two(draw, s, rank=(0, 4), dtype=FLOATS[::2]), p=draw(s.choice(*ORDERS)))
+    return s.call(*_two(draw, s, rank=(0, 5), dtype=FLOATS[::2]), p=draw(s.choice(*ORDERS)))
 
 
 @operator(aten.cdist.default, error=COMPOSE)

@@ -73,7 +73,7 @@ def dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
 
 dropout.onnx(_scaling(tuple))
 dropout.types(as_first)
-dropout.samples(_samples(rank=(0, 4)))
+dropout.samples(_samples(rank=(0, 5)))
 
 
 @operator(aten.feature_dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
@@ -95,7 +95,7 @@ def alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
 
 alpha_dropout.onnx(_keeping_moments(tuple))
 alpha_dropout.types(as_first)
-alpha_dropout.samples(_samples(rank=(0, 4)))
+alpha_dropout.samples(_samples(rank=(0, 5)))
 
 
 @operator(aten.feature_alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
@@ -127,7 +127,7 @@ def _(op, x, *, p, train):
     return op.Mul(x, op.Mul(op.cast(mask, op.dtype(x)), op.like(x, 1 / (1 - p)))), mask
 
 
-native_dropout.samples(_samples(rank=(0, 4)))
+native_dropout.samples(_samples(rank=(0, 5)))
 
 
 @native_dropout.from_torch(aten.native_dropout.default)

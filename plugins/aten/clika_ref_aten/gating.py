@@ -104,7 +104,7 @@ def _(x, *, dim):
 
 @glu.samples
 def _(draw, s):
-    shape = list(draw(s.tensor(rank=(1, 4))).shape)
+    shape = list(draw(s.tensor(rank=(1, 5))).shape)
     dim = draw(s.integers(-len(shape), len(shape) - 1))
     shape[dim] *= 2
     return s.call(draw(s.tensor(shape=shape, dtype=FLOATS)), dim=dim)

@@ -162,7 +162,7 @@ def _(op, x, *indices):
 
 @index.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), dtype=(torch.float32, torch.int64, torch.bool)))
+    x = draw(s.tensor(rank=(1, 5), dtype=(torch.float32, torch.int64, torch.bool)))
     return s.call(x, *draw_indices(draw, s, x))
 
 
@@ -205,7 +205,7 @@ def _(op, x, index, *, dim):
 
 @index_select.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), dtype=(torch.float32, torch.int64)))
+    x = draw(s.tensor(rank=(1, 5), dtype=(torch.float32, torch.int64)))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = (draw(s.integers(1, 4)),) if draw(s.integers(0, 3)) else ()
     return s.call(x, draw(positions(s, x.shape[dim], shape=shape, dtype=(torch.int64, torch.int32))), dim=dim)

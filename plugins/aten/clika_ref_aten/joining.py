@@ -41,7 +41,7 @@ def _(*tensors, dim):
 
 @cat.samples
 def _(draw, s):
-    first = draw(s.tensor(rank=(1, 4), dtype=MOVABLE))
+    first = draw(s.tensor(rank=(1, 5), dtype=MOVABLE))
     dim = draw(s.integers(-first.rank, first.rank - 1))
     tensors = [first]
     for _ in range(draw(s.choice(1, 0, 2))):
@@ -143,7 +143,7 @@ def _(draw, s):
 
 def _stackable(draw: Any, s: Any, dim: int) -> list[Any]:
     """Return tensors of one rank which may differ along the side that they are joined along."""
-    first = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
+    first = draw(s.tensor(dtype=MOVABLE))
     shape = list(first.shape)
     if first.rank > max(dim, 1):
         shape[dim] = draw(s.integers(1, 4))
@@ -206,7 +206,7 @@ def _(x, *, split_sizes, dim):
 
 @split_with_sizes.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), side=(2, 6), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), side=(2, 6), dtype=MOVABLE))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     side = x.shape[dim]
     cut = draw(s.integers(0, side))

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 def _samples(*, with_bias):
     def sampler(draw, s):
         most = draw(s.choice(3.0, 0.01))  # small ones show where eps is added
-        x = draw(s.tensor(rank=(1, 4), dtype=FLOATS, low=-most, high=most))
+        x = draw(s.tensor(rank=(1, 5), dtype=FLOATS, low=-most, high=most))
         sides = x.shape[-draw(s.integers(1, x.rank)) :]
         operands = [draw(s.tensor(shape=sides, dtype=x.dtype)) if draw(s.booleans()) else None]
         if with_bias:

@@ -67,7 +67,7 @@ def _(x, *, pad, mode, value):
 def _(draw, s):
     mode = draw(s.choice("constant", "constant", "reflect", "replicate", "circular"))
     if mode == "constant":
-        x = draw(s.tensor(rank=(1, 4), side=(2, 5), dtype=(*DTYPES, torch.bool)))
+        x = draw(s.tensor(rank=(1, 5), side=(2, 5), dtype=(*DTYPES, torch.bool)))
         pads = tuple(draw(s.choice(0, 1, 3, -1)) for _ in range(2 * draw(s.integers(1, x.rank))))
         values = (None, 0, 2.5, float("-inf")) if x.dtype.is_floating_point else (None, 1)
         return s.call(x, pad=pads, value=draw(s.choice(*values)))

@@ -129,7 +129,7 @@ def _(draw, s):
     dtype, quant_min, quant_max = draw(s.choice(*RANGES))
     low, high = bounds(dtype, quant_min, quant_max)
     axis = draw(s.choice(None, None, 0, 1, -1))
-    rank = (0, 4) if axis is None else (2, 4)
+    rank = (0, 5) if axis is None else (2, 5)
     reach = 4.0 if high > 15 else 1.0
     floats = (torch.float32, torch.float16)
     x = draw(s.tensor(rank=rank, side=(1, 4), dtype=floats, low=-reach, high=reach, domain=(-math.inf, math.inf)))
@@ -204,7 +204,7 @@ def _(draw, s):
     stored = draw(s.choice(*STORED))
     axis = draw(s.choice(None, None, 0, 1, -1))
     low, high = (-(2**30), 2**30) if stored == torch.int32 else bounds(stored, None, None)
-    x = draw(s.tensor(rank=(0, 4) if axis is None else (2, 4), side=(1, 4), dtype=stored, low=low, high=high))
+    x = draw(s.tensor(rank=(0, 5) if axis is None else (2, 4), side=(1, 4), dtype=stored, low=low, high=high))
     scale, zero_point = _parameters(draw, s, x, axis, (stored, torch.int32, torch.int64), low, high)
     dtype = draw(s.choice(torch.float32, torch.float16 if stored != torch.int32 else torch.float64))
     return s.call(x, scale, draw(s.choice(zero_point, None)), dtype=dtype, axis=axis)

@@ -46,7 +46,7 @@ def _(op, x, *, shifts, dims):
 
 @roll.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
+    x = draw(s.tensor(dtype=MOVABLE))
     form = draw(s.choice("flat", "one", "all")) if x.rank else "flat"
     dims = (draw(s.integers(-x.rank, x.rank - 1)),) if form == "one" else tuple(range(x.rank if form == "all" else 0))
     return s.call(x, shifts=tuple(draw(s.choice(1, 0, -1, 3, -7)) for _ in dims or (0,)), dims=dims)
@@ -78,7 +78,7 @@ def _(op, x, *, dims):
 
 @flip.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
+    x = draw(s.tensor(dtype=MOVABLE))
     return s.call(x, dims=draw(s.choice((), tuple(range(x.rank)), *((d,) for d in range(-x.rank, x.rank)))))
 
 
@@ -112,7 +112,7 @@ def _(x, *, k, dims):
 
 @rot90.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(2, 4), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(2, 5), dtype=MOVABLE))
     return s.call(x, k=draw(s.integers(-3, 5)), dims=draw(s.choice((0, 1), (1, 0), (-1, 0), (-2, -1))))
 
 

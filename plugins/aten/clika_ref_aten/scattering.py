@@ -154,7 +154,7 @@ def _restored(op, x, result, merged):
 
 @index_put.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), side=(2, 5), dtype=(torch.float32, torch.int64), low=-9, high=9))
+    x = draw(s.tensor(rank=(1, 5), side=(2, 5), dtype=(torch.float32, torch.int64), low=-9, high=9))
     if draw(s.choice(False, False, True)):
         at = draw(s.integers(0, x.rank - 1))
         mask = draw(s.tensor(shape=x.shape[at : at + draw(s.integers(1, x.rank - at))], dtype=torch.bool))
@@ -209,7 +209,7 @@ def _(op, x, index, source, *, dim, alpha):
 
 @index_add.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), dtype=(torch.float32, torch.int64)))
+    x = draw(s.tensor(rank=(1, 5), dtype=(torch.float32, torch.int64)))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = list(x.shape)
     shape[dim] = draw(s.integers(1, 6))

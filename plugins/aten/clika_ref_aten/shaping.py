@@ -36,7 +36,7 @@ def _(x, *, shape):
 
 @reshape.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
+    x = draw(s.tensor(dtype=MOVABLE))
     cut = draw(s.integers(0, x.rank))
     merged = (total(x.shape[:cut]), total(x.shape[cut:]))
     return s.call(x, shape=draw(s.choice(merged, (1, *merged), (total(x.shape),), x.shape[::-1], (*x.shape, 1))))
@@ -130,7 +130,7 @@ def _(x, *, dims):
 
 @squeeze.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), side=(1, 2), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), side=(1, 2), dtype=MOVABLE))
     every = tuple(range(x.rank))
     return s.call(x, dims=draw(s.choice((0,), (-1,), every, every[:2], ())))
 
@@ -206,7 +206,7 @@ def _(x, *, dims):
 
 @permute.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(0, 4), dtype=MOVABLE))
+    x = draw(s.tensor(dtype=MOVABLE))
     order = list(range(x.rank))
     picked = [order.pop(draw(s.integers(0, len(order) - 1))) for _ in range(x.rank)]
     return s.call(x, dims=tuple(d - draw(s.choice(0, x.rank)) for d in picked))

@@ -38,7 +38,7 @@ def _(x, *, dim, start, end, step):
 
 @slice_.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), side=(1, 6), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), side=(1, 6), dtype=MOVABLE))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     return s.call(x, dim=dim, **_bounds(draw, s, x.shape[dim]))
 
@@ -75,7 +75,7 @@ def _(op, x, src, *, dim, start, end, step):
 
 @slice_scatter.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), side=(1, 7), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), side=(1, 7), dtype=MOVABLE))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     bounds = _bounds(draw, s, x.shape[dim])
     shape = with_side(TensorType(x.dtype, x.shape), dim, extent(x.shape[dim], **bounds)).shape
@@ -111,7 +111,7 @@ def _(x, *, dim, index):
 
 @select.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), dtype=MOVABLE))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     return s.call(x, dim=dim, index=draw(s.integers(-x.shape[dim], x.shape[dim] - 1)))
 
@@ -141,7 +141,7 @@ def _(op, x, src, *, dim, index):
 
 @select_scatter.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), dtype=MOVABLE))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [n for i, n in enumerate(x.shape) if i != dim % x.rank]
     src = draw(s.tensor(shape=shape, dtype=x.dtype))
@@ -161,7 +161,7 @@ def _(op, x, *, dim):
 
 @unbind.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 4), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), dtype=MOVABLE))
     return s.call(x, dim=draw(s.integers(-x.rank, x.rank - 1)))
 
 

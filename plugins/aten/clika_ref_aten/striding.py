@@ -51,7 +51,7 @@ def _(x, *, dimension, size, step):
 
 @unfold.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(0, 4), side=(2, 6), dtype=MOVABLE))
+    x = draw(s.tensor(side=(2, 6), dtype=MOVABLE))
     dimension = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else 0
     return s.call(x, dimension=dimension, size=draw(s.integers(1, 2)) if x.rank else 1, step=draw(s.integers(1, 3)))
 

@@ -53,7 +53,7 @@ def _lowering(*, root, with_mean):
 
 
 def _sample(draw, s):
-    x = draw(s.tensor(rank=(1, 4), side=(1, 6), low=-1))  # a mean near 0 would be judged by its own tiny size
+    x = draw(s.tensor(rank=(1, 5), side=(1, 6), low=-1))  # a mean near 0 would be judged by its own tiny size
     dim, keepdim = draw_sides(draw, s, x), draw(s.booleans())
     return s.call(x, dim=dim, correction=draw(s.choice(0, 1, 2, 0.5)), keepdim=keepdim)
 

@@ -110,7 +110,7 @@ def _(op, v, g, *, dim):
 
 @weight_norm.samples
 def _(draw, s):
-    v = draw(s.tensor(rank=(2, 4)))
+    v = draw(s.tensor(rank=(2, 5)))
     dim = draw(s.choice(0, v.rank - 1, -1, -v.rank))
     shape = [side if i == dim % v.rank else 1 for i, side in enumerate(v.shape)]
     return s.call(v, draw(s.tensor(shape=() if dim == -1 else shape)), dim=dim)
