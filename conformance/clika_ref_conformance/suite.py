@@ -18,7 +18,7 @@ from clika_ref_conformance.deviations import Deviation
 from clika_ref_conformance.profiles import Profile
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # two suites are never asked whether they are equal, and other things belong to one
 class Suite:
     """What is tested, against what, and how thoroughly."""
 

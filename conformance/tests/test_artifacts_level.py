@@ -11,6 +11,7 @@ import pytest
 import torch
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.fresh import HASH_SEED, FreshProcess, FreshProcessError, digest_of
+from clika_ref_conformance.execution.levels import LEVELS, tasks_of
 from clika_ref_conformance.levels import artifacts
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
@@ -48,11 +49,21 @@ def test_files_carry_over_and_damage_is_told(tmp_path):
     assert "cut to nothing: TargetError" in found["damaged-0"].comparison.message
 
 
-@pytest.mark.parametrize("subject", ["operators", "graphs"])
-def test_a_share_of_the_cases_carries_over(tmp_path, subject):
-    found = outcomes(subject, suite_of(tmp_path))
+def test_a_share_of_the_graphs_carries_over(tmp_path):
+    found = outcomes("random graphs", suite_of(tmp_path))
     assert {o.verdict for o in found.values()} <= {Verdict.PASS, Verdict.NOT_RUN}
     assert Verdict.PASS in {o.verdict for o in found.values()}
+
+
+def test_calls_of_operators_carry_over_in_one_other_process(tmp_path):
+    suite = suite_of(tmp_path)
+    for name in ("softmax", "max", "conv2d"):
+        assert outcomes(name, suite)["carried over"].verdict is Verdict.PASS
+    process = artifacts.Bench(suite).fresh.process
+    assert process is not None
+    outcomes("relu", suite)
+    assert artifacts.Bench(suite).fresh.process is process
+    assert outcomes("rand", suite)["carried over"].verdict is Verdict.NOT_RUN
 
 
 def test_outputs_that_are_inputs_carry_over(tmp_path):
@@ -68,9 +79,13 @@ def test_outputs_that_are_inputs_carry_over(tmp_path):
 def test_the_share_is_the_same_every_time_and_grows_with_the_profile(tmp_path):
     small = suite_of(tmp_path)
     large = replace(small, profile=replace(PROFILE, share_of_artifacts=0.1))
-    names = [case.name for case in artifacts.operator_cases(small)]
-    assert names == [case.name for case in artifacts.operator_cases(small)]
-    assert set(names) < {case.name for case in artifacts.operator_cases(large)}
+    assert artifacts.tasks(small) == artifacts.tasks(small)
+    assert set(artifacts.tasks(small)) < set(artifacts.tasks(large))
+
+
+def test_no_operator_that_is_asked_for_is_left_out(tmp_path):
+    asked = replace(suite_of(tmp_path), subjects=("softmax",))
+    assert Task("artifacts", "softmax") in tasks_of(asked, {"artifacts": LEVELS["artifacts"]})
 
 
 def test_bytes_that_change_from_one_compilation_to_the_next_are_found(tmp_path):
@@ -188,6 +203,6 @@ def test_files_of_what_a_target_refuses_are_no_failures(tmp_path):
 
 
 def test_graphs_of_which_a_target_refuses_every_call_are_not_run(tmp_path):
-    found = outcomes("graphs", suite_of(tmp_path, Beginner(known=())))
+    found = outcomes("random graphs", suite_of(tmp_path, Beginner(known=())))
     assert {o.verdict for o in found.values()} == {Verdict.NOT_RUN}
     assert found["graph-000"].comparison.message == "the target refuses every call that was drawn for the graph"

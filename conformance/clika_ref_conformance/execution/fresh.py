@@ -60,7 +60,8 @@ class FreshProcess:
     """The other process, as this one sees it; started with the first request, and again after a crash."""
 
     def __init__(self, suite: Suite) -> None:
-        self.suite = suite
+        self.setup = _setup(suite)
+        self.seconds = suite.profile.case_seconds
         self.home = Path(mkdtemp(dir=suite.folder))
         self.process: subprocess.Popen[str] | None = None
         self.answers: queue.Queue[str | None] = queue.Queue()
@@ -107,7 +108,7 @@ class FreshProcess:
         with contextlib.suppress(BrokenPipeError):  # its end is read below
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-        answer = self._answer(self.suite.profile.case_seconds)
+        answer = self._answer(self.seconds)
         if "error" in answer:
             raise FreshProcessError(answer["kind"], answer["error"])
         return answer
@@ -139,10 +140,20 @@ class FreshProcess:
         listener.start()
         self._end = weakref.finalize(self, _end, process, listener)
         assert process.stdin is not None
-        process.stdin.write(json.dumps(_setup(self.suite).as_json()) + "\n")
+        process.stdin.write(json.dumps(self.setup.as_json()) + "\n")
         process.stdin.flush()
         self._answer(START_SECONDS)
         return process
+
+
+_STARTED: weakref.WeakKeyDictionary[Suite, FreshProcess] = weakref.WeakKeyDictionary()
+
+
+def fresh_process(suite: Suite) -> FreshProcess:
+    """Return the other process of a suite: one for all its checks, as starting it takes seconds."""
+    if suite not in _STARTED:
+        _STARTED[suite] = FreshProcess(suite)
+    return _STARTED[suite]
 
 
 def _listen(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node
+from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Artifact
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
@@ -24,7 +24,7 @@ from clika_ref_conformance.drawing.symbolic.calls import static_case
 from clika_ref_conformance.drawing.symbolic.resizing import draw
 from clika_ref_conformance.execution.batches import NO_NODES
 from clika_ref_conformance.execution.case_checks import is_chosen, refusal_of, run_case, same_bits
-from clika_ref_conformance.execution.fresh import FreshProcess, FreshProcessError, digest_of
+from clika_ref_conformance.execution.fresh import FreshProcess, FreshProcessError, digest_of, fresh_process
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -37,30 +37,39 @@ DAMAGES = 8
 """Damaged copies of an artifact: three that are cut short, the others with altered bytes."""
 
 
-def tasks(suite: Suite) -> list[Task]:  # noqa: ARG001 - the form of a level
-    """Return three tasks: calls of operators, whole graphs, and files."""
-    return [Task(LEVEL, subject) for subject in ("operators", "graphs", "files")]
+GRAPHS, FILES = "random graphs", "files"
+
+
+def tasks(suite: Suite) -> list[Task]:
+    """Return one task for each operator of the share that is chosen by name and seed, for graphs, and for files.
+
+    Where some tasks only are asked for, no operator is left out for the others' sake.
+    """
+    seed, share = suite.profile.seed, 1.0 if suite.subjects else suite.profile.share_of_artifacts
+    operators = [op for op in suite.registry.operators.values() if op.sampler is not None]
+    chosen = sorted(op.name for op in operators if is_chosen(f"{op.name}/{seed}", share))
+    return [Task(LEVEL, subject) for subject in (*chosen, GRAPHS, FILES)]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
-    """Return the checks of a task; all of them share one other process."""
+    """Return the checks of a task; those of all tasks share one other process."""
     bench = Bench(suite)
-    if task.subject == "files":
+    if task.subject == FILES:
         return _file_checks(bench)
-    cases = operator_cases(suite) if task.subject == "operators" else graph_share(suite)
-    return [Check(case.name, partial(bench.carried_over, case)) for case in cases]
+    if task.subject == GRAPHS:
+        return [Check(case.name, partial(bench.carried_over, case)) for case in graph_share(suite)]
+    return [Check("carried over", partial(_call_carried_over, task.subject, bench))]
 
 
-def operator_cases(suite: Suite) -> list[Case]:
-    """Return a drawn call of each operator of the share that is chosen by name and seed."""
-    seed, share = suite.profile.seed, suite.profile.share_of_artifacts
-    chosen = [op for name, op in sorted(suite.registry.operators.items()) if is_chosen(f"{name}/{seed}", share)]
-    cases = [static_case(draw(op, f"{seed}-artifact"), "typical") for op in chosen if op.sampler is not None]
-    return [c for c in cases if c is not None and not any(_is_left_out(node, suite) for node in c.graph.nodes)]
-
-
-def _is_left_out(node: Node, suite: Suite) -> bool:
-    return node.is_random or suite.target.refusal(node) is not None
+def _call_carried_over(name: str, bench: Bench) -> Outcome:
+    """Carry a drawn call of an operator over."""
+    suite = bench.suite
+    case = static_case(draw(suite.registry.operators[name], f"{suite.profile.seed}-artifact"), "typical")
+    if case is None:
+        return Outcome("carried over", Comparison(Verdict.NOT_RUN, "eager refuses the call that was drawn"))
+    if any(node.is_random for node in case.graph.nodes):
+        return Outcome("carried over", Comparison(Verdict.NOT_RUN, "it is random: no two runs of it agree"))
+    return replace(bench.carried_over(case), name="carried over")
 
 
 def graph_share(suite: Suite) -> list[Case]:
@@ -77,10 +86,10 @@ class Bench:
 
     suite: Suite
 
-    @cached_property
+    @property
     def fresh(self) -> FreshProcess:
-        """The other process of all checks of a task."""
-        return FreshProcess(self.suite)
+        """The other process of all checks of a suite."""
+        return fresh_process(self.suite)
 
     def carried_over(self, case: Case, options: dict[str, bool] | None = None) -> Outcome:
         """Compile a case here twice and there once, load it there, and compare bytes and outputs.
