@@ -16,7 +16,9 @@ class Profile:
     rows: int = 12
     """Covering rows of an operator and dtype at most."""
     drawn: int = 20
-    """Drawn calls of an operator and dtype, after the covering rows with their mandatory vectors."""
+    """Drawn calls of an operator in its first dtype, after the covering rows with their mandatory vectors."""
+    drawn_further: int = 20
+    """The same in each further dtype, where few faults are that the first does not show."""
     pair_operators: int = 50
     """The operators in most demand of which every pair is run."""
     graphs: int = 200
@@ -38,12 +40,13 @@ class Profile:
 ALL_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")
 
 PROFILES = {
-    "quick": Profile("quick", drawn=6, graphs=150, trusts_eager=True, most_failures=5),
+    "quick": Profile("quick", drawn=6, drawn_further=6, graphs=150, trusts_eager=True, most_failures=5),
     "ci": Profile(
         "ci",
         dtypes=ALL_DTYPES,
         rows=40,
         drawn=100,
+        drawn_further=20,
         graphs=2000,
         pass_graphs=1000,
         shape_profiles=100,
@@ -54,6 +57,7 @@ PROFILES = {
         dtypes=ALL_DTYPES,
         rows=200,
         drawn=1000,
+        drawn_further=200,
         graphs=10_000,
         pass_graphs=10_000,
         shape_profiles=1000,

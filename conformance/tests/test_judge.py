@@ -130,7 +130,10 @@ def test_copies_may_only_differ_in_the_sign_of_zero() -> None:
     assert reference.judge([torch.tensor([-0.0, 1.0])]).verdict is Verdict.PASS
     found = reference.judge([torch.tensor([0.0, 1.0 + 2**-23])])
     assert found.verdict is Verdict.VALUE
-    assert found.message == "output 0[1] is 1.0000001192092896 instead of 1.0; 1 of 2 elements are wrong"
+    assert (
+        found.message
+        == "output 0[1] is 1.0000001192092896 instead of 1.0; 1 of 2 elements are wrong; the inputs hold 1.0 there"
+    )
 
 
 def test_an_integer_is_right_or_wrong() -> None:
@@ -232,6 +235,7 @@ def test_a_message_says_where_what_and_how_much_was_allowed() -> None:
     found = single("exp", torch.zeros(2, 2)).judge([torch.tensor([[1.0, 1.0], [1.5, 1.0]])])
     assert found.message == (
         "output 0[1, 0] is 1.5 instead of 1.0 (exact 1.0, allowed 9.54e-07 by ulp(8, None)); 1 of 4 elements are wrong"
+        "; the inputs hold 0.0 there"
     )
     assert found.error == 0.5
     assert found.ratio == pytest.approx(0.5 * 2**20)

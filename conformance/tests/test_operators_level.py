@@ -64,6 +64,18 @@ def test_an_attribute_that_a_lowering_ignores_fails_and_shrinks(tmp_path, monkey
     (node,) = small.case.graph.nodes
     assert node.attrs == {"by": 1.0, "dim": 0, "twice": True}
     assert small.case.facts["call"] == "shift(float32[1], by=1.0, dim=0, twice=True)"
+    (run,) = small.case.runs
+    assert run.inputs[0].tolist() in ([0.0], [1.0])
+    assert small.comparison.message.endswith(f"; the inputs hold {run.inputs[0].item()} there")
+
+
+def test_few_calls_are_drawn_in_further_dtypes(tmp_path):
+    names = {"drawn": 3, "drawn_further": 1, "dtypes": ("float32", "int64")}
+    drawn = {d: [c.name for c in checks(shift, tmp_path, d, **names)] for d in names["dtypes"]}
+    assert {d: len([n for n in found if n.startswith("drawn-0")]) for d, found in drawn.items()} == {
+        "float32": 3,
+        "int64": 1,
+    }
 
 
 @operator()

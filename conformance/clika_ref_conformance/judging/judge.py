@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -185,7 +186,7 @@ class Reference:
         right = expected.accepts(tensor)
         if not bool(right.all()) and len(self.graph) == 1:
             right |= self._chosen(index, actual)
-        return _compared(index, expected, tensor, right)
+        return _compared(index, expected, tensor, right, self.inputs)
 
     def _chosen(self, index: int, actual: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return where the index of an operator that may choose among equal elements is as right as eager's."""
@@ -232,7 +233,9 @@ def combined(found: Sequence[Comparison]) -> Comparison:
     )
 
 
-def _compared(index: int, expected: Expected, actual: torch.Tensor, right: torch.Tensor) -> Comparison:
+def _compared(
+    index: int, expected: Expected, actual: torch.Tensor, right: torch.Tensor, inputs: Sequence[torch.Tensor]
+) -> Comparison:
     elements = actual.numel()
     if not elements:
         return Comparison(Verdict.PASS)
@@ -249,6 +252,7 @@ def _compared(index: int, expected: Expected, actual: torch.Tensor, right: torch
         verdict = Verdict.UNSTABLE
     elif not bool(right.all()):
         verdict, message = _blame(index, expected, actual, at, int((~right).sum()))
+        message += _held_at(at, actual.shape, inputs)
     else:
         message = statistics.coarseness(expected, actual, grade)
         verdict = Verdict.PRECISION if message else Verdict.PASS
@@ -268,6 +272,15 @@ def _blame(index: int, expected: Expected, actual: torch.Tensor, at: int, wrong:
         message += f" (exact {exact!r}, allowed {allowed:.3g} by {expected.label})"
     message += f"; {wrong} of {actual.numel()} elements are wrong"
     return Verdict.SPECIAL if special else Verdict.VALUE, message
+
+
+def _held_at(at: int, shape: torch.Size, inputs: Sequence[torch.Tensor]) -> str:
+    """Say what those inputs hold at an element that reach it when they are broadcast; most often it is made of them."""
+    found: list[float] = []
+    for tensor in inputs:
+        with contextlib.suppress(RuntimeError):  # it is no operand of each element by itself
+            found.append(tensor.expand(shape).flatten()[at].item())
+    return f"; the inputs hold {', '.join(map(repr, found))} there" if found else ""
 
 
 def _type(tensor: torch.Tensor) -> str:

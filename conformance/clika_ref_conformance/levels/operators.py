@@ -21,6 +21,7 @@ from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_varian
 from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_of, slots, typical_run
 from clika_ref_conformance.drawing.generation import collect_apart, shrink
+from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.execution.packing import Pack
 from clika_ref_conformance.suite import Suite
@@ -68,7 +69,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     largest = max(rows, key=lambda row: max((o.rank for o in _samples(row.call)), default=0))
     if _samples(largest.call):
         found.append(Check("layouts", functools.partial(column.laid_out, "layouts", largest)))
-    drawn = [f"drawn-{i:02}" for i in range(profile.drawn)]
+    drawn = [f"drawn-{i:02}" for i in range(column.count)]
     found += [Check(PACK, column.packed)] if drawn or column.literals else []
     for name, row in (*column.literals.items(), *column.empty):
         found.append(Check(name, functools.partial(column.typical, name, row)))
@@ -95,6 +96,13 @@ class Column:
     def covers(self) -> list[str]:
         """The names of the rows of the cover."""
         return [f"cover-{i:02}" for i in range(len(self.rows))]
+
+    @functools.cached_property
+    def count(self) -> int:
+        """How many calls are drawn."""
+        profile = self.suite.profile
+        first, *_ = columns(self.op, tuple(getattr(torch, name) for name in profile.dtypes))
+        return profile.drawn if self.dtype == first else profile.drawn_further
 
     @functools.cached_property
     def literals(self) -> dict[str, DrawnCall]:
@@ -185,7 +193,7 @@ class Column:
 
     @functools.cached_property
     def _collected(self) -> list[DrawnCall]:
-        return collect_apart(calls(self.op, self.dtype), self.suite.profile.drawn, self._seed("drawn"))
+        return collect_apart(calls(self.op, self.dtype), self.count, self._seed("drawn"))
 
     def _seed(self, name: str) -> int:
         return zlib.crc32(f"{self.op.name}/{self.dtype}/{name}/{self.suite.profile.seed}".encode()) % 2**24
@@ -225,12 +233,13 @@ class Column:
         profile, strategy = self.suite.profile, calls(self.op, self.dtype)
         smaller = shrink(
             strategy,
-            profile.drawn,
+            self.count,
             self._seed("drawn"),
             lambda other: self._outcome(name, other).verdict is outcome.verdict,
             profile.shrink_seconds,
         )
-        return outcome if smaller is None else self._outcome(name, smaller)
+        small = outcome if smaller is None else self._outcome(name, smaller)
+        return small if small.case is None else replace(Batch(self.suite).outcome(small.case), name=name)
 
     def _outcome(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
         """Return what becomes of a call."""
