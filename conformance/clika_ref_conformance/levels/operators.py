@@ -33,7 +33,7 @@ COVER_PACK = "cover-pack"
 """The check that compiles all rows of the cover but the first as one graph; what is not right in it is run alone."""
 
 PACK = "drawn-pack"
-"""The same of literals in other forms and of drawn calls."""
+"""The same of literals in other forms, of empty and of drawn calls."""
 
 ANY_MAGNITUDE = ("exact", "ulp", "softmax")
 """Kinds of errors that are bounded for each element by itself, or with the largest subtracted: no size overflows."""
@@ -70,7 +70,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     if _samples(largest.call):
         found.append(Check("layouts", functools.partial(column.laid_out, "layouts", largest)))
     drawn = [f"drawn-{i:02}" for i in range(column.count)]
-    found += [Check(PACK, column.packed)] if drawn or column.literals else []
+    found += [Check(PACK, column.packed)] if drawn or column.literals or column.empty else []
     for name, row in (*column.literals.items(), *column.empty):
         found.append(Check(name, functools.partial(column.typical, name, row)))
     return [*found, *(Check(name, functools.partial(column.drawn, name, i)) for i, name in enumerate(drawn))]
@@ -174,12 +174,13 @@ class Column:
         return self._pack.found.get(self._name(name)) or self._judged(name, self._collected[index])
 
     def packed(self) -> Outcome:
-        """Run all literals and drawn calls as one graph."""
+        """Run all literals, empty and drawn calls as one graph."""
         return self._pack.run()
 
     @functools.cached_property
     def _pack(self) -> Pack:
-        made = [self._case(name, row, self._typical(name, row)) for name, row in self.literals.items()]
+        typical = (*self.literals.items(), *self.empty)
+        made = [self._case(name, row, self._typical(name, row)) for name, row in typical]
         made += [self._case(f"drawn-{i:02}", row) for i, row in enumerate(self._collected)]
         return self._packed(PACK, made)
 

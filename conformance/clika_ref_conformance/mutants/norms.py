@@ -40,6 +40,18 @@ def _(original, op, x, weight=None, *, eps, **attrs):
     return original(op, x, weight, eps=1e-5 if eps is None else eps, **attrs)
 
 
+@FAULTS.lowering("rms_norm", "rows without elements are normalized, for which the runtime's fused kernel has no use")
+def _(original, op, x, weight, *, normalized_shape, eps):
+    if 0 not in op.shape(x) or weight is None:
+        return original(op, x, weight, normalized_shape=normalized_shape, eps=eps)
+    axes, eps = (
+        op.ints(range(-len(normalized_shape), 0)),
+        op.like(x, torch.finfo(op.dtype(x)).eps if eps is None else eps),
+    )
+    square = op.ReduceMean(op.Pow(x, op.like(x, 2)), axes, keepdims=1)
+    return op.Mul(op.Div(x, op.Sqrt(op.Add(square, eps))), weight)
+
+
 @FAULTS.lowering("rms_norm", "the mean is subtracted, as in layer_norm")
 def _(original, op, x, weight=None, *, normalized_shape, **attrs):
     mean = op.ReduceMean(x, op.ints(range(-len(normalized_shape), 0)), keepdims=1)

@@ -54,7 +54,12 @@ def _(op, x, weight, bias=None):
     floating = op.result.dtype.is_floating_point
     if floating and op.rank(x) == 2 and op.rank(weight) == 2:
         return op.Gemm(x, weight, bias, transB=1)
-    product = _product(op, x, op.Transpose(weight, perm=[1, 0]) if op.rank(weight) == 2 else weight)
+    if 0 in op.shape(
+        x
+    ):  # ONNX Runtime 1.31 makes MatMul and Add one Gemm, around which it reshapes with 0 for "as before"
+        product = op.constant(torch.zeros(op.result.shape), op.result.dtype)
+    else:
+        product = _product(op, x, op.Transpose(weight, perm=[1, 0]) if op.rank(weight) == 2 else weight)
     return product if bias is None else in_int32(op, op.Add, product, bias)
 
 

@@ -168,14 +168,14 @@ def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16)
 def empty_calls(
     op: Operator, dtype: torch.dtype, seed: int, results: Callable[[Call], Sequence[torch.Tensor] | None]
 ) -> list[DrawnCall]:
-    """Return calls with a side of length 0, the last or the first, as far as the sampler and eager take them.
+    """Return calls with a side of length 0, last, one before or first, as far as the sampler and eager take them.
 
     Samples describe sides from 1 up, and not every call makes sense without elements: what is refused, of which
-    ``results`` are None, is left out. There is one call for each thing that becomes of the side: it stays in its place,
-    stands elsewhere, or is gone.
+    ``results`` are None, is left out. There is one call for each thing that becomes of the side (it stays in its place,
+    stands elsewhere, or is gone) with as many tensors.
     """
     found: dict[Any, DrawnCall] = {}
-    for side in (0, 3):
+    for side in (0, 1, 3):
         rng = random.Random(f"{op.name}/{dtype}/{seed}/{side}")  # noqa: S311 - no secret
         cover = Cover(rng)
         for _ in range(EMPTY_ROWS):
@@ -189,8 +189,12 @@ def empty_calls(
                 cover.add(draw.row)
             made = results(call) if draw.empty is None and shows(call, dtype) else None
             if made is not None:
-                found.setdefault((side, _fate(call, made)), DrawnCall(call, beyond=axis.beyond))
+                found.setdefault((side, _fate(call, made), _tensors(call)), DrawnCall(call, beyond=axis.beyond))
     return list({repr(row.call): row for row in found.values()}.values())
+
+
+def _tensors(call: Call) -> int:
+    return sum(isinstance(o, TensorSample) for o in call.operands)
 
 
 def _fate(call: Call, results: Sequence[torch.Tensor]) -> str:
