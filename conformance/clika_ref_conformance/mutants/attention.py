@@ -125,16 +125,3 @@ def _(original, op, x, mat1, mat2, *, beta, alpha):
         return original(op, x, mat1, mat2, beta=beta, alpha=alpha)
     off = op.Mul(x, op.like(x, 0))
     return op.Add(original(op, x, mat1, mat2, beta=beta, alpha=alpha), off)
-
-
-@FAULTS.lowering("matmul", "an empty side of the batch is broadcast by MatMul, as the standard allows")
-def _(original, op, x, other):
-    return original(op, x, other) if 0 not in op.result.shape else op.MatMul(x, other)
-
-
-@FAULTS.lowering("linear", "a batch without elements is multiplied, which the runtime cannot do in every place")
-def _(original, op, x, weight, bias=None):
-    if 0 not in op.shape(x) or op.rank(weight) < 2 or op.rank(x) < 3:
-        return original(op, x, weight, bias)
-    product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
-    return product if bias is None else op.Add(product, bias)

@@ -54,12 +54,7 @@ def _(op, x, weight, bias=None):
     floating = op.result.dtype.is_floating_point
     if floating and op.rank(x) == 2 and op.rank(weight) == 2:
         return op.Gemm(x, weight, bias, transB=1)
-    if 0 in op.shape(
-        x
-    ):  # ONNX Runtime 1.31 makes MatMul and Add one Gemm, around which it reshapes with 0 for "as before"
-        product = op.constant(torch.zeros(op.result.shape), op.result.dtype)
-    else:
-        product = _product(op, x, op.Transpose(weight, perm=[1, 0]) if op.rank(weight) == 2 else weight)
+    product = _product(op, x, op.Transpose(weight, perm=[1, 0]) if op.rank(weight) == 2 else weight)
     return product if bias is None else in_int32(op, op.Add, product, bias)
 
 
@@ -89,11 +84,7 @@ def matmul(x: Tensor, other: Tensor) -> Tensor:
     return torch.matmul(x, other)
 
 
-@matmul.onnx
-def _(op, x, other):
-    if 0 in op.result.shape:  # ONNX Runtime 1.31 does not broadcast a side of length 0 beside others
-        return op.constant(torch.empty(op.result.shape), op.result.dtype)
-    return _product(op, x, other)
+matmul.onnx(_product)
 
 
 @matmul.samples

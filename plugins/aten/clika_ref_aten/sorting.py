@@ -17,6 +17,7 @@ from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.core.types import TensorType
+from clika_ref_aten.broadcasting import stretch
 from clika_ref_aten.indexing import as_vector
 from clika_ref_aten.reduction import comparable, reduced_shape
 
@@ -303,7 +304,8 @@ def _extreme_and_position(op_type):
         if op.rank(x) == 0:
             return op.Identity(x), op.constant(0, torch.int64)
         if 0 in op.result.shape:
-            return tuple(op.constant(torch.empty(op.result.shape), dtype) for dtype in (op.dtype(x), torch.int64))
+            zeros = (op.scalar(0, dtype) for dtype in (op.dtype(x), torch.int64))
+            return tuple(stretch(op, zero, (), op.result.shape) for zero in zeros)
         dim %= op.rank(x)
         position = _first(op, op_type, x, dim, keepdim=True)
         found = op.GatherElements(x, position, axis=dim), position

@@ -172,8 +172,10 @@ def _follows(random: Random, new: Rebuilding, node: Node, *, keep: bool) -> bool
         if drawn is not None and len(drawn.outputs) == len(node.outputs):
             kept = new.growth.place(node.op, drawn.inputs, node.attrs) if keep else None
             if kept is not None:
-                new.growth.graph.erase(drawn)
-            new.mapping.update(zip(node.outputs, (kept or drawn).outputs, strict=True))
+                left = drawn if len(kept.outputs) == len(node.outputs) else kept
+                new.growth.graph.erase(left)
+                drawn = kept if left is drawn else drawn
+            new.mapping.update(zip(node.outputs, drawn.outputs, strict=True))
             return True
     return False
 
