@@ -84,3 +84,37 @@ def test_what_has_no_elements_is_not_taken_apart():
     graph.add_output(Builder(graph, OPERATORS)("linalg_vector_norm", x, ord=-torch.inf, dim=(-3, 1), keepdim=False))
     reference = Reference(graph, [torch.zeros(4, 2, 0)])
     assert reference.judge([torch.zeros(0)]).verdict is Verdict.PASS
+
+
+def test_errors_lie_around_what_a_call_returns_where_its_parts_compute_something_else():
+    x = torch.tensor([[-2.4423, -1.5865, -0.0384, -0.4994, -2.5911, -1.1080]])
+    target = torch.tensor([[2, 5, 1, 5, 4, -1]])
+    graph = graph_of(OPERATORS["multilabel_margin_loss"], [x, target], {"reduction": 1})
+    reference = Reference(graph, [x, target])
+    assert reference.judge([reference.eager[0] + 1e-6]).verdict is Verdict.PASS
+    gaps = (1 - x[0, 0] + x[0, [0, 3]]).clamp(min=0).sum() / 6  # PyTorch's decomposition: of the class behind the end
+    assert reference.judge([reference.eager[0] + gaps]).verdict is Verdict.VALUE
+    assert float(reference.expected[0].bound) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["var_mean", "std_mean"])
+@pytest.mark.parametrize("infinity", [torch.inf, -torch.inf])
+def test_a_mean_beside_an_infinity_may_be_that_infinity_in_a_graph_too(name, infinity):
+    x = torch.randn(40, generator=torch.Generator().manual_seed(0))
+    x[0] = infinity
+    whole = x.repeat(41, 1)
+    whole[1:, 0] = 1.0  # a single row is ambiguous: less than a twentieth
+    graph = Graph("rounded")
+    build = Builder(graph, OPERATORS)
+    spread, mean = build(name, graph.add_input(TensorType(x.dtype, tuple(whole.shape)), "x"), dim=(1,))
+    for value in (spread, build("ceil", mean)):
+        graph.add_output(value)
+    reference = Reference(graph, [whole])
+    spreads, means = reference.eager
+    assert means[0].isnan()
+
+    def verdict(first):
+        return reference.judge([spreads, torch.cat([torch.tensor([first]), means[1:]])]).verdict
+
+    assert {verdict(torch.nan), verdict(infinity)} == {Verdict.PASS}
+    assert verdict(-infinity) is Verdict.SPECIAL

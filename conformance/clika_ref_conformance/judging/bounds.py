@@ -167,8 +167,7 @@ def variance(call: Call, results: list[torch.Tensor], dtype: AnyFormat) -> list[
     first = _finite(results[0].abs())
     terms = x.numel() / max(first.numel(), 1)
     square = _finite(x).square()
-    dim = next((v for v in (call.attrs.get("dim"), *call.operands[1:2]) if v is not None), None)
-    dims = tuple(range(x.ndim)) if dim is None or dim in ((), []) else dim
+    dims = sides_of(call)
     mean = square.mean(dims, keepdim=first.ndim == x.ndim).reshape(first.shape)
     correction = call.attrs.get("correction", 1)
     grown = terms / max(terms - (1 if correction is None else float(correction)), 1)
@@ -181,6 +180,12 @@ def variance(call: Call, results: list[torch.Tensor], dtype: AnyFormat) -> list[
         at = x.abs().mean(dims, keepdim=first.ndim == x.ndim).reshape(first.shape)
         bounds.append((terms + 1) * u * at + ulp_of(results[1], dtype))
     return bounds
+
+
+def sides_of(call: Call) -> tuple[int, ...]:
+    """Return the sides that a variance goes over, as its operator or ATen's overloads name them."""
+    dim = next((v for v in (call.attrs.get("dim"), *call.operands[1:2]) if v is not None), None)
+    return tuple(range(call.first.ndim)) if dim is None or dim in ((), []) else dim
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:

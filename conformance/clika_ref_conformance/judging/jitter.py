@@ -80,12 +80,25 @@ def _rounding(
     call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, generator: torch.Generator
 ) -> Local:
     if call.name in VARIANCES and error.kind == "norm":
-        return Local(list(formulas.variance(call, list(results), formats.of(error.kind))))
+        limits = formulas.variance(call, list(results), formats.of(error.kind))
+        return Local(list(limits), _with_plain_means(call, results))
     if error.kind in ("compose", "norm"):
         return _composed(call, results, formats, generator)
     if error.kind == "interpolation" and len(call.floats) > 1:
         return _with_points(call, results, formats.of(error.kind), generator)
     return _simple(call, error, results, formats)
+
+
+def _with_plain_means(call: Call, results: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return runs in which a mean beside an infinity is that infinity, as a sum says; none where all are finite.
+
+    Eager makes NaN of it, or the infinity, as it comes early or late. Either is right, and so is what follows of it.
+    """
+    if len(results) == 1 or bool(results[1].isfinite().all()):
+        return []
+    first, mean = results
+    plain = call.first.mean(formulas.sides_of(call), keepdim=mean.ndim == call.first.ndim).reshape(mean.shape)
+    return [[first, torch.where(mean.isfinite(), mean, plain)]] * RUNS
 
 
 def _add_operands(
@@ -185,7 +198,19 @@ def _composed(call: Call, results: Sequence[torch.Tensor], formats: Formats, gen
         base = call.run()
     runs = [tape.replay(base) for _ in range(RUNS)]
     base, *runs = ([t.reshape(r.shape) for t, r in zip(run, results, strict=True)] for run in (base, *runs))
-    return _by_runs(call, results, base, runs, formats.of("compose"))
+    found = _by_runs(call, results, base, runs, formats.of("compose"))
+    found.runs = [[_around(r, *pair) for r, *pair in zip(results, base, run, strict=True)] for run in runs]
+    return found
+
+
+def _around(result: torch.Tensor, base: torch.Tensor, run: torch.Tensor) -> torch.Tensor:
+    """Move a run around what the parts return to what the whole does: parts may compute something else.
+
+    Those of `multilabel_margin_loss` count the first class once more for each place behind the first -1.
+    """
+    if not is_float(result):
+        return run
+    return torch.where(base.isfinite() & result.isfinite(), result + (run - base), run)
 
 
 def _with_points(call: Call, results: Sequence[torch.Tensor], dtype: AnyFormat, generator: torch.Generator) -> Local:

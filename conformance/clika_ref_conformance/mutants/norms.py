@@ -192,3 +192,9 @@ def _(original, op, x, target, *, delta, **attrs):
 def _(original, op, x, target, *, log_target, **attrs):
     altered = op if log_target else Altered(op, Where=lambda op, condition, zero, product: product)
     return original(altered, x, target, log_target=log_target, **attrs)
+
+
+@FAULTS.lowering("multilabel_margin_loss", "each place behind the first -1 is a margin of the first class")
+def _(original, op, x, target, **attrs):
+    products = iter([op.Mul, lambda counts, others: others])  # the second leaves out what is behind
+    return original(Altered(op, Mul=lambda op, *operands: next(products)(*operands)), x, target, **attrs)

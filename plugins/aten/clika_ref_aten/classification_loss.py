@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS
-from clika_ref_aten.loss import MEAN, NONE, SUM, draw_reduction, reduced
+from clika_ref_aten.loss import MEAN, NONE, SUM, averaging, draw_reduction, reduced
 
 aten = torch.ops.aten
 
@@ -21,6 +23,13 @@ def _without_classes(x):
 
 def _reduced_type(x, *_, reduction, **__):
     return TensorType(x.dtype, _without_classes(x) if reduction == NONE else ())
+
+
+def _or_of_nothing(loss, x, reduction):
+    """Return a loss, or of no rows NaN or 0 as others do: of them eager returns memory that nobody wrote."""
+    if x.numel() or reduction == NONE:
+        return loss
+    return torch.full_like(loss, math.nan if reduction == MEAN else 0.0)
 
 
 def _class_axis(op, x):
@@ -181,10 +190,11 @@ def multi_margin_loss(
     reduction: int = MEAN,
 ) -> Tensor:
     """``sum over c != t of weight[t] * max(margin - x[n, t] + x[n, c], 0) ** p / classes``, then mean or sum."""
-    return aten.multi_margin_loss.default(x, target, p, margin, weight, reduction)
+    return _or_of_nothing(aten.multi_margin_loss.default(x, target, p, margin, weight, reduction), x, reduction)
 
 
 @multi_margin_loss.onnx
+@averaging
 def _(op, x, target, weight, *, p, margin, reduction):
     axis = _class_axis(op, x)
     axes = op.ints([axis])
@@ -227,10 +237,11 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) 
 
     ``target[n, c]`` lists the right classes of each row, up to the first -1.
     """
-    return aten.multilabel_margin_loss.default(x, target, reduction)
+    return _or_of_nothing(aten.multilabel_margin_loss.default(x, target, reduction), x, reduction)
 
 
 @multilabel_margin_loss.onnx
+@averaging
 def _(op, x, target, *, reduction):
     axis, dtype = _class_axis(op, x), op.dtype(x)
     zero, one = op.like(x, 0), op.like(x, 1)

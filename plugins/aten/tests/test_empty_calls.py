@@ -8,6 +8,7 @@ import pytest
 import torch
 from clika_ref_aten import (
     attention,
+    classification_loss,
     cumulative,
     distance,
     dropout,
@@ -47,6 +48,21 @@ def test_the_mean_loss_of_no_pair_is_not_a_number():
     rows, targets = torch.empty(0, 3), torch.empty(0, dtype=torch.int64)
     assert_same(distance.cosine_embedding_loss, rows, rows, targets)
     assert_same(distance.triplet_margin_loss, rows, rows, rows)
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [(0, []), (1, math.nan), (2, 0.0)])
+def test_the_margins_of_no_rows_are_those_of_other_losses_and_not_what_memory_holds(reduction, expected):
+    x, expected = torch.empty(0, 3), torch.tensor(expected)
+    for op, side in (
+        (classification_loss.multi_margin_loss, (0,)),
+        (classification_loss.multilabel_margin_loss, (0, 3)),
+    ):
+        target = torch.empty(side, dtype=torch.int64)
+        torch.full((), 7.0)  # memory that is free again
+        assert torch.equal(op(x, target, reduction=reduction).nan_to_num(9), expected.nan_to_num(9))
+        assert_same(op, x, target, reduction=reduction)
+    with pytest.raises(RuntimeError, match="Expected non-empty vector or matrix"):
+        classification_loss.multilabel_margin_loss(x[:, :0], target[:, :0], reduction=reduction)
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0])

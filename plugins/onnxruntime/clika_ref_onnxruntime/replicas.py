@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+LARGEST = 2
+"""The number by which `embedding_bag` calls the largest elements of a bag; 0 is sums, 1 means."""
+
+NEAREST = 1
+"""The number by which `grid_sampler` calls the nearest element; 0 is linear, 2 cubic."""
 
 BORDER = 1
 """The number by which `grid_sampler` calls padding with the border; 0 is zeros, 2 reflection."""
@@ -79,6 +85,38 @@ def _power(x: float, y: float) -> float:
         return math.inf
 
 
+def extremes(*operands: Any, **attrs: Any) -> Tensor:
+    """Scatter the largest or smallest elements, or find the largest ones of each bag: of NaN both make the same."""
+    return (largest_of_bags if "mode" in attrs else scattered_extremes)(*operands, **attrs)
+
+
+def largest_of_bags(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    *,
+    mode: int,
+    include_last_offset: bool,
+    padding_idx: int | None,
+    **others: bool,
+) -> Tensor:
+    """Let a number replace a NaN of a row that comes before it in its bag; sums and means are eager's."""
+    if mode != LARGEST or not weight.numel():
+        counted = {"mode": mode, "include_last_offset": include_last_offset, "padding_idx": padding_idx, **others}
+        bag = torch.ops.aten.embedding_bag.padding_idx
+        return bag(weight, indices, offsets, per_sample_weights=per_sample_weights, **counted)[0]
+    bags = (offsets <= torch.arange(len(indices))[:, None]).sum(1) - 1
+    if padding_idx is not None:
+        counts = indices != padding_idx % len(weight)
+        indices, bags = indices[counts], bags[counts]
+    start = torch.full((len(offsets) - include_last_offset, weight.shape[1]), -math.inf, dtype=weight.dtype)
+    places = bags[:, None].expand(-1, weight.shape[1])
+    found = scattered_extremes(start, places, weight[indices], dim=0, reduce="amax", include_self=True)
+    is_empty = bags.bincount(minlength=len(start)) == 0
+    return found.masked_fill(is_empty[:, None], 0)
+
+
 def scattered_extremes(
     x: Tensor, index: Tensor, src: Tensor | float, *, dim: int, reduce: str, include_self: bool
 ) -> Tensor:
@@ -136,7 +174,11 @@ def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mo
     lines = [torch.where(_places(p, side, align_corners=align_corners).isfinite(), p, -1) for p, side in pairs]
     grid = torch.stack(lines[::-1], -1)
     eager = torch.grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
-    if interpolation_mode or not padding_mode or not x.numel():
+    if not x.numel():
+        return eager
+    if interpolation_mode == NEAREST and padding_mode > BORDER:
+        return _nearest(x, lines, align_corners=align_corners)
+    if interpolation_mode or not padding_mode:
         return eager
     sides = [
         _neighbours(points, side, reflects=padding_mode > BORDER, align_corners=align_corners)
@@ -149,20 +191,33 @@ def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mo
         for (weights, places), end in zip(sides, corner, strict=True):
             weight = weight * weights[end]
             at.append(places[end])
-        picked = torch.stack([image[(slice(None), *(a[n] for a in at))] for n, image in enumerate(x)])
-        total = total + picked * weight[:, None]
+        total = total + _picked(x, at) * weight[:, None]
     return torch.where(total.isfinite() & eager.isfinite(), eager, total)
+
+
+def _nearest(x: Tensor, lines: Sequence[Tensor], *, align_corners: bool) -> Tensor:
+    """Round each point and reflect then: of two elements that are as near it is another one than eager takes."""
+    at: list[Tensor] = []
+    for points, side in zip(lines, x.shape[2:], strict=True):
+        wide = points.float() if points.dtype == torch.float16 else points  # as the lowering does
+        nearest = _places(wide, side, align_corners=align_corners).round()
+        at.append(_brought_back(nearest, side, align_corners=align_corners).clamp(0, side - 1).long())
+    return _picked(x, at)
+
+
+def _picked(x: Tensor, at: Sequence[Tensor]) -> Tensor:
+    """Return the elements of each image at places, of which there is a tensor for each side."""
+    return torch.stack([image[(slice(None), *(a[n] for a in at))] for n, image in enumerate(x)])
 
 
 def _neighbours(
     points: Tensor, side: int, *, reflects: bool, align_corners: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the weights of the neighbours before and behind each point along a side, and where they lie."""
-    low, high = (0.0, side - 1.0) if align_corners else (-0.5, side - 0.5)
     at = _places(points, side, align_corners=align_corners)
     before = at.floor()
     share = at - before
-    ends = [_reflected(p, low, high) if reflects else p for p in (before, before + 1)]
+    ends = [_brought_back(p, side, align_corners=align_corners) if reflects else p for p in (before, before + 1)]
     first, second = (end.clamp(0, side - 1).long() for end in ends)
     return (1 - share, share), (first, second)
 
@@ -172,7 +227,9 @@ def _places(points: Tensor, side: int, *, align_corners: bool) -> Tensor:
     return (points + 1) * (side - 1) / 2 if align_corners else ((points + 1) * side - 1) / 2
 
 
-def _reflected(at: Tensor, low: float, high: float) -> Tensor:
+def _brought_back(at: Tensor, side: int, *, align_corners: bool) -> Tensor:
+    """Reflect places at the ends of a side until they lie within."""
+    low, high = (0.0, side - 1.0) if align_corners else (-0.5, side - 0.5)
     if high <= low:
         return torch.zeros_like(at)
     away, span = (at - low).abs(), high - low

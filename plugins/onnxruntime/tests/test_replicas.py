@@ -103,6 +103,36 @@ def test_scattered_extremes_lose_nan_to_numbers_that_come_later(tmp_path, reduce
     assert torch.equal(expected.isnan(), eager.isnan()) is (reduce == "sum")
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("padding_idx", [None, 3])
+@pytest.mark.parametrize("last", [False, True])
+def test_the_largest_of_a_bag_loses_nan_to_numbers_that_come_later(tmp_path, mode, padding_idx, last):
+    weight = torch.tensor([[math.nan, 1.0], [0.5, math.nan], [2.0, -math.inf], [math.nan, 7.0]])
+    indices, offsets = torch.tensor([0, 2, 1, 1, 3, 2, 0]), torch.tensor([0, 2, 4, 4, 7])
+    attrs = {"mode": mode, "padding_idx": padding_idx, "include_last_offset": last}
+    call = Call("embedding_bag", weight, indices, offsets, None, **attrs)
+    (actual,) = run(tmp_path, call)
+    expected = replicas.extremes(*call.operands, **call.attrs)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    eager = OPERATORS["embedding_bag"](*call.operands, **call.attrs)
+    assert torch.equal(expected.isnan(), eager.isnan()) is (mode != replicas.LARGEST)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("sides", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_point_in_the_middle_of_two_elements_is_rounded_before_it_is_reflected(tmp_path, dtype, sides, align_corners):
+    points = torch.arange(-6, 6.5, 0.5, dtype=dtype)
+    grid = torch.cartesian_prod(*[points] * sides).reshape(1, -1, *[1] * (sides - 1), sides)
+    x = torch.arange(2.0**sides, dtype=dtype).reshape(1, 1, *[2] * sides)
+    attrs = {"interpolation_mode": 1, "padding_mode": 2, "align_corners": align_corners}
+    call = Call("grid_sampler", x, grid, **attrs)
+    (actual,) = run(tmp_path, call)
+    assert torch.equal(actual, replicas.grid_sampler(*call.operands, **call.attrs))
+    eager = OPERATORS["grid_sampler"](*call.operands, **call.attrs)
+    assert torch.equal(actual, eager) is align_corners  # then reflected places stay even or odd, and so do halves
+
+
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("padding_mode", [0, 1, 2])
 @pytest.mark.parametrize("special", [math.nan, math.inf])
