@@ -69,6 +69,8 @@ class RunRecord:
     """Each declared deviation: ``id``, ``reason``, ``link``, and how often it was ``seen`` and ``watched``."""
     problems: Sequence[str] = ()
     """What is wrong with the run as a whole: deviations that match nothing, or are gone. Each fails the run."""
+    part: str = ""
+    """What of the profile was asked for, as options (``-k softmax``); empty where all of it was."""
 
     @property
     def planned(self) -> int:

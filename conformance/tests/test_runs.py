@@ -35,6 +35,7 @@ AROUND = {
 
 def test_a_check_costs_itself_alone_whatever_it_does():
     record = execute(plan_run(request_for("fine", "plan-", *AROUND)))
+    assert record.part.startswith("-k fine -k plan- -k exit ")
     for subject, verdict in AROUND.items():
         expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
         assert verdicts_of(record, subject) == expected, [r.comparison.message for r in record.failures]

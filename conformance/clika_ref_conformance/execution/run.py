@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -65,6 +66,12 @@ class RunRequest:
     arrange: str = ""
     argument: str = ""
     """See `clika_ref_conformance.execution.messages.Setup`."""
+
+    @property
+    def part(self) -> str:
+        """What of the profile is asked for, as options; empty where all of it is."""
+        asked = [*(("-k", word) for word in self.subjects), *(("--level", name) for name in self.levels)]
+        return shlex.join(text for option in asked for text in option)
 
 
 def chosen_profile(name: str, seed: int | None = None) -> Profile:
@@ -351,6 +358,7 @@ class Execution:
             results,
             seconds,
             deviation_accounts(self.plan.declarations.deviations, results),
+            part=request.part,
         )
         gone = problems_of(record, self.plan.declarations, request.profile, is_full=self.plan.is_full)
         return replace(record, problems=(*self.problems, *gone))

@@ -33,7 +33,8 @@ def report_of(record: RunRecord, folder: Path | None = None) -> Report:
         [_task_report(task, results, folder) for task, results in found.items()],
         [dict(deviation) for deviation in record.deviations],
         list(record.problems),
-        dict(reasons.most_common()),
+        not_run=dict(reasons.most_common()),
+        part=record.part,
     )
 
 

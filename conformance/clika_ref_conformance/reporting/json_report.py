@@ -45,6 +45,7 @@ def document_of(report: Report) -> dict[str, Any]:
         "target": report.target,
         "profile": report.profile,
         "seed": report.seed,
+        "part": report.part,
         "seconds": report.seconds,
         "environment": report.environment,
         "planned": report.planned,
@@ -111,7 +112,8 @@ def _read(document: Mapping[str, Any]) -> Report:
         [_read_task(entry) for entry in document["tasks"]],
         [dict(entry) for entry in document["deviations"]],
         [str(problem) for problem in document["problems"]],
-        {str(reason): _count(count, "not_run") for reason, count in document["not_run"].items()},
+        not_run={str(reason): _count(count, "not_run") for reason, count in document["not_run"].items()},
+        part=str(document.get("part", "")),
     )
     stated, summed = document["verdicts"], {str(v): c for v, c in report.counts.items()}
     if stated != summed:
