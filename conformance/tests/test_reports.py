@@ -100,6 +100,11 @@ def test_the_accounts_of_a_report_are_those_of_the_run():
     assert report.levels == ["operators", "passes"]
 
 
+def test_a_report_holds_what_the_run_says_of_itself():
+    run = replace(small(), problems=["a deviation expired"], doubts=["nothing was proven"])
+    assert report_of(run).problems == ["a deviation expired", "nothing was proven"]
+
+
 def test_a_report_is_read_back_as_it_was_written(tmp_path):
     report = report_of(small())
     write_json(report, tmp_path / "report.json")

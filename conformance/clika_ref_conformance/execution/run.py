@@ -19,7 +19,7 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, declarations_of
-from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
+from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
 from clika_ref_conformance.execution.case_checks import OUT_OF_MEMORY
 from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, tasks_of
 from clika_ref_conformance.execution.messages import Setup, result_of_json
@@ -361,7 +361,7 @@ class Execution:
             part=request.part,
         )
         gone = problems_of(record, self.plan.declarations, request.profile, is_full=self.plan.is_full)
-        return replace(record, problems=(*self.problems, *gone))
+        return replace(record, problems=(*self.problems, *gone), doubts=doubts_of(record))
 
 
 def _progress(worker: WorkerProcess) -> Progress:

@@ -11,10 +11,7 @@ from fractions import Fraction
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.reporting.report import Report, TaskReport
 from clika_ref_conformance.reproducing.errors import ReportError
-from clika_ref_conformance.verdicts import Verdict
-
-RAN = frozenset({Verdict.PASS, Verdict.DEVIATION})
-"""Verdicts that prove something of the target."""
+from clika_ref_conformance.verdicts import PROVING, Verdict
 
 
 @dataclass(frozen=True)
@@ -99,14 +96,14 @@ def _worse(old: TaskReport, new: TaskReport, *, alike: bool) -> str:
         if verdict.is_failure and _grew(old, new, {verdict}) and (alike or not old.verdicts.get(verdict))
     ]
     if alike:
-        idle = {verdict for verdict in Verdict if not verdict.is_failure} - RAN
-        if _grew(new, old, RAN) and _grew(old, new, idle):
+        idle = {verdict for verdict in Verdict if not verdict.is_failure} - PROVING
+        if _grew(new, old, PROVING) and _grew(old, new, idle):
             reasons.append(f"proves less: {_summary(new)}, was {_summary(old)}")
         elif not reasons and _grew(new, old, {Verdict.PASS}) and _grew(old, new, {Verdict.DEVIATION}):
             reasons.append(f"deviates more: {_summary(new)}, was {_summary(old)}")
         if old.grade and new.grade > old.grade:
             reasons.append(f"the grade is {new.grade}, was {old.grade}")
-    elif not reasons and not RAN.isdisjoint(old.verdicts) and RAN.isdisjoint(new.verdicts):
+    elif not reasons and not PROVING.isdisjoint(old.verdicts) and PROVING.isdisjoint(new.verdicts):
         reasons.append(f"proves nothing any more: {_summary(new)}, was {_summary(old)}")
     return "; ".join(reasons)
 
