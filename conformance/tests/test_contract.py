@@ -14,8 +14,14 @@ from clika_ref_conformance.verdicts import Verdict
 from sampled_operators import named, shift, suite_of
 from torch import Tensor, float32
 
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
+from clika_ref.core.samples import TensorSample
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.emission import emit
 
 OPERATORS = load_registry().operators
 
@@ -201,3 +207,21 @@ def test_neighbours_differ_in_one_attribute_and_in_no_operand():
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_the_samples_of_every_declared_operator_vary_every_attribute(name, tmp_path):
     assert outcome(OPERATORS[name], tmp_path, "samples").comparison.message == ""
+
+
+def test_an_attribute_of_a_wrong_kind_is_taken_or_refused_by_an_error_of_ours():
+    refused = 0
+    for op in (op for op in OPERATORS.values() if op.sampler is not None and op.lowering is not None):
+        call = traced_call(op, "seed").call
+        operands = [TensorType(o.dtype, o.shape) if isinstance(o, TensorSample) else o for o in call.operands]
+        for name in op.attributes:
+            graph = Graph("wrong")
+            inputs = [graph.add_input(o, "x") if isinstance(o, TensorType) else o for o in operands]
+            try:
+                graph.insert(
+                    node := Node(op, inputs, {**call.attrs, name: "no such value"}), infer(op, inputs, node.attrs)
+                )
+                emit(graph)
+            except ClikaError:
+                refused += 1
+    assert refused > 300

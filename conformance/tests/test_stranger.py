@@ -53,6 +53,10 @@ def test_nothing_in_our_packages_knows_the_strangers_target():
     assert [p for p in files if EXAMPLE.name in p.read_text(encoding="utf-8")] == []
 
 
+def test_a_target_is_written_in_85_lines():
+    assert len((EXAMPLE / "target.py").read_text(encoding="utf-8").splitlines()) <= 85
+
+
 def test_a_strangers_target_goes_from_its_module_to_the_page(report):
     document = json.loads((report / "report.json").read_text())
     verdicts = {(t["level"], t["subject"]): t["verdict"] for t in document["tasks"]}
