@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired
 from clika_ref_conformance.profiles import ALL_DTYPES, Profile
 from clika_ref_conformance.record import Result, RunRecord
@@ -84,7 +83,7 @@ def problems_of(record: RunRecord, declarations: Declarations, profile: Profile,
 
 
 MOST_STRAYED = 0.01
-"""Share of the elements of a task of which eager may make a number beyond the bound of the suite."""
+"""Share of the elements of a subject and dtype of which eager may make a number beyond the bound of the suite."""
 
 NARROW_RANGE = "float16"
 """Sums of squares leave its range on the way to results that do not: what eager makes of these is no bound's fault."""
@@ -98,15 +97,15 @@ def doubts_of(record: RunRecord) -> list[str]:
 
     What fails proves something, too.
     """
-    counted: dict[Task, list[Comparison]] = {}
+    counted: dict[tuple[str, str], list[Comparison]] = {}
     for result in record.results:
-        counted.setdefault(result.task, []).append(result.comparison)
-    shares = {task: (sum(c.strayed for c in cs), sum(c.elements for c in cs)) for task, cs in counted.items()}
+        counted.setdefault((result.task.subject, result.task.dtype), []).append(result.comparison)
+    shares = {key: (sum(c.strayed for c in cs), sum(c.elements for c in cs)) for key, cs in counted.items()}
     found = [
-        f"{task}: eager itself leaves the bound at {strayed:,} of {elements:,} elements, more than {MOST_STRAYED:.0%}: "
-        "correct the error class of the operator, or its reference"
-        for task, (strayed, elements) in shares.items()
-        if strayed > MOST_STRAYED * elements and task.dtype != NARROW_RANGE
+        f"{subject} in {dtype}: eager itself leaves the bound at {strayed:,} of {elements:,} elements, "
+        f"more than {MOST_STRAYED:.0%}: correct the error class of the operator, or its reference"
+        for (subject, dtype), (strayed, elements) in shares.items()
+        if strayed > MOST_STRAYED * elements and dtype != NARROW_RANGE
     ]
     told = Counter(r.verdict for r in record.results if not str(r.task).startswith(WITHOUT_TARGET))
     if told and not any(verdict in PROVING or verdict.is_failure for verdict in told):
