@@ -33,7 +33,7 @@ def run(
     workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
-    """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the accounts do not add up."""
+    """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the run proves too little."""
     with plain_errors(debug=debug):
         running, showing = _late("execution.run"), _late("reporting.showing")
         request = running.RunRequest(

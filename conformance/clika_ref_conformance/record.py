@@ -69,6 +69,10 @@ class RunRecord:
     """Each declared deviation: ``id``, ``reason``, ``link``, and how often it was ``seen`` and ``watched``."""
     problems: Sequence[str] = ()
     """What is wrong with the run as a whole: deviations that match nothing, or are gone. Each fails the run."""
+    doubts: Sequence[str] = ()
+    """Why the run proves too little, whatever it found: its own references are off, or nothing was proven."""
+    part: str = ""
+    """What of the profile was asked for, as options (``-k softmax``); empty where all of it was."""
 
     @property
     def planned(self) -> int:
@@ -98,7 +102,7 @@ class RunRecord:
 
     @property
     def exit_code(self) -> int:
-        """0 all is fine, 1 something failed, 3 the accounts do not add up (2 is left to wrong usage)."""
-        if self.imbalance():
+        """0 all is fine, 1 something failed, 3 the run proves too little (2 is left to wrong usage)."""
+        if self.doubts or self.imbalance():
             return 3
         return 1 if self.failures or self.problems else 0

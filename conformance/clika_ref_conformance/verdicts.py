@@ -30,7 +30,7 @@ class Verdict(StrEnum):
     CONTRACT = "fail:contract"
     """A declaration, a pass or a target breaks a rule: an invariant, a mutated input, an attribute never read."""
     SAMPLE = "fail:sample"
-    """The samples of an operator draw a call that eager refuses."""
+    """The samples of an operator raise, draw another call from the same seed, or one that eager refuses."""
     UNDECLARED = "unsupported:undeclared"
     """The target fails on what it did not refuse."""
     XPASS = "xpass"
@@ -56,6 +56,10 @@ _HARMLESS = frozenset(
 )
 
 
+PROVING = frozenset({Verdict.PASS, Verdict.DEVIATION})
+"""Verdicts that prove something of the target."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The judge's answer to one run of one case: the verdict, and the worst element of all outputs.
@@ -75,6 +79,8 @@ class Comparison:
     """Elements of which rounding decides the class, such as ``floor(x / x)``: either is right."""
     unstable: int = 0
     """Elements at which eager itself leaves the bound: judged against eager alone."""
+    strayed: int = 0
+    """Those among them of which eager and exact arithmetic make numbers, so that no overflow or NaN excuses them."""
 
     @property
     def grade(self) -> str:

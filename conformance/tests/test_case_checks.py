@@ -19,7 +19,7 @@ from clika_ref.core.types import TensorType
 def test_a_target_without_fault_passes(tmp_path, passes):
     outcome = run_case(case_of(("exp", {}), ("relu", {}), passes=passes), suite_for(tmp_path))
     assert outcome.verdict is Verdict.PASS, outcome.comparison
-    assert outcome.comparison.elements == 6
+    assert outcome.comparison.elements == 12
     assert not list(tmp_path.iterdir())
 
 
@@ -148,6 +148,13 @@ def test_a_deviation_speaks_before_what_passed_and_that_before_what_could_not_be
     lost = ("lost", Comparison(Verdict.NOT_RUN, ratio=3.0))
     right, worse = ("right", Comparison(Verdict.PASS)), ("worse", Comparison(Verdict.PASS, ratio=0.5))
     other = ("other", Comparison(Verdict.DEVIATION))
-    assert most_telling([lost, right, other, worse]) is other
-    assert most_telling([lost, right, worse]) is worse
-    assert most_telling([lost]) is lost
+    assert most_telling([lost, right, other, worse]) == other
+    assert most_telling([lost, right, worse]) == worse
+    assert most_telling([lost]) == lost
+
+
+def test_the_elements_of_all_runs_are_counted():
+    few = ("few", Comparison(Verdict.PASS, ratio=0.5, elements=3, unstable=1))
+    many = ("many", Comparison(Verdict.PASS, elements=40, ambiguous=2, unstable=4))
+    run, told = most_telling([few, many])
+    assert (run, told.elements, told.ambiguous, told.unstable) == ("few", 43, 2, 5)

@@ -70,6 +70,15 @@ def test_failures_are_printed_and_end_with_1(answer):
     assert "identity FAILED: 2 checks of 1 tasks in 1.5 s (quick, seed 0): 1 fail:value, 1 pass" in found.output
 
 
+def test_a_run_that_proves_too_little_says_so_and_ends_with_3(answer):
+    answer(result(verdict=Verdict.UNSUPPORTED), doubts=["nothing was proven of identity: 1 unsupported:declared"])
+    found = run()
+    assert found.exit_code == 3
+    assert (
+        "nothing was proven of identity: 1 unsupported:declared\nidentity PROVES TOO LITTLE: 1 checks" in found.output
+    )
+
+
 def test_a_failure_names_the_call_that_it_is_about_once(answer):
     facts = {"call": "relu(float32[3])"}
     bare, quoting = "output 0 is off", "the samples draw relu(float32[3]), which eager refuses"

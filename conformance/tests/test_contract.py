@@ -1,18 +1,27 @@
 """L0: each hole in a declaration is named, and a whole one passes."""
 
+import re
 from dataclasses import dataclass, replace
 
+import bad_samples
 import pytest
+import torch
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.drawing.calls.neighbours import neighbours, traced_call
 from clika_ref_conformance.levels import contract
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
 from sampled_operators import named, shift, suite_of
-from torch import Tensor
+from torch import Tensor, float32
 
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
+from clika_ref.core.samples import TensorSample
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_emission.emission import emit
 
 OPERATORS = load_registry().operators
 
@@ -98,12 +107,39 @@ def test_a_lowering_that_hands_all_attributes_on_reads_them(tmp_path):
     assert outcome(bare, tmp_path, "consumption").verdict is Verdict.PASS
 
 
-def test_samples_that_raise_leave_the_rest_unknown(tmp_path):
+def test_samples_that_raise_are_blamed_with_what_they_had_drawn_and_leave_the_rest_unknown(tmp_path):
     bare = declared()
-    bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=1 // 0))
-    found = outcome(bare, tmp_path, "consumption")
-    assert found.verdict is Verdict.NOT_RUN
-    assert found.comparison.message.startswith("the samples of bare raise ZeroDivisionError")
+    bare.samples(lambda draw, s: s.call(draw(s.tensor(rank=0, dtype=(float32,))), k=draw(s.choice(3)) // 0))
+    found = outcome(bare, tmp_path, "samples")
+    assert found.verdict is Verdict.SAMPLE
+    message = found.comparison.message
+    assert message.startswith("the samples of bare raise ZeroDivisionError: ")
+    assert "(in test_contract.py, line " in message
+    assert "after it drew TensorSample(dtype=torch.float32, shape=()" in message
+    assert message.endswith(", 3")
+    for name in ("refusal", "consumption", "sensitivity-k"):
+        found = outcome(bare, tmp_path, name)
+        assert found.verdict is Verdict.NOT_RUN
+        assert found.comparison.message.endswith("; see contract/bare")
+
+
+@pytest.mark.parametrize("source", ["random", "torch", "numpy"])
+def test_samples_that_draw_from_a_generator_of_the_process_are_blamed(tmp_path, source):
+    bare = declared()
+    drawn = bad_samples.SOURCES[source]
+    bare.samples(lambda draw, s: s.call(draw(s.tensor(dtype=(float32,))), k=drawn(), note=draw(s.choice("a", "b"))))
+    found = outcome(bare, tmp_path, "samples")
+    assert found.verdict is Verdict.SAMPLE
+    assert re.search(r"the samples of bare draw bare\(.*, and with the same seed bare\(", found.comparison.message)
+    assert found.comparison.message.endswith("nothing from the generators of random, torch or numpy")
+
+
+def test_tensors_that_samples_make_are_compared_by_their_elements(tmp_path):
+    bare = declared()
+    bare.samples(lambda draw, s: s.call(torch.rand(2000), k=draw(s.choice(1, 2)), note=draw(s.choice("a", "b"))))
+    assert outcome(bare, tmp_path, "samples").verdict is Verdict.SAMPLE
+    bare.samples(lambda draw, s: s.call(torch.ones(2000), k=draw(s.choice(1, 2)), note=draw(s.choice("a", "b"))))
+    assert outcome(bare, tmp_path, "samples").verdict is Verdict.PASS
 
 
 def test_a_vacuous_attribute_says_so(tmp_path):
@@ -171,3 +207,21 @@ def test_neighbours_differ_in_one_attribute_and_in_no_operand():
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_the_samples_of_every_declared_operator_vary_every_attribute(name, tmp_path):
     assert outcome(OPERATORS[name], tmp_path, "samples").comparison.message == ""
+
+
+def test_an_attribute_of_a_wrong_kind_is_taken_or_refused_by_an_error_of_ours():
+    refused = 0
+    for op in (op for op in OPERATORS.values() if op.sampler is not None and op.lowering is not None):
+        call = traced_call(op, "seed").call
+        operands = [TensorType(o.dtype, o.shape) if isinstance(o, TensorSample) else o for o in call.operands]
+        for name in op.attributes:
+            graph = Graph("wrong")
+            inputs = [graph.add_input(o, "x") if isinstance(o, TensorType) else o for o in operands]
+            try:
+                graph.insert(
+                    node := Node(op, inputs, {**call.attrs, name: "no such value"}), infer(op, inputs, node.attrs)
+                )
+                emit(graph)
+            except ClikaError:
+                refused += 1
+    assert refused > 300

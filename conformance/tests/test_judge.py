@@ -205,6 +205,23 @@ def test_a_cast_to_an_integer_that_does_not_exist_may_give_any(x: float, right: 
     assert (found.verdict is Verdict.PASS) == right, found
 
 
+def test_what_eager_computes_beyond_a_bound_that_is_too_narrow_is_told_from_what_overflows() -> None:
+    narrow = single("celu", torch.tensor([-50.0, 1.0]), alpha=-1.5)  # its class knows no rounding of the quotient
+    found = narrow.judge(narrow.eager)
+    assert (found.unstable, found.strayed) == (1, 1)
+    overflows = single("softplus", torch.tensor([1.0]), beta=1.0, threshold=20.0)
+    overflows.expected[0].eager = torch.tensor([math.inf])
+    found = overflows.judge([torch.tensor([math.inf])])
+    assert (found.unstable, found.strayed) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "tan", "exp", "sqrt"])
+def test_integers_are_rounded_before_a_function_of_floats_is_computed(name: str) -> None:
+    reference = single(name, torch.tensor([2**40 + 1, 2**62 + 12345, -(2**53) - 1, 7]))
+    found = reference.judge(reference.eager)
+    assert (found.verdict, found.unstable) == (Verdict.PASS, 0), found
+
+
 def test_what_dequantize_is_asked_for_is_not_what_it_computes_in() -> None:
     x, scale = torch.arange(200, 210, dtype=torch.uint8)[None], torch.tensor([0.0333])
     reference = single("dequantize", x, scale, None, dtype=torch.float16, axis=0)

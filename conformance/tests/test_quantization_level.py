@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+import onnx_ir
 import pytest
 import torch
 from clika_ref_conformance.cases import Task
@@ -18,6 +20,7 @@ from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.registry import Registry, load_registry
+from clika_ref.onnx_emission.packing import pack_int4, unpack_int4
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +168,26 @@ def test_another_axis_of_the_weight_is_found(registry, tmp_path, monkeypatch, na
     suite = suite_of(registry, as_written, tmp_path)
     (check,) = [c for c in quantization.checks(Task("quantization", "layers"), suite) if c.name == name]
     assert check.run().verdict.is_failure
+
+
+def swapped(packed):
+    return (packed >> 4) | (packed << 4)
+
+
+def test_halves_that_packing_and_unpacking_both_swap_are_found(registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantization, "pack_int4", lambda x: swapped(pack_int4(x)))
+    monkeypatch.setattr(quantization, "unpack_int4", lambda packed, *rest: unpack_int4(swapped(packed), *rest))
+    found = {o.name: o for o in outcomes("packing", suite_of(registry, Identity(), tmp_path))}
+    right = [name for name, outcome in found.items() if not outcome.verdict.is_failure]
+    assert right == ["int4-0", "uint4-0"], "nothing to swap"
+    assert "is packed as " in found["uint4-3"].comparison.message
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+def test_the_bytes_that_are_expected_are_those_of_onnx(kind):
+    codes = [*range(-8, 8), 3] if kind == "int4" else [*range(16), 3]
+    theirs = onnx_ir.tensor(np.array(codes, dtype=getattr(ml_dtypes, kind))).tobytes()
+    assert bytes(quantization.packed_bytes(codes)) == theirs
 
 
 def test_the_sum_of_a_pair_of_products_passes_16_bits():

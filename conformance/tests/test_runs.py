@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution import run
+from clika_ref_conformance.execution.accounts import doubts_of
 from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, execution, plan_run
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -35,6 +36,7 @@ AROUND = {
 
 def test_a_check_costs_itself_alone_whatever_it_does():
     record = execute(plan_run(request_for("fine", "plan-", *AROUND)))
+    assert record.part.startswith("-k fine -k plan- -k exit ")
     for subject, verdict in AROUND.items():
         expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
         assert verdicts_of(record, subject) == expected, [r.comparison.message for r in record.failures]
@@ -152,6 +154,54 @@ def test_a_replacement_that_is_killed_before_it_is_ready_costs_no_result(monkeyp
     else:
         assert done[2] is Verdict.NOT_RUN
         assert "ended before it was ready (SIGKILL" in record.problems[0]
+
+
+def test_samples_that_raise_are_blamed_in_full_once_and_in_one_line_elsewhere():
+    request = RunRequest("identity", chosen_profile("quick"), ("celu", "artifacts/graphs"), workers=1)
+    record = execute(plan_run(replace(request, arrange="bad_samples:put", argument="celu raises")))
+    assert {r.verdict for r in record.failures} == {Verdict.SAMPLE}
+    messages = {str(r.task): r.comparison.message for r in record.failures}
+    assert "(in bad_samples.py, line " in messages.pop("contract/celu")
+    assert set(messages) >= {"operators/celu/float32", "dynamic/celu/float32/dynamic"}
+    (short,) = set(messages.values())
+    assert short.endswith("raise ZeroDivisionError: integer division or modulo by zero; see contract/celu")
+
+
+def recorded(*comparisons, level="operators"):
+    task = Task(level, "sin", "int64")
+    results = [Result(task, f"{i}", comparison) for i, comparison in enumerate(comparisons)]
+    return RunRecord("mine", "quick", 0, {}, {task: [r.name for r in results]}, results)
+
+
+def test_a_task_in_which_eager_leaves_its_bound_too_often_is_a_fault_of_the_suite():
+    fine, off = Comparison(Verdict.PASS, elements=990), Comparison(Verdict.PASS, elements=10, unstable=10, strayed=10)
+    assert doubts_of(recorded(fine, off)) == []
+    (doubt,) = doubts_of(recorded(fine, off, off))
+    assert doubt.startswith("sin in int64: eager itself leaves the bound at 20 of 1,010 elements, more than 1%")
+    assert replace(recorded(fine), doubts=(doubt,)).exit_code == 3
+    overflows = Comparison(Verdict.PASS, elements=10, unstable=10)
+    assert doubts_of(recorded(fine, overflows, overflows)) == []
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.UNSTABLE, Verdict.XFAIL])
+def test_a_run_that_proves_nothing_of_its_target_says_so(verdict):
+    silent = recorded(*[Comparison(verdict)] * 3)
+    assert doubts_of(silent) == [f"nothing was proven of mine: 3 {verdict}"]
+    proven = [recorded(Comparison(other), Comparison(verdict)) for other in (Verdict.PASS, Verdict.DEVIATION)]
+    failed = recorded(Comparison(Verdict.VALUE), Comparison(verdict))
+    without = recorded(Comparison(verdict), level="passes")
+    assert [doubts_of(record) for record in (*proven, failed, without)] == [[], [], [], []]
+
+
+def test_a_target_that_refuses_everything_does_not_pass():
+    request = RunRequest("odd_targets:REFUSING", chosen_profile("quick"), ("relu/float32", "contract/relu"), workers=1)
+    record = execute(plan_run(request))
+    ran = {r.verdict for r in record.results if r.task.level == "operators"}
+    assert ran == {Verdict.UNSUPPORTED, Verdict.NOT_RUN}
+    assert Verdict.PASS in record.counts
+    (doubt,) = record.doubts
+    assert doubt.startswith("nothing was proven of odd_targets:REFUSING: ")
+    assert record.exit_code == 3
 
 
 def test_accounts_that_do_not_add_up_are_exit_status_3():

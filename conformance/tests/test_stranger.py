@@ -53,6 +53,10 @@ def test_nothing_in_our_packages_knows_the_strangers_target():
     assert [p for p in files if EXAMPLE.name in p.read_text(encoding="utf-8")] == []
 
 
+def test_a_target_is_written_in_85_lines():
+    assert len((EXAMPLE / "target.py").read_text(encoding="utf-8").splitlines()) <= 85
+
+
 def test_a_strangers_target_goes_from_its_module_to_the_page(report):
     document = json.loads((report / "report.json").read_text())
     verdicts = {(t["level"], t["subject"]): t["verdict"] for t in document["tasks"]}
@@ -98,13 +102,16 @@ def test_without_the_declaration_it_fails_and_every_kind_of_failure_replays(repo
     assert refused.returncode == 2
     assert "replay it with --target undeclared:TARGET" in refused.stderr
 
-    worse = clika_ref("diff", report / "report.json", tmp_path / "report.json", folder=tmp_path)
+    refused = clika_ref("diff", report / "report.json", tmp_path / "report.json", folder=tmp_path)
+    assert refused.returncode == 2
+    assert f"reports of two targets, {TARGET} and undeclared:TARGET" in " ".join(refused.stderr.split())
+    earlier = json.loads((report / "report.json").read_text()) | {"target": "undeclared:TARGET"}
+    (tmp_path / "earlier.json").write_text(json.dumps(earlier))
+    worse = clika_ref("diff", "earlier.json", "report.json", folder=tmp_path)
     assert worse.returncode == 1
+    assert worse.stdout.startswith("The old run was of `")
     assert "worse: operators/log_softmax/float32: " in worse.stdout
-    assert "The target was reference_evaluator.target:TARGET and is undeclared:TARGET." in worse.stdout.replace(
-        "\n", " "
-    )
-    assert clika_ref("diff", tmp_path / "report.json", report / "report.json", folder=tmp_path).returncode == 0
+    assert clika_ref("diff", "report.json", "earlier.json", folder=tmp_path).returncode == 0
     joined = clika_ref("report", report / "report.json", tmp_path / "report.json", "-o", "both.html", folder=tmp_path)
     assert joined.returncode == 0
     page = (tmp_path / "both.html").read_text(encoding="utf-8")

@@ -25,6 +25,13 @@ def module(tmp_path, monkeypatch):
         "    def missing(self): return 'install it'\n"
         "class Vague(Base):\n"
         "    arithmetic = 'float16'\n"
+        "def fail(self): raise OSError('no driver')\n"
+        "Raising = type('Raising', (Base,), {'missing': fail})\n"
+        "Passless = type('Passless', (Base,), {'passes': fail})\n"
+        "Nameless = type('Nameless', (Base,), {'scheme': property(fail), '__init__': lambda self: None})\n"
+        "Undeclared = type('Undeclared', (Base,), {'deviations': property(fail)})\n"
+        "Unprintable = type('Unprintable', (), {'__repr__': fail, 'compile': fail})\n"
+        "Mute = type('Mute', (Base,), {'__repr__': fail})\n"
         "class Half:\n"
         "    name = 'half'\n"
         "    def compile(self): pass\n"
@@ -42,6 +49,7 @@ def module(tmp_path, monkeypatch):
         ("some_targets:TARGET", "mine"),
         ("some_targets:Made", "identity"),
         ("some_targets:make", "made"),
+        ("some_targets:Mute", "identity"),
         ("clika_ref_onnxruntime.target:UNOPTIMIZED", "onnxruntime-unoptimized"),
     ],
 )
@@ -64,6 +72,14 @@ def test_a_target_is_found(module, text, name):
         ("some_targets:Half", r"lacks scheme, missing, refusal, passes, load, explain"),
         ("some_targets:Vague", r"identity states arithmetic = 'float16'; it must be a sequence of .*Arithmetic"),
         ("some_targets:Missing", r"the target identity cannot be used here: install it"),
+        (
+            "some_targets:Raising",
+            r"missing\(\) of the target some_targets:Raising raised OSError: no driver; correct the",
+        ),
+        ("some_targets:Passless", r"passes\(\) of the target some_targets:Passless raised OSError: no driver; correct"),
+        ("some_targets:Nameless", r"scheme of the target some_targets:Nameless raised OSError: no driver; correct the"),
+        ("some_targets:Undeclared", r"deviations of the target .* raised OSError: .* said by missing\(\), in words"),
+        ("some_targets:Unprintable", r"some_targets:Unprintable is of the class Unprintable, which lacks name, scheme"),
     ],
 )
 def test_what_is_no_target_is_refused(module, text, message):

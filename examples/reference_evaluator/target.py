@@ -6,7 +6,6 @@ All that a third party writes to hold a runtime of its own to the conformance su
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,29 @@ from clika_ref.onnx_emission.emission import emit
 from clika_ref.onnx_emission.writing import write_model
 
 
-@dataclass(frozen=True)
 class Reference:
     """ONNX files, computed node by node as the standard says."""
 
-    name: str = "reference-evaluator"
-    scheme: QuantizationScheme = field(default_factory=QuantizationScheme)
+    name = "reference-evaluator"
+    scheme = QuantizationScheme()
 
     def missing(self) -> str | None:
         """Lack nothing: clika-ref needs the onnx package itself."""
-        return None
 
     def refusal(self, node: Node) -> str | None:
-        """Refuse what has no form in ONNX, and the dtypes that the evaluator or NumPy does not compute in."""
+        """Refuse what has no form in ONNX, and what the evaluator or NumPy computes wrongly or not at all."""
+        name, values = node.op.name, [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
         if node.op.lowering is None:
-            return f"{node.op.name} has no ONNX lowering"
-        dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
-        if torch.bfloat16 in dtypes or any(dtype.is_complex for dtype in dtypes):
-            return f"{node.op.name} in bfloat16, which NumPy lacks, or in complex numbers, which ONNX operators lack"
-        return computed_wrongly(node)
+            return f"{name} has no ONNX lowering"
+        if any(v.type.dtype is torch.bfloat16 or v.type.dtype.is_complex for v in values):
+            return f"{name} in bfloat16, which NumPy lacks, or in complex numbers, which ONNX operators lack"
+        if (name.startswith("conv_transpose") or node.attrs.get("transposed")) and node.attrs["groups"] > 1:
+            return "ConvTranspose with groups takes all channels for each group"
+        if "max_pool" in name and not values[0].type.dtype.is_floating_point:
+            return "MaxPool of int64 does not exist in ONNX, and float64 does not hold all of its numbers"
+        if name in ("max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"):
+            return "MaxPool with a ceiling and strides of 1 mixes up the sides, and places in several dimensions"
+        return None
 
     def passes(self) -> Sequence[Pass]:
         """Want no passes but the standard ones."""
@@ -54,55 +57,29 @@ class Reference:
         return Artifact(path, self.name, inputs, outputs, {"bytes": size})
 
     def load(self, artifact: Artifact) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-        """Read the file; return what computes it on one tensor per input.
+        """Read the file; return what computes it on one tensor per input, all in memory of their own.
 
         Raises:
-            TargetError: the file is damaged, or holds what the evaluator does not know.
+            TargetError: the file is damaged, or another one.
         """
         try:
             evaluator = ReferenceEvaluator(str(artifact.path))
         except Exception as error:
-            msg = f"{artifact.path} cannot be read: {error}"
-            raise TargetError(msg) from error
+            raise TargetError(f"{artifact.path} cannot be read, compile it anew: {error}") from error
         if tuple(evaluator.output_names) != artifact.output_names:
-            msg = (
-                f"{artifact.path} returns {evaluator.output_names} instead of {artifact.output_names}; compile it anew"
-            )
-            raise TargetError(msg)
+            raise TargetError(f"{artifact.path} returns {evaluator.output_names}, compile it anew")
 
         def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            feed = dict(zip(artifact.input_names, (to_numpy(t) for t in inputs), strict=True))
+            arrays = [t.detach().clone(memory_format=torch.contiguous_format).numpy() for t in inputs]
             with np.errstate(all="ignore"):  # NaN and infinities are results here
-                return [to_torch(np.asarray(a)) for a in evaluator.run(list(artifact.output_names), feed)]
+                results = evaluator.run(None, dict(zip(artifact.input_names, arrays, strict=True)))
+            return [torch.from_numpy(np.array(a, order="C")) for a in results]  # NumPy makes scalars of 0-d arrays
 
         return run
 
     def explain(self, _: Artifact) -> Mapping[str, str]:
         """Say nothing of single nodes: all of them compute in the dtypes that they state."""
         return {}
-
-
-def computed_wrongly(node: Node) -> str | None:
-    """Say why the evaluator would return wrong numbers for a node; where it raises, `deviations.toml` says so."""
-    name = node.op.name
-    if (name.startswith("conv_transpose") or node.attrs.get("transposed")) and node.attrs["groups"] > 1:
-        return "ConvTranspose with groups takes all channels for each group"
-    pooled = node.inputs[0] if "max_pool" in name else None
-    if isinstance(pooled, Value) and not pooled.type.dtype.is_floating_point:
-        return "MaxPool of int64 does not exist in ONNX, and float64 does not hold all of its numbers"
-    if name in ("max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"):
-        return "MaxPool with a ceiling and strides of 1 mixes up the sides, and places in several dimensions"
-    return None
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor as an array of its own memory: an evaluator may write to what it is given."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format).numpy()
-
-
-def to_torch(array: np.ndarray) -> torch.Tensor:
-    """Return an array as a tensor of its own memory, with as many sides: NumPy likes to make scalars of 0-d arrays."""
-    return torch.from_numpy(np.array(array, order="C"))
 
 
 TARGET = Reference()

@@ -14,11 +14,12 @@ from clika_ref.core.errors import PassError
 from clika_ref.core.inference import infer
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import Call, Descriptions, TensorSample, random_draw
+from clika_ref.core.samples import TensorSample, random_draw
 from clika_ref.core.symbols import resolve
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.eager_values import type_of
+from clika_ref_conformance.drawing.sampling import sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,7 @@ def _is_always_inferable(op: Operator) -> bool:
     """
     for seed in range(SAMPLED):
         draw = random_draw(Random(seed))  # noqa: S311 - no secret
-        call = op.sampler(draw, Descriptions()) if op.sampler else Call(())
-        full = op.call(*call.operands, **call.attrs)
+        full = sampled(op, draw)
         kinds = [TensorType(o.dtype, o.shape) if isinstance(o, TensorSample) else o for o in full.operands]
         try:
             infer(op, kinds, full.attrs)

@@ -10,7 +10,7 @@ from typing import Any
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired
 from clika_ref_conformance.profiles import ALL_DTYPES, Profile
 from clika_ref_conformance.record import Result, RunRecord
-from clika_ref_conformance.verdicts import Verdict
+from clika_ref_conformance.verdicts import PROVING, Comparison, Verdict
 
 
 def with_expected_failures(results: Sequence[Result], xfails: Sequence[ExpectedFailure]) -> list[Result]:
@@ -80,6 +80,38 @@ def problems_of(record: RunRecord, declarations: Declarations, profile: Profile,
             name = entry.id if isinstance(entry, Deviation) else str(entry)
             problems.append(f"{name} expired ({entry.expires}): look whether it is still true, and set a new date")
     return problems
+
+
+MOST_STRAYED = 0.01
+"""Share of the elements of a subject and dtype of which eager may make a number beyond the bound of the suite."""
+
+NARROW_RANGE = "float16"
+"""Sums of squares leave its range on the way to results that do not: what eager makes of these is no bound's fault."""
+
+WITHOUT_TARGET = ("contract/", "passes/", "quantization/packing")
+"""Tasks that run no target, by how their names begin."""
+
+
+def doubts_of(record: RunRecord) -> list[str]:
+    """Return why a run proves too little: eager leaves the bounds of the suite, or the target passed no check at all.
+
+    What fails proves something, too.
+    """
+    counted: dict[tuple[str, str], list[Comparison]] = {}
+    for result in record.results:
+        counted.setdefault((result.task.subject, result.task.dtype), []).append(result.comparison)
+    shares = {key: (sum(c.strayed for c in cs), sum(c.elements for c in cs)) for key, cs in counted.items()}
+    found = [
+        f"{subject} in {dtype}: eager itself leaves the bound at {strayed:,} of {elements:,} elements, "
+        f"more than {MOST_STRAYED:.0%}: correct the error class of the operator, or its reference"
+        for (subject, dtype), (strayed, elements) in shares.items()
+        if strayed > MOST_STRAYED * elements and dtype != NARROW_RANGE
+    ]
+    told = Counter(r.verdict for r in record.results if not str(r.task).startswith(WITHOUT_TARGET))
+    if told and not any(verdict in PROVING or verdict.is_failure for verdict in told):
+        counts = ", ".join(f"{count:,} {verdict}" for verdict, count in told.most_common())
+        found.append(f"nothing was proven of {record.target}: {counts}")
+    return found
 
 
 def _is_reachable(entry: ExpectedFailure, profile: Profile) -> bool:

@@ -22,6 +22,9 @@ from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
+COUNTS = ("elements", "ambiguous", "unstable", "strayed")
+"""What a comparison counts."""
+
 OUT_OF_MEMORY = ("bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory")
 """What libraries say, in place of a `MemoryError`, of memory that they did not get."""
 
@@ -51,12 +54,15 @@ def run_case(case: Case, suite: Suite) -> Outcome:
 def most_telling(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
     """Return the run, with its name, that speaks for all runs of a case, none of which failed.
 
-    A deviation, or else the largest ratio among those that passed; one that could not be judged where none was.
+    A deviation, or else the largest ratio among those that passed; one that could not be judged where none was. Its
+    elements are counted with those of all others.
     """
+    totals = {count: sum(getattr(c, count) for _, c in found) for count in COUNTS}
     for verdicts in ((Verdict.DEVIATION,), (Verdict.PASS,), tuple(Verdict)):
         told = [item for item in found if item[1].verdict in verdicts]
         if told:
-            return max(told, key=lambda item: item[1].ratio)
+            run, worst = max(told, key=lambda item: item[1].ratio)
+            return run, replace(worst, **totals)
     return "", Comparison(Verdict.PASS)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from clika_ref_conformance.cases import Check, Outcome, Task
+from clika_ref_conformance.drawing.sampling import SampleError
 from clika_ref_conformance.execution.case_checks import is_out_of_memory
 from clika_ref_conformance.execution.levels import LEVELS, level_at
 from clika_ref_conformance.suite import Suite
@@ -23,6 +24,9 @@ def planned(task: Task, suite: Suite, levels: Mapping[str, str] = LEVELS) -> Seq
     """Return the checks of a task; one that fails where its level, or a sampler, raises."""
     try:
         return level_at(levels[task.level]).checks(task, suite)
+    except SampleError as error:
+        found = Outcome(BROKEN_PLAN, Comparison(Verdict.SAMPLE, str(error)))
+        return [Check(BROKEN_PLAN, lambda: found)]
     except Exception as error:  # noqa: BLE001 - whatever a level or a sampler raises fails its task alone
         shown = _traceback(error)
         text = f"planning the task failed:\n{shown}"
@@ -33,6 +37,8 @@ def run_check(check: Check) -> Outcome:
     """Run one check; what it raises becomes its verdict."""
     try:
         outcome = replace(check.run(), name=check.name)
+    except SampleError as error:
+        outcome = Outcome(check.name, Comparison(Verdict.SAMPLE, str(error)))
     except Exception as error:  # noqa: BLE001 - one check may cost no other
         verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.CONTRACT
         outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))

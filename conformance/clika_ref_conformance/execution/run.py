@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, declarations_of
-from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
+from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
 from clika_ref_conformance.execution.case_checks import OUT_OF_MEMORY
 from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, tasks_of
 from clika_ref_conformance.execution.messages import Setup, result_of_json
@@ -65,6 +66,12 @@ class RunRequest:
     arrange: str = ""
     argument: str = ""
     """See `clika_ref_conformance.execution.messages.Setup`."""
+
+    @property
+    def part(self) -> str:
+        """What of the profile is asked for, as options; empty where all of it is."""
+        asked = [*(("-k", word) for word in self.subjects), *(("--level", name) for name in self.levels)]
+        return shlex.join(text for option in asked for text in option)
 
 
 def chosen_profile(name: str, seed: int | None = None) -> Profile:
@@ -351,9 +358,10 @@ class Execution:
             results,
             seconds,
             deviation_accounts(self.plan.declarations.deviations, results),
+            part=request.part,
         )
         gone = problems_of(record, self.plan.declarations, request.profile, is_full=self.plan.is_full)
-        return replace(record, problems=(*self.problems, *gone))
+        return replace(record, problems=(*self.problems, *gone), doubts=doubts_of(record))
 
 
 def _progress(worker: WorkerProcess) -> Progress:

@@ -11,7 +11,7 @@ import torch
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import resolve
-from clika_ref_conformance.judging.rounding import Call, as_list, is_float, mapped, rounded
+from clika_ref_conformance.judging.rounding import Call, as_list, flattened, is_float, mapped, rounded
 
 Compute = Callable[[Node, Call], Sequence[torch.Tensor]]
 """Computes one node from its call."""
@@ -91,7 +91,8 @@ def widened(node: Node, call: Call) -> Call:
 
     A cast stays one: where an attribute names a floating dtype that is coarser than the first operand's, that operand
     is rounded to it; the scale of `dequantize` is not. Numbers of an operator that rounds nothing (a bound of
-    ``clamp``) are rounded as eager rounds them.
+    ``clamp``) are rounded as eager rounds them, and so are integers of which a function is computed in floats: the
+    sine of a number of which float32 does not hold the last digits is any other number.
     """
     asked = [d for d in call.attrs.values() if isinstance(d, torch.dtype) and d.is_floating_point]
     operands = call.operands
@@ -107,6 +108,8 @@ def widened(node: Node, call: Call) -> Call:
     if node.op.error.kind == "exact" and dtype is not None and dtype is not WIDE:
         operands = tuple(_as_in(o, dtype) for o in operands)
         attrs = {k: _as_in(v, dtype) for k, v in attrs.items()}
+    if node.op.error.kind == "ulp" and dtype is not None and not asked and not any(map(is_float, flattened(operands))):
+        operands = tuple(rounded(o, dtype) if isinstance(o, torch.Tensor) else o for o in operands)
     return Call(call.name, call.function, operands, attrs)
 
 

@@ -230,6 +230,7 @@ def combined(found: Sequence[Comparison]) -> Comparison:
         elements,
         ambiguous,
         unstable,
+        sum(c.strayed for c in found),
     )
 
 
@@ -240,6 +241,7 @@ def _compared(
     if not elements:
         return Comparison(Verdict.PASS)
     unstable = int(expected.unstable.sum())
+    strayed = int((expected.unstable & expected.eager.isfinite() & expected.exact.isfinite()).sum()) if unstable else 0
     error, bound = expected.error(actual).flatten(), expected.allowed().flatten()
     error = torch.where(right.flatten() & error.isinf(), 0.0, error)  # overflow, or a special value that may be
     ratio = torch.where(error == 0, 0.0, error / bound)
@@ -257,7 +259,7 @@ def _compared(
         message = statistics.coarseness(expected, actual, grade)
         verdict = Verdict.PRECISION if message else Verdict.PASS
         message = message and f"output {index}: {message}"
-    counts = (elements, int(expected.ambiguous.sum()), unstable)
+    counts = (elements, int(expected.ambiguous.sum()), unstable, strayed)
     return Comparison(verdict, message, float(error[at]), float(bound[at]), worst, grade, *counts)
 
 

@@ -26,7 +26,8 @@ from clika_ref_conformance.drawing.calls.dtypes import columns
 from clika_ref_conformance.drawing.calls.neighbours import TracedCall, neighbours, traced_call
 from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.drawing.calls.vectors import typical_run
-from clika_ref_conformance.execution.case_checks import is_reason
+from clika_ref_conformance.drawing.sampling import SampleError
+from clika_ref_conformance.execution.case_checks import is_reason, same_bits
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -72,6 +73,10 @@ def _told(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcom
     """Return what a check found: nothing, or a problem in words."""
     try:
         problem = look()
+    except SampleError as error:
+        if name == "samples":
+            return Outcome(name, Comparison(Verdict.SAMPLE, error.details))
+        return Outcome(name, Comparison(Verdict.NOT_RUN, str(error)))
     except _Unknown as unknown:
         return Outcome(name, Comparison(Verdict.NOT_RUN, str(unknown)))
     return Outcome(name, Comparison(Verdict.PASS if problem is None else verdict, problem or ""))
@@ -102,7 +107,7 @@ class Contract:
             return (
                 f"{self.op.name} has no samples, so nothing is known of it; declare some with @{self.op.name}.samples"
             )
-        self.calls  # noqa: B018 - drawing them shows whether they can be drawn
+        self._same_again()  # which shows as well whether they can be drawn
         once = [name for name in self.op.attributes if name not in ELSEWHERE and len(self.values(name)) < 2]
         if once:
             return f"the samples of {self.op.name} draw one value only of {', '.join(once)}: draw at least two"
@@ -111,6 +116,19 @@ class Contract:
         if lacking:
             return f"the samples of {self.op.name} never draw {', '.join(lacking)}"
         return None
+
+    def _same_again(self) -> None:
+        """Draw once more with the same seeds.
+
+        Raises:
+            SampleError: other calls are drawn.
+        """
+        for name, traced in zip(self._names, self._traced, strict=True):
+            call, other = traced.call, self._drawn(traced_call, name).call
+            if not _alike(call, other):
+                problem = f"draw {shown(self.op, call)}, and with the same seed {shown(self.op, other)}"
+                advice = ": draw what varies with draw(), nothing from the generators of random, torch or numpy"
+                raise SampleError(self.op, problem, advice)
 
     def refusal(self) -> str | None:
         """Say whether the target neither runs the operator nor says why not."""
@@ -173,7 +191,8 @@ class Contract:
         """Calls of the cover and random ones.
 
         Raises:
-            _Unknown: there are no samples, or they fail.
+            _Unknown: there are no samples.
+            SampleError: they raise.
         """
         traced = [t.call for t in self._traced]
         (dtype,) = columns(self.op, (torch.float32,))
@@ -181,16 +200,17 @@ class Contract:
 
     @functools.cached_property
     def _traced(self) -> list[TracedCall]:
-        names = (f"{self.op.name}/{self.suite.profile.seed}/{i}" for i in range(DRAWN))
-        return [self._drawn(traced_call, name) for name in names]
+        return [self._drawn(traced_call, name) for name in self._names]
+
+    @property
+    def _names(self) -> list[str]:
+        """What the random calls are drawn from."""
+        return [f"{self.op.name}/{self.suite.profile.seed}/{i}" for i in range(DRAWN)]
 
     def _drawn(self, driver: Callable[..., Any], *settings: Any) -> Any:
         if self.op.sampler is None:
             raise _Unknown(f"{self.op.name} has no samples")
-        try:
-            return driver(self.op, *settings)
-        except Exception as error:
-            raise _Unknown(f"the samples of {self.op.name} raise {type(error).__name__}: {error}") from error
+        return driver(self.op, *settings)
 
     def values(self, name: str) -> list[Any]:
         """Return the values that the calls give an attribute, those apart that are equal but of another type."""
@@ -222,6 +242,14 @@ class Contract:
         """Whether eager takes both calls and computes different results, NaN being equal to NaN."""
         before, after = self._eager(call), self._eager(other)
         return before is not None and after is not None and not _same(before, after)
+
+
+def _alike(call: Call, other: Call) -> bool:
+    """Whether two calls are the same to the last literal, and the elements of tensors that the sampler made."""
+    pairs = list(zip(call.operands, other.operands, strict=False))
+    made = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)]
+    rest = [[o for o in c.operands if not isinstance(o, torch.Tensor)] for c in (call, other)]
+    return repr((rest[0], call.attrs)) == repr((rest[1], other.attrs)) and all(same_bits(a, b) for a, b in made)
 
 
 def _same_types(a: Graph, b: Graph) -> bool:

@@ -21,6 +21,7 @@ from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_varian
 from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_of, slots, typical_run
 from clika_ref_conformance.drawing.generation import collect_apart, shrink
+from clika_ref_conformance.drawing.sampling import SampleError
 from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.execution.packing import Pack
@@ -58,8 +59,8 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     op, dtype, profile = suite.registry.operators[task.subject], getattr(torch, task.dtype), suite.profile
     try:
         rows = covering_calls(op, dtype, profile.seed, profile.rows)
-    except Exception as error:  # noqa: BLE001 - the sampler of a stranger may raise anything
-        text = f"the samples of {op.name} raise {type(error).__name__}: {error}"
+    except SampleError as error:
+        text = str(error)
         return [Check("cover", lambda: Outcome("cover", Comparison(Verdict.SAMPLE, text)))]
     column = Column(op, dtype, suite, rows)
     alone, *together = [
@@ -250,7 +251,7 @@ class Column:
     def _case(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Case | Outcome:
         """Return a call as a case, or why it is none: eager refuses it, or it has no type."""
         if row.error:
-            return Outcome(name, Comparison(Verdict.SAMPLE, f"the samples of {self.op.name} raise {row.error}"))
+            return Outcome(name, Comparison(Verdict.SAMPLE, row.error))
         text = shown(self.op, row.call)
         if _is_random(self.op, row.call):
             return Outcome(name, Comparison(Verdict.NOT_RUN, f"{text} is random: no two runs of it agree"))

@@ -157,3 +157,17 @@ def _(registry):
     original = level.pack_int4
     with patch.object(level, "pack_int4", lambda x: original(x[: len(x) // 2 * 2])):
         yield
+
+
+@FAULTS.patch("quantize", "halves of bytes are swapped in packing and unpacking alike", levels=("quantization",))
+def _(registry):
+    pack, unpack = level.pack_int4, level.unpack_int4
+
+    def swapped(packed):
+        return (packed >> 4) | (packed << 4)
+
+    with (
+        patch.object(level, "pack_int4", lambda x: swapped(pack(x))),
+        patch.object(level, "unpack_int4", lambda packed, *rest: unpack(swapped(packed), *rest)),
+    ):
+        yield

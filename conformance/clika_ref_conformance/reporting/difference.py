@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from fractions import Fraction
 
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.reporting.report import Report, TaskReport
-from clika_ref_conformance.verdicts import Verdict
-
-RAN = frozenset({Verdict.PASS, Verdict.DEVIATION})
-"""Verdicts that prove something of the target."""
+from clika_ref_conformance.reproducing.errors import ReportError
+from clika_ref_conformance.verdicts import PROVING, Verdict
 
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one task from the old report to the new one."""
+    """What became of a task, a deviation or a problem from the old report to the new one."""
 
-    task: Task
+    what: Task | str
     text: str
 
     def __str__(self) -> str:
-        return f"{self.task}: {self.text}"
+        return f"{self.what}: {self.text}"
 
 
 @dataclass(frozen=True)
 class Difference:
     """All changes, by kind."""
 
+    notices: Sequence[str]
+    """Why not all of the two reports can be compared."""
     regressions: Sequence[Change]
-    """Tasks that fail more, or prove less."""
+    """What fails more, or proves less."""
     fixed: Sequence[Change]
     new: Sequence[Change]
     gone: Sequence[Change]
@@ -43,39 +46,88 @@ class Difference:
 def difference(old: Report, new: Report) -> Difference:
     """Compare two reports, task by task.
 
-    A task got worse where a failing verdict appears, or occurs more often among as many checks; and where it proved
-    something before and now is refused, or not run. Counts of different numbers of checks are not compared.
+    A task got worse where a failing verdict takes a larger share of its checks, where a smaller share proves
+    something, where results that were right now deviate as declared, and where its grade fell. Another profile or
+    seed draws other calls, of which the shares differ by chance: there only what never failed and fails, and what
+    proved something and does not any more, got worse. Of one plan, a task that is gone got worse as well.
+
+    Raises:
+        ReportError: the reports are of different targets.
     """
+    if old.target != new.target:
+        msg = (
+            f"these are reports of two targets, {old.target} and {new.target}, and neither is a later state of the "
+            "other; put them side by side with `clika-ref conformance report`"
+        )
+        raise ReportError(msg)
+    alike = (old.profile, old.seed) == (new.profile, new.seed)
     before, after = ({entry.task: entry for entry in report.tasks} for report in (old, new))
     shared = [(before[task], entry) for task, entry in after.items() if task in before]
+    worse = [Change(b.task, text) for a, b in shared if (text := _worse(a, b, alike=alike))]
+    fixed = [Change(b.task, text) for a, b in shared if not _worse(a, b, alike=alike) and (text := _better(a, b))]
+    added = [Change(task, _summary(entry)) for task, entry in after.items() if task not in before]
+    gone = [Change(task, f"is gone, was {_summary(entry)}") for task, entry in before.items() if task not in after]
+    if alike and old.part == new.part:
+        worse, gone = [*worse, *gone], []
+    worse += [Change("problem", problem) for problem in _without(new.problems, old.problems)]
+    fixed += [Change("problem", problem) for problem in _without(old.problems, new.problems)]
     return Difference(
-        [Change(b.task, text) for a, b in shared if (text := _worse(a, b))],
-        [Change(b.task, text) for a, b in shared if not _worse(a, b) and (text := _better(a, b))],
-        [Change(task, _summary(entry)) for task, entry in after.items() if task not in before],
-        [Change(task, f"was {_summary(entry)}") for task, entry in before.items() if task not in after],
+        _notices(old, new), worse, fixed, [*added, *_deviations(new, old)], [*gone, *_deviations(old, new)]
     )
 
 
-def _worse(old: TaskReport, new: TaskReport) -> str:
-    counted = sum(old.verdicts.values()) == sum(new.verdicts.values())
+def _notices(old: Report, new: Report) -> list[str]:
+    found: list[str] = []
+    for label in ("profile", "seed"):
+        one, other = getattr(old, label), getattr(new, label)
+        if one != other:
+            text = f"The {label} was {one} and is {other}: other calls are drawn. Compared are the kinds of verdicts"
+            found.append(f"{text} that occur, not their counts; what is gone is no regression.")
+    if old.part != new.part:
+        one, other = (f"`{report.part}`" if report.part else "everything" for report in (old, new))
+        found.append(f"The old run was of {one}, the new one of {other}: what is gone is no regression.")
+    return found
+
+
+def _worse(old: TaskReport, new: TaskReport, *, alike: bool) -> str:
     reasons = [
-        f"{count} {verdict}, was {old.verdicts.get(verdict, 0)}{_first(new, verdict)}"
-        for verdict, count in new.verdicts.items()
-        if verdict.is_failure
-        and count > (old.verdicts.get(verdict, 0) if counted else count * (verdict in old.verdicts))
+        f"{_share(new, verdict)}, was {_share(old, verdict)}{_first(new, verdict)}"
+        for verdict in new.verdicts
+        if verdict.is_failure and _grew(old, new, {verdict}) and (alike or not old.verdicts.get(verdict))
     ]
-    if not RAN.isdisjoint(old.verdicts) and RAN.isdisjoint(new.verdicts) and not reasons:
+    if alike:
+        idle = {verdict for verdict in Verdict if not verdict.is_failure} - PROVING
+        if _grew(new, old, PROVING) and _grew(old, new, idle):
+            reasons.append(f"proves less: {_summary(new)}, was {_summary(old)}")
+        elif not reasons and _grew(new, old, {Verdict.PASS}) and _grew(old, new, {Verdict.DEVIATION}):
+            reasons.append(f"deviates more: {_summary(new)}, was {_summary(old)}")
+        if old.grade and new.grade > old.grade:
+            reasons.append(f"the grade is {new.grade}, was {old.grade}")
+    elif not reasons and not PROVING.isdisjoint(old.verdicts) and PROVING.isdisjoint(new.verdicts):
         reasons.append(f"proves nothing any more: {_summary(new)}, was {_summary(old)}")
     return "; ".join(reasons)
 
 
 def _better(old: TaskReport, new: TaskReport) -> str:
-    counted = sum(old.verdicts.values()) == sum(new.verdicts.values())
     return "; ".join(
-        f"{new.verdicts.get(verdict, 0)} {verdict}, was {count}"
-        for verdict, count in old.verdicts.items()
-        if verdict.is_failure and (new.verdicts.get(verdict, 0) < count if counted else verdict not in new.verdicts)
+        f"{_share(new, verdict)}, was {_share(old, verdict)}"
+        for verdict in old.verdicts
+        if verdict.is_failure and _grew(new, old, {verdict})
     )
+
+
+def _grew(old: TaskReport, new: TaskReport, verdicts: AbstractSet[Verdict]) -> bool:
+    """Whether some verdicts take a larger share of all checks of a task than before."""
+    return _part(new, verdicts) > _part(old, verdicts)
+
+
+def _part(entry: TaskReport, verdicts: AbstractSet[Verdict]) -> Fraction:
+    total = sum(entry.verdicts.values())
+    return Fraction(sum(entry.verdicts.get(v, 0) for v in verdicts), total) if total else Fraction(0)
+
+
+def _share(entry: TaskReport, verdict: Verdict) -> str:
+    return f"{entry.verdicts.get(verdict, 0)} of {sum(entry.verdicts.values())} {verdict}"
 
 
 def _first(entry: TaskReport, verdict: Verdict) -> str:
@@ -85,3 +137,16 @@ def _first(entry: TaskReport, verdict: Verdict) -> str:
 
 def _summary(entry: TaskReport) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in entry.verdicts.items()) or "no checks"
+
+
+def _without(problems: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the problems that are not among others but for the numbers in them, which differ from run to run."""
+    known = {re.sub(r"\d[\d,.]*", "#", problem) for problem in others}
+    return [problem for problem in problems if re.sub(r"\d[\d,.]*", "#", problem) not in known]
+
+
+def _deviations(report: Report, other: Report) -> list[Change]:
+    """Return the deviations that were seen in one report alone."""
+    known = {account["id"] for account in other.deviations if account["seen"]}
+    seen = [account for account in report.deviations if account["seen"] and account["id"] not in known]
+    return [Change(f"deviation {account['id']}", f"{account['seen']} checks: {account['reason']}") for account in seen]

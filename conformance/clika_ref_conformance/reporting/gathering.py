@@ -32,8 +32,9 @@ def report_of(record: RunRecord, folder: Path | None = None) -> Report:
         record.planned,
         [_task_report(task, results, folder) for task, results in found.items()],
         [dict(deviation) for deviation in record.deviations],
-        list(record.problems),
-        dict(reasons.most_common()),
+        [*record.problems, *record.doubts, *record.imbalance()],
+        not_run=dict(reasons.most_common()),
+        part=record.part,
     )
 
 
@@ -48,6 +49,7 @@ def _task_report(task: Task, results: Sequence[Result], folder: Path | None) -> 
         sum(result.comparison.elements for result in results),
         sum(result.comparison.ambiguous for result in results),
         sum(result.comparison.unstable for result in results),
+        sum(result.comparison.strayed for result in results),
         sum(result.seconds for result in results),
     )
 

@@ -24,7 +24,7 @@ FILE = "report.json"
 LIMIT_BYTES = 512 * 2**20
 """Of a report that is read; those of the suite have a few megabytes, because cases are not listed one by one."""
 
-_COUNTS = ("elements", "ambiguous", "unstable")
+_COUNTS = ("elements", "ambiguous", "unstable", "strayed")
 _REPRODUCER = re.compile(r"cases/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -45,6 +45,7 @@ def document_of(report: Report) -> dict[str, Any]:
         "target": report.target,
         "profile": report.profile,
         "seed": report.seed,
+        "part": report.part,
         "seconds": report.seconds,
         "environment": report.environment,
         "planned": report.planned,
@@ -111,7 +112,8 @@ def _read(document: Mapping[str, Any]) -> Report:
         [_read_task(entry) for entry in document["tasks"]],
         [dict(entry) for entry in document["deviations"]],
         [str(problem) for problem in document["problems"]],
-        {str(reason): _count(count, "not_run") for reason, count in document["not_run"].items()},
+        not_run={str(reason): _count(count, "not_run") for reason, count in document["not_run"].items()},
+        part=str(document.get("part", "")),
     )
     stated, summed = document["verdicts"], {str(v): c for v, c in report.counts.items()}
     if stated != summed:
@@ -125,13 +127,13 @@ def _read_task(entry: Mapping[str, Any]) -> TaskReport:
     task = Task(level, subject, dtype, bool(entry["dynamic"]))
     verdicts = {Verdict(verdict): _count(count, f"{task} {verdict}") for verdict, count in entry["verdicts"].items()}
     details = [_read_detail(detail) for detail in entry["details"]]
-    counts = {key: _count(entry[key], f"{task} {key}") for key in _COUNTS}
+    counts = {key: _count(entry.get(key, 0), f"{task} {key}") for key in _COUNTS}
     return TaskReport(task, verdicts, details, seconds=number(entry["seconds"], f"seconds of {task}"), **counts)
 
 
 def _read_detail(entry: Mapping[str, Any]) -> Detail:
     error, bound, ratio, quality = (number(entry[key], key) for key in ("error", "bound", "ratio", "quality"))
-    counts = [_count(entry[key], key) for key in _COUNTS]
+    counts = [_count(entry.get(key, 0), key) for key in _COUNTS]
     comparison = Comparison(Verdict(entry["verdict"]), str(entry["message"]), error, bound, ratio, quality, *counts)
     check, run, reproducer, listing = (str(entry[key]) for key in ("check", "run", "reproducer", "listing"))
     if reproducer and not _REPRODUCER.fullmatch(reproducer):

@@ -38,15 +38,12 @@ def diff_and_show(old: Path, new: Path) -> int:
     """Print what differs between two reports, and return the exit status.
 
     Raises:
-        ReportError: one of them cannot be used.
+        ReportError: one of them cannot be used, or they are of different targets.
     """
-    before, after = read_json(old), read_json(new)
-    found = difference(before, after)
+    found = difference(read_json(old), read_json(new))
     console = result_console()
-    for label in ("target", "profile", "seed"):
-        one, other = getattr(before, label), getattr(after, label)
-        if one != other:
-            console.print(f"The {label} was {one} and is {other}.", style="yellow", markup=False)
+    for notice in found.notices:
+        console.print(notice, style="yellow", markup=False, soft_wrap=True)
     for title, changes in (
         ("worse", found.regressions),
         ("fixed", found.fixed),

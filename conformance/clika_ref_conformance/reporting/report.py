@@ -54,6 +54,7 @@ class TaskReport:
     elements: int = 0
     ambiguous: int = 0
     unstable: int = 0
+    strayed: int = 0
     seconds: float = 0.0
 
     @property
@@ -82,6 +83,8 @@ class Report:
     """In order of the plan."""
     deviations: Sequence[Mapping[str, Any]] = ()
     problems: Sequence[str] = ()
+    part: str = ""
+    """What of the profile was asked for, as options; empty where all of it was."""
     not_run: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many checks were not run, by reason."""
 

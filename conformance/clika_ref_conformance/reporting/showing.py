@@ -97,7 +97,7 @@ def show(record: RunRecord, console: Console) -> None:
         console.print(_indented(_with_call(result)), markup=False, soft_wrap=True)
     if len(failures) > SHOWN:
         console.print(f"... and {len(failures) - SHOWN:,} failures more, all in the report (--out)", markup=False)
-    for problem in (*record.problems, *record.imbalance()):
+    for problem in (*record.problems, *record.doubts, *record.imbalance()):
         console.print(problem, style="red", markup=False, soft_wrap=True)
     for account in record.deviations:
         if account["seen"]:
@@ -123,7 +123,8 @@ def _indented(text: str) -> str:
 
 def _accounts(record: RunRecord) -> str:
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in _by_weight(record))
-    outcome = {0: "passed", 1: "FAILED", 3: "ACCOUNTS DO NOT ADD UP"}[record.exit_code]
+    short = "ACCOUNTS DO NOT ADD UP" if record.imbalance() else "PROVES TOO LITTLE"
+    outcome = {0: "passed", 1: "FAILED", 3: short}[record.exit_code]
     return (
         f"{record.target} {outcome}: {record.planned:,} checks of {len(record.plan):,} tasks in "
         f"{duration(record.seconds)} ({record.profile}, seed {record.seed}): {counts or 'none'}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from clika_ref.arithmetic import arithmetic_of
 from clika_ref.core.errors import TargetError
@@ -12,8 +14,13 @@ from clika_ref.core.targets import Target
 from clika_ref.importing import find_object
 from clika_ref_conformance.targets.identity import Identity
 
+T = TypeVar("T")
+
 PARTS = ("name", "scheme", "missing", "refusal", "passes", "compile", "load", "explain")
 """What the suite asks of a target: all that `clika_ref.core.targets.Target` offers."""
+
+OPTIONAL = ("arithmetic", "deviations")
+"""What it may state beside."""
 
 
 def load_target(text: str, registry: Registry) -> Target:
@@ -25,20 +32,40 @@ def load_target(text: str, registry: Registry) -> Target:
         registry: where installed targets are found.
 
     Raises:
-        TargetError: there is no such target, it lacks a part, states a wrong arithmetic, or its runtime is missing.
+        TargetError: there is no such target, it lacks a part or raises where it is asked for one, states a wrong
+            arithmetic, or its runtime is missing.
 
     """
     target = _named(text, registry) if ":" not in text else _imported(text)
-    lacking = [part for part in PARTS if not hasattr(target, part)]
-    if lacking:
-        msg = f"{text} is {target!r}, which lacks {', '.join(lacking)}; see clika_ref.core.targets.Target"
+    present = [part for part in (*PARTS, *OPTIONAL) if _asked(text, part, partial(hasattr, target, part))]
+    lacking = [part for part in PARTS if part not in present]
+    if lacking:  # the class, as the text of an object may be anything, or raise
+        kind = type(target).__name__
+        msg = f"{text} is of the class {kind}, which lacks {', '.join(lacking)}; see clika_ref.core.targets.Target"
         raise TargetError(msg)
     arithmetic_of(target)
-    problem = target.missing()
+    _asked(text, "passes()", lambda: list(target.passes()))
+    problem = _asked(text, "missing()", target.missing)
     if problem is not None:
         msg = f"the target {target.name} cannot be used here: {problem}"
         raise TargetError(msg)
     return target
+
+
+def _asked(text: str, part: str, ask: Callable[[], T]) -> T:
+    """Return what a target answers.
+
+    Raises:
+        TargetError: it raises instead.
+    """
+    try:
+        return ask()
+    except Exception as error:
+        msg = (
+            f"{part} of the target {text} raised {type(error).__name__}: {error}; correct the target: "
+            "what is not there is said by missing(), in words, and nothing raises before a graph is compiled"
+        )
+        raise TargetError(msg) from error
 
 
 def _named(text: str, registry: Registry) -> Target:

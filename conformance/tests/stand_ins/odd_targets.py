@@ -91,6 +91,7 @@ FAULTS = {
 
 
 WRONG = Odd(fault="value")
+REFUSING = Odd(fault="refuses")
 
 
 def sevens(x):

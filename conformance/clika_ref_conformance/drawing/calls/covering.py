@@ -14,8 +14,9 @@ import torch
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Floats, Integers, TensorDescription, TensorSample
-from clika_ref_conformance.drawing.calls.drawn import DrawnCall, sampled
+from clika_ref_conformance.drawing.calls.drawn import DrawnCall
 from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count, shows
+from clika_ref_conformance.drawing.sampling import SampleError, sampled
 
 MOST_OPTIONS = 8
 """Options of one choice that are told apart; of a longer list the first and some others are taken."""
@@ -148,7 +149,7 @@ def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16)
     """Return calls that show ``dtype``, the plainest first, at most ``limit``.
 
     Raises:
-        Exception: whatever the sampler raises; it is the sampler's fault.
+        SampleError: the sampler raises.
     """
     rng = random.Random(f"{op.name}/{dtype}/{seed}")  # noqa: S311 - no secret
     cover, rows, idle = Cover(rng), list[DrawnCall](), 0
@@ -183,7 +184,7 @@ def empty_calls(
             draw = CoveringDraw(cover, axis, empty=side)
             try:
                 call = sampled(op, draw)
-            except Exception:  # noqa: BLE001, S112 - no length but 0 was offered: the call has no such form
+            except SampleError:  # no length but 0 was offered: the call has no such form
                 continue
             finally:
                 cover.add(draw.row)

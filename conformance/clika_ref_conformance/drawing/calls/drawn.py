@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import Call, Descriptions, Draw, TensorSample
+from clika_ref.core.samples import Call, TensorSample
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,6 @@ class DrawnCall:
     vector: int = 0
     beyond: bool = False
     error: str = ""
-
-
-def sampled(op: Operator, draw: Draw) -> Call:
-    """Return a call that an operator's sampler made, every attribute spelled out."""
-    assert op.sampler is not None, f"{op.name} has samples: a level asks no operator without"
-    call = op.sampler(draw, Descriptions())
-    return op.call(*call.operands, **call.attrs)
 
 
 def filled(call: Call, tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Floats, Integers, TensorDescription, TensorSample
-from clika_ref_conformance.drawing.calls.drawn import DrawnCall, sampled
+from clika_ref_conformance.drawing.calls.drawn import DrawnCall
 from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count, shows
+from clika_ref_conformance.drawing.sampling import SampleError, sampled
 
 
 def calls(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
@@ -28,10 +29,8 @@ def calls(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
         call = Call(())
         try:
             call = sampled(op, lambda d: _decided(draw, axis.narrow(d)))
-        except Exception as error:
-            if type(error).__module__.startswith("hypothesis"):
-                raise
-            problem = f"{type(error).__name__}: {error}"
+        except SampleError as error:
+            problem = str(error)
         assume(problem or choices_count(op, dtype) is None or shows(call, dtype))
         return DrawnCall(call, draw(_SEEDS), draw(_VECTORS), axis.beyond, problem)
 

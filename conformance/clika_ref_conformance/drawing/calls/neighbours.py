@@ -9,7 +9,7 @@ from typing import Any
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Draw, Floats, Integers, random_draw
-from clika_ref_conformance.drawing.calls.drawn import sampled
+from clika_ref_conformance.drawing.sampling import SampleError, sampled
 
 Decisions = Sequence[tuple[Any, Any]]
 """What a sampler asked for and was given, in order."""
@@ -24,7 +24,11 @@ class TracedCall:
 
 
 def traced_call(op: Operator, seed: str) -> TracedCall:
-    """Return a random call, the same for the same seed."""
+    """Return a random call, the same for the same seed.
+
+    Raises:
+        SampleError: the sampler raises; what was drawn before it did is said with the place.
+    """
     decisions: list[tuple[Any, Any]] = []
     decide = random_draw(random.Random(seed))  # noqa: S311 - no secret
 
@@ -33,7 +37,11 @@ def traced_call(op: Operator, seed: str) -> TracedCall:
         decisions.append((description, value))
         return value
 
-    return TracedCall(sampled(op, draw), decisions)
+    try:
+        return TracedCall(sampled(op, draw), decisions)
+    except SampleError as error:
+        error.details += f", after it drew {', '.join(repr(value) for _, value in decisions) or 'nothing'}"
+        raise
 
 
 def neighbours(op: Operator, traced: TracedCall) -> Iterator[tuple[str, Call]]:
@@ -42,7 +50,7 @@ def neighbours(op: Operator, traced: TracedCall) -> Iterator[tuple[str, Call]]:
         for other in _alternatives(description, value):
             try:
                 call = sampled(op, _replay(traced.decisions, at, other))
-            except Exception:  # noqa: BLE001, S112 - such a path cannot be taken: the decisions before it do not fit
+            except SampleError:  # such a path cannot be taken: the decisions before it do not fit
                 continue
             names = [n for n, v in call.attrs.items() if _differ(v, traced.call.attrs[n])]
             if len(names) == 1 and call.operands == traced.call.operands:

@@ -25,6 +25,7 @@ from clika_ref.core.types import TensorType
 from clika_ref_conformance.drawing.eager_values import is_undefined
 from clika_ref_conformance.drawing.graphs.steering import Again, Steered, changes_for, plain
 from clika_ref_conformance.drawing.growing import Growth, Leaf, Tried
+from clika_ref_conformance.drawing.sampling import blaming
 
 MOST_ELEMENTS = 4096
 """Of any tensor: larger ones cost time and find nothing more."""
@@ -90,7 +91,8 @@ class GraphDrawing:
         steered = Steered(self.draw, self._answer)
         while True:
             try:
-                call = op.sampler(steered, Descriptions())
+                with blaming(op):
+                    call = op.sampler(steered, Descriptions())
             except Again as again:
                 steered.repeat(again.changes)
             else:

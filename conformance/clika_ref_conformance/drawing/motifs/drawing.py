@@ -11,11 +11,12 @@ import torch
 
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import Call, Descriptions, TensorDescription, TensorSample, random_draw, realize
+from clika_ref.core.samples import TensorDescription, TensorSample, random_draw, realize
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.drawing.growing import Growth, Leaf
 from clika_ref_conformance.drawing.motifs.echoes import echo, telling
+from clika_ref_conformance.drawing.sampling import sampled
 
 ATTENTION = "scaled_dot_product_attention"  # it divides by the number of shared heads, which may be 0
 TRUSTING = (
@@ -62,8 +63,7 @@ class Drawing:
         """
         if op.sampler is None:
             return None
-        drawn: Call = op.sampler(self._driver(pool), Descriptions())
-        full = op.call(*drawn.operands, **drawn.attrs)
+        full = sampled(op, self._driver(pool))
         operands = [self._operand(o) for o in full.operands]
         if echoing and op.name not in UNCHECKED:
             attrs = echo(self.random, self.growth.graph, op.name, full.attrs)

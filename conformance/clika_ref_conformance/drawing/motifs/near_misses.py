@@ -16,11 +16,12 @@ from torch import Tensor
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import Descriptions, random_draw
+from clika_ref.core.samples import random_draw
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.growing import Leaf
 from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED
 from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding, conformance_step, conformance_tap, is_checked
+from clika_ref_conformance.drawing.sampling import sampled
 
 Operators = Mapping[str, Operator]
 Makes = Callable[[Case, Operators], Iterator[Case | None]]
@@ -102,9 +103,7 @@ SAMPLED = 8
 @cache
 def sampled_attrs(op: Operator) -> list[Mapping[str, Any]]:
     """Return the attributes of some sampled calls of an operator."""
-    sampler = op.sampler
-    calls = [sampler(random_draw(Random(n)), Descriptions()) for n in range(SAMPLED)] if sampler else []  # noqa: S311 - no secret
-    return [op.call(*call.operands, **call.attrs).attrs for call in calls]
+    return [sampled(op, random_draw(Random(n))).attrs for n in range(SAMPLED if op.sampler else 0)]  # noqa: S311 - no secret
 
 
 def operands_swapped(case: Case, _: Operators) -> Iterator[Case | None]:

@@ -14,10 +14,11 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.inference import infer
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import Descriptions, TensorDescription, random_draw
+from clika_ref.core.samples import TensorDescription, random_draw
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.drawing.sampling import sampled
 
 BATCH = named("batch")
 
@@ -138,5 +139,5 @@ def _without_ties(op: Operator) -> bool:
         return decide(description)
 
     for _ in range(PROBES if op.sampler is not None else 0):
-        op.sampler(draw, Descriptions())  # type: ignore[misc]
+        sampled(op, draw)
     return any(seen)

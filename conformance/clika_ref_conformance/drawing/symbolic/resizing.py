@@ -16,13 +16,13 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.samples import (
     Call,
     Choice,
-    Descriptions,
     Integers,
     TensorDescription,
     TensorSample,
     random_draw,
 )
 from clika_ref.core.symbols import evaluate, named
+from clika_ref_conformance.drawing.sampling import SampleError, sampled
 
 SIZE_ARGUMENT = re.compile(r"\bSymInt(?:\[\d*\])?\??\s+(\w+)")
 """An argument of an ATen schema that may be a size expression."""
@@ -146,7 +146,7 @@ class Drawing:
         """Draw it again with other sizes; None where the samples cannot, or make another call of it."""
         try:
             found = draw(self.op, self.seed, self.decided, sizes)
-        except Exception:  # noqa: BLE001 - samples may fail in any way on sizes that they did not choose
+        except SampleError:  # on sizes that they did not choose
             return None
         is_alike = len(found.decided) == len(self.decided) and skeleton(found.call) == skeleton(self.call)
         return found if is_alike else None
@@ -158,11 +158,13 @@ class Drawing:
 
 
 def draw(op: Operator, seed: str, known: Sequence[tuple[Any, Any]] = (), sizes: Sizes | None = None) -> Drawing:
-    """Draw a call of an operator that declares samples; equal arguments draw equal calls."""
-    assert op.sampler is not None
+    """Draw a call of an operator that declares samples; equal arguments draw equal calls.
+
+    Raises:
+        SampleError: the sampler raises.
+    """
     tape = Tape(known, sizes or {}, Random(f"{op.name}-{seed}"))  # noqa: S311 - draws tests, not keys
-    call = op.sampler(tape, Descriptions())
-    return Drawing(op, seed, op.call(*call.operands, **call.attrs), tape.decided, tape.ranges())
+    return Drawing(op, seed, sampled(op, tape), tape.decided, tape.ranges())
 
 
 def leaves(call: Call) -> Iterable[Any]:
