@@ -84,9 +84,26 @@ def test_empty_sides_are_tried_and_refusals_left_out():
 def test_there_is_an_empty_call_for_each_thing_that_becomes_of_the_side():
     shapes = itertools.cycle([(2, 0), (0, 2), (2,)])
     found = empty_calls(pair, torch.float32, 0, lambda call: [torch.zeros(next(shapes))])
-    assert len(found) > 2
+    assert len(found) > 3
     same = empty_calls(pair, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
-    assert len(same) == 2
+    assert len(same) == 3, "last, one before, and first"
+
+
+def test_there_is_an_empty_call_with_and_without_each_tensor_that_may_be_left_out():
+    found = empty_calls(weighted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
+    assert {row.call.operands[1] is None for row in found} == {True, False}
+
+
+@operator()
+def weighted(x: Tensor, weight: Tensor | None = None) -> Tensor:
+    """``x``, weighted."""
+    return x
+
+
+@weighted.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=2))
+    return s.call(x, draw(s.tensor(shape=x.shape)) if draw(s.booleans()) else None)
 
 
 @operator()

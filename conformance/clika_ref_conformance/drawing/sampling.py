@@ -32,7 +32,7 @@ def blaming(op: Operator) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if type(error).__module__.partition(".")[0] in PASSED_ON:
             raise
         at = traceback.extract_tb(error.__traceback__)[-1]

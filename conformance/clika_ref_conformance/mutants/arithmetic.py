@@ -266,3 +266,8 @@ def _(original, op, x, **attrs):
 @FAULTS.lowering("ne", "a number that is rounded to half precision meets elements unrounded")
 def _(original, op, x, y):
     return original(Altered(op, Max=lambda op, rounded: rounded), x, y)
+
+
+@FAULTS.lowering("tan", "the tangent of float64 is divided of a sine and a cosine that is imprecise near its zeros")
+def _(original, op, x):
+    return op.Div(op.Sin(x), op.Cos(x)) if op.dtype(x) == torch.float64 else original(op, x)
