@@ -3,6 +3,7 @@
 import torch
 from clika_ref_conformance.cases import Run
 from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_variants
+from torch.types import Number
 
 from clika_ref.core.operators import operator
 from clika_ref.core.samples import Call, TensorSample
@@ -54,3 +55,14 @@ def test_literals_come_as_integers_floats_and_from_the_other_end():
 def test_a_float_with_a_fraction_and_a_side_out_of_range_have_one_form():
     call = Call((sample(2), 0.5), {"alpha": 1.5, "k": 3, "dim": 4, "dims": ()})
     assert list(literal_variants(literal, call)) == []
+
+
+@operator()
+def scalar(x: torch.Tensor, y: Number) -> torch.Tensor:
+    """``x + y``."""
+    return torch.add(x, y)
+
+
+def test_a_scalar_may_be_true():
+    forms = dict(literal_variants(scalar, Call((sample(2), 0.5))))
+    assert {name: call.operands[1] for name, call in forms.items()} == {"x1-boolean": True}

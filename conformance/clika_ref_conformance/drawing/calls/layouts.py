@@ -72,8 +72,9 @@ def _expanded(tensor: torch.Tensor) -> torch.Tensor:
 def literal_variants(op: Operator, call: Call) -> Iterator[tuple[str, Call]]:
     """Yield a call with one literal in another form that PyTorch may take: a name, and the call.
 
-    Whole floats become integers, integers become floats where the schema has a float, and sides are counted from the
-    other end. Eager decides whether a form is legal: the caller asks it. Lists need no form: a graph holds tuples.
+    Whole floats become integers, integers become floats where the schema has a float, any number True where it has a
+    scalar, and sides are counted from the other end. Eager decides whether a form is legal: the caller asks it. Lists
+    need no form: a graph holds tuples.
     """
     notes = op.reference.__annotations__
     rank = next((o.rank for o in call.operands if isinstance(o, TensorSample)), 0)
@@ -98,3 +99,5 @@ def _numbers(value: Any, annotation: str) -> Iterator[tuple[str, Any]]:
         yield "integer", int(value)
     elif type(value) is int and ("float" in annotation or "Number" in annotation):
         yield "float", float(value)
+    if type(value) in (int, float) and ("bool" in annotation or "Number" in annotation):
+        yield "boolean", True
