@@ -181,6 +181,7 @@ def test_a_task_in_which_eager_leaves_its_bound_too_often_is_a_fault_of_the_suit
     assert replace(recorded(fine), doubts=(doubt,)).exit_code == 3
     overflows = Comparison(Verdict.PASS, elements=10, unstable=10)
     assert doubts_of(recorded(fine, overflows, overflows)) == []
+    assert doubts_of(recorded(off)) == [], "few of few"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.UNSTABLE, Verdict.XFAIL])
