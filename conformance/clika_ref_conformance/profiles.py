@@ -40,16 +40,16 @@ class Profile:
 ALL_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")
 
 PROFILES = {
-    "quick": Profile("quick", drawn=6, drawn_further=6, graphs=150, trusts_eager=True, most_failures=5),
+    "quick": Profile("quick", drawn=5, drawn_further=5, graphs=150, trusts_eager=True, most_failures=5),
     "ci": Profile(
         "ci",
         dtypes=ALL_DTYPES,
         rows=40,
         drawn=100,
-        drawn_further=20,
+        drawn_further=10,
         graphs=2000,
         pass_graphs=1000,
-        shape_profiles=100,
+        shape_profiles=70,
         most_failures=10,
     ),
     "nightly": Profile(

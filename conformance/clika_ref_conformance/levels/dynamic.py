@@ -47,7 +47,7 @@ EXPRESSIONS = "size expressions"
 EXPRESSIONS_PER_PROFILE = 2
 """Expressions for each set of sizes that a profile asks for: they take little."""
 
-PATIENCE = 12
+PATIENCE = 9
 """Calls that are drawn for each that is wanted: some have no side that may vary, and most are like another."""
 
 OWN_RULE = 3

@@ -271,3 +271,11 @@ def _(original, op, x, y):
 @FAULTS.lowering("tan", "the tangent of float64 is divided of a sine and a cosine that is imprecise near its zeros")
 def _(original, op, x):
     return op.Div(op.Sin(x), op.Cos(x)) if op.dtype(x) == torch.float64 else original(op, x)
+
+
+@FAULTS.lowering("div", "a quotient in half precision is rounded before its fraction is cut off")
+def _(original, op, x, y, *, rounding_mode):
+    if rounding_mode != "trunc" or op.result.dtype not in (torch.float16, torch.bfloat16):
+        return original(op, x, y, rounding_mode=rounding_mode)
+    quotient = op.Div(*op.promote(x, y))
+    return op.Mul(op.Sign(quotient), op.Floor(op.Abs(quotient)))

@@ -313,3 +313,14 @@ def _(original, self, expr):
 def _(original, op, x, *others, **attrs):
     lower = original.__wrapped__ if is_symbolic(op.shape(x)) else original
     return lower(op, x, *others, **attrs)
+
+
+@FAULTS.lowering(
+    "rms_norm", "rows of unknown length are normalized by a fused kernel, which refuses none", levels=DYNAMIC
+)
+def _(original, op, x, weight, *, normalized_shape, eps):
+    return original(Altered(op, Mul=_squared), x, weight, normalized_shape=normalized_shape, eps=eps)
+
+
+def _squared(op, a, b):
+    return op.Pow(a, op.like(a, 2)) if a is b else op.Mul(a, b)

@@ -16,6 +16,7 @@ from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import (
     ANY,
     FLOATS,
+    HALVES,
     NUMBERS,
     binary,
     one,
@@ -120,12 +121,16 @@ def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> T
 
 @div.onnx
 def _(op, x, y, *, rounding_mode):
-    divisor, (x, y) = y, op.promote(x, y)
-    floating = op.result.dtype.is_floating_point
+    dtype = op.result.dtype
+    if rounding_mode is None:
+        return op.Div(*op.promote(x, y))
+    to = torch.float32 if dtype in HALVES else dtype  # a quotient is not rounded before it is cut off, nor is a number
+    divisor, (x, y) = y, op.promote(x, y, to=to)
     if rounding_mode == "floor":
-        return (_floor_of_floats if floating else _floor_of_integers)(op, x, y, divisor)
+        floor = _floor_of_floats if dtype.is_floating_point else _floor_of_integers
+        return op.cast(floor(op, x, y, divisor), dtype)
     quotient = op.Div(x, y)
-    return truncated(op, quotient) if rounding_mode == "trunc" and floating else quotient
+    return op.cast(truncated(op, quotient), dtype) if dtype.is_floating_point else quotient
 
 
 @div.samples

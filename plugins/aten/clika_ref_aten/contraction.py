@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import string
 from typing import Any
 
@@ -52,7 +53,7 @@ def _(*tensors, equation):
     for term, tensor in zip(left.split(","), tensors, strict=True):
         for letter, side in zip(term, tensor.shape, strict=True):
             sides[letter] = side if sides.get(letter, 1) == 1 else sides[letter]
-    dtype = tensors[0].dtype
+    dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])  # others do where no side is summed over
     alone = _alone(whole, [t.shape for t in tensors])
     if not dtype.is_floating_point and (alone if len(tensors) == 1 else any(side != 1 for side in alone.values())):
         dtype = torch.int64  # as torch.sum has it, which eager calls for these sides
@@ -72,8 +73,7 @@ def _(op, *tensors, equation):
     equation = _explicit(equation, [op.rank(t) for t in tensors])
     if not op.result.dtype.is_floating_point:
         equation, tensors = _summed_by_products(op, equation, tensors)
-        tensors = op.promote(*tensors)
-    return in_int32(op, lambda *ts: op.Einsum(*ts, equation=equation), *tensors)
+    return in_int32(op, lambda *ts: op.Einsum(*ts, equation=equation), *op.promote(*tensors))
 
 
 def _summed_by_products(op, equation, tensors):

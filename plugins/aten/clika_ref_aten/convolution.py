@@ -100,6 +100,15 @@ def _convolved(x, weight, bias=None, *, stride, padding, dilation, groups):
     return TensorType(x.dtype, (*x.shape[: -sides - 1], weight.shape[0], *lengths))
 
 
+def _with_sides(result, sides):
+    """Return what a transposed convolution makes where its sides are 1 at least, as its type says."""
+    if 0 in result.shape[-sides:]:
+        raise ValueError(
+            f"a transposed convolution has the sides {tuple(result.shape[-sides:])}: each must be 1 at least"
+        )
+    return result
+
+
 def _convolved_transposed(x, weight, bias=None, *, stride, padding, output_padding, groups, dilation):
     """Type of a transposed convolution."""
     sides = weight.rank - 2
@@ -231,7 +240,7 @@ def conv_transpose1d(
     dilation: tuple[int, ...] = (1,),
 ) -> Tensor:
     """Spread each element of ``x[n, c, w]`` over ``weight[c, k / groups, i]``, sum what overlaps, add ``bias[k]``."""
-    return F.conv_transpose1d(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _with_sides(F.conv_transpose1d(x, weight, bias, stride, padding, output_padding, groups, dilation), 1)
 
 
 conv_transpose1d.onnx(batched(1, _convolve_transposed))
@@ -252,7 +261,7 @@ def conv_transpose2d(
     dilation: tuple[int, ...] = (1, 1),
 ) -> Tensor:
     """Spread each element of ``x[n, c, h, w]`` over ``weight[c, k / groups, i, j]``, sum overlaps, add ``bias[k]``."""
-    return F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _with_sides(F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation), 2)
 
 
 conv_transpose2d.onnx(batched(2, _convolve_transposed))
@@ -273,7 +282,7 @@ def conv_transpose3d(
     dilation: tuple[int, ...] = (1, 1, 1),
 ) -> Tensor:
     """Spread each element of ``x[n, c, d, h, w]`` over ``weight[c, k / groups, i, j, l]``, sum, add ``bias``."""
-    return F.conv_transpose3d(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _with_sides(F.conv_transpose3d(x, weight, bias, stride, padding, output_padding, groups, dilation), 3)
 
 
 conv_transpose3d.onnx(batched(3, _convolve_transposed))

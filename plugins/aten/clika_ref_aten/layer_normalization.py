@@ -127,8 +127,9 @@ def _(op, x, weight, *, normalized_shape, eps):
     x, weight = widened(op, x, weight)
     eps = torch.finfo(op.dtype(x)).eps if eps is None else eps
     axes = op.ints(range(-len(normalized_shape), 0))
-    # ONNX Runtime fuses Pow, not Mul; of what it fuses in float64 it reads the bytes of eps as if they were float32.
-    powers = op.Mul(x, x) if op.dtype(x) == torch.float64 else op.Pow(x, op.like(x, 2))
+    # ONNX Runtime fuses Pow, not Mul. What it fuses takes no sides of 0, and reads the bytes of eps as float32's.
+    is_fused = op.dtype(x) != torch.float64 and not is_symbolic(tuple(normalized_shape))
+    powers = op.Pow(x, op.like(x, 2)) if is_fused else op.Mul(x, x)
     square = op.ReduceMean(powers, axes, keepdims=1)
     return op.cast(scaled(op, divided(op, x, square, eps), weight, None), op.result.dtype)
 

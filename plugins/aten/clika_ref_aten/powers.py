@@ -19,6 +19,8 @@ aten = torch.ops.aten
 @operator(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, error=ulp(8))
 def pow_(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x ** y``, elementwise."""
+    if torch.result_type(x, y) is torch.bool:  # of which a tensor on the meta device makes integers
+        return torch.pow(x, y).bool()  # pyright: ignore[reportCallIssue, reportArgumentType]
     return torch.pow(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 

@@ -122,7 +122,8 @@ def _resized(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Te
         if side == BATCH and length is not None:
             places = torch.arange(length)
             turns = (places // tensor.shape[dim]).reshape(-1, *[1] * (tensor.ndim - dim - 1))
-            span = tensor.max() - tensor.min() + 1 if is_compared and tensor.numel() else None
+            shifts = is_compared and tensor.numel() and tensor.dtype is not torch.bool
+            span = tensor.max() - tensor.min() + 1 if shifts else None
             tensor = tensor.index_select(dim, places % tensor.shape[dim])
             tensor = tensor if span is None else tensor + (turns * span).to(tensor.dtype)
     return tensor
