@@ -57,8 +57,8 @@ function filter() {
 }
 
 function show() {
-  const wanted = decodeURIComponent(location.hash.slice(1));
-  const chosen = sections.find((section) => section.id === wanted) || sections[0];
+  const named = (id) => sections.find((section) => section.id === id);
+  const chosen = named(decodeURIComponent(location.hash.slice(1))) || named("level-operators") || sections[0];
   for (const section of sections) section.hidden = section !== chosen;
   for (const link of links) link.classList.toggle("here", link.hash === "#" + chosen.id);
 }
