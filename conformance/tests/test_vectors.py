@@ -141,3 +141,17 @@ def test_a_tensor_that_the_sampler_made_stays_as_it_is():
         assert run.inputs[1] is given
         assert len(run.inputs) == 3
     assert "nan-last:x2" in {run.name for run in runs_of([sample(), given, sample()], 0, 2)}
+
+
+def of_name(samples, name):
+    return next((run.inputs for run in runs_of(samples, 0) if run.name == name), None)
+
+
+def test_elements_that_are_equal_only_when_rounded_meet_in_operands_of_several_dtypes():
+    half, single = of_name([sample(dtype=torch.float16), sample()], "rounded alike")
+    assert torch.equal(half, single.half())
+    assert not torch.equal(half.float(), single)
+    half, whole = of_name([sample(dtype=torch.float16), sample(dtype=torch.int64)], "rounded alike")
+    assert torch.equal(half, whole.half())
+    assert not torch.equal(half.long(), whole)
+    assert of_name([sample(), sample()], "rounded alike") is None

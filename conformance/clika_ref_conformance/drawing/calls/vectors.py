@@ -72,6 +72,10 @@ def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Itera
     crossed = [i for i in floats if not samples[i].unique]
     if len(crossed) > 1:
         yield "crossed", {i: _crossed(number, row) for number, i in enumerate(crossed)}
+    wide_integers = [i for i in integers if samples[i].domain is None and _limits(samples[i])[1] > ODD]
+    mixed = [*crossed, *wide_integers]
+    if len({samples[i].dtype for i in mixed}) > 1:
+        yield "rounded alike", dict.fromkeys(mixed, _odd if wide_integers else _tenths)
     for name, fill in {"wide": wide, **_MAGNITUDES}.items() if floats else ():
         yield name, {i: fill for i in floats if not (samples[i].unique and name == "ties")}
     if floats:
@@ -133,6 +137,20 @@ def _crossed(number: int, row: int) -> Fill:
         return torch.tensor(values, dtype=sample.dtype)[(places + row + apart) % len(values)].reshape(sample.shape)
 
     return fill
+
+
+def _tenths(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
+    """Tenths, which each dtype rounds to its own: the same in every operand, so that they are equal in the coarsest."""
+    return _within(sample, (torch.arange(math.prod(sample.shape)).double() * 0.3 + 0.1).reshape(sample.shape))
+
+
+ODD = 2**13
+"""Odd numbers around it are rounded in half precision and in no other dtype."""
+
+
+def _odd(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
+    """Odd numbers, the same in every operand, of integers too, with which floats of half precision may be compared."""
+    return _within(sample, (torch.arange(math.prod(sample.shape)).double() * 2 + ODD - 2001).reshape(sample.shape))
 
 
 def _magnitudes(sample: TensorSample, generator: torch.Generator, reach: float) -> torch.Tensor:
