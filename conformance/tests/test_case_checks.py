@@ -15,6 +15,15 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
 
 
+@pytest.mark.parametrize("x", [X.clone(), X.clone()[:1].expand(X.shape), X.clone().mT])
+def test_inputs_that_a_target_writes_into_hold_again_what_they_held(tmp_path, x):
+    held = x.clone()
+    for _ in range(2):  # a target that writes the same again would pass the second time
+        outcome = run_case(case_of(("relu", {}), x=x), suite_for(tmp_path, "writes-alike"))
+        assert outcome.verdict is Verdict.CONTRACT
+        assert torch.equal(x, held)
+
+
 @pytest.mark.parametrize("passes", [False, True])
 def test_a_target_without_fault_passes(tmp_path, passes):
     outcome = run_case(case_of(("exp", {}), ("relu", {}), passes=passes), suite_for(tmp_path))

@@ -30,6 +30,7 @@ AROUND = {
     "memory": Verdict.MEMORY,
     "raise": Verdict.CONTRACT,
     "flush": Verdict.CONTRACT,
+    "dtype": Verdict.CONTRACT,
     "print": Verdict.PASS,
 }
 
@@ -46,10 +47,11 @@ def test_a_check_costs_itself_alone_whatever_it_does():
     assert "dies_of_a_signal" in messages["segfault"]  # the traceback of faulthandler
     assert "a check that raises" in messages["raise"]
     assert "flush-to-zero" in messages["flush"]
+    assert "set another default dtype and switched on flush-to-zero" in messages["dtype"]
     assert verdicts_of(record, "plan-raises") == [("plan", Verdict.CONTRACT)]
     assert "the sampler is broken" in messages["plan-raises"]
     assert verdicts_of(record, "plan-dies") == [("plan", Verdict.CRASH)]
-    assert record.planned == len(record.results) == 3 * 7 + 2
+    assert record.planned == len(record.results) == 3 * 8 + 2
     assert not record.imbalance()
     assert record.exit_code == 1
     assert record.environment["torch"]
@@ -90,6 +92,12 @@ def test_a_worker_killed_from_outside_costs_one_check():
     failures = [r.verdict for r in record.failures]
     assert failures in ([], [Verdict.CRASH])  # it may die between two checks
     assert all("someone ended it" in r.comparison.message for r in record.failures)
+
+
+def test_a_worker_killed_from_outside_while_it_plans_costs_nothing():
+    record = execute(plan_run(request_for("planned-twice")))
+    assert [v for _, v in verdicts_of(record, "planned-twice")] == [Verdict.PASS] * 3
+    assert record.exit_code == 0
 
 
 def test_a_plan_that_differs_between_processes_is_told_and_not_run():

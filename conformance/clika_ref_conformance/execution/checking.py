@@ -44,15 +44,27 @@ def run_check(check: Check) -> Outcome:
         outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))
     if outcome.verdict is Verdict.MEMORY:  # which may be full of graphs, and they refer to themselves
         gc.collect()
-    if flushes_denormals():
-        torch.set_flush_denormal(False)
-        message = "the target switched on flush-to-zero in this process, which changes what eager computes"
+    altered = settle_torch()
+    if altered:
+        message = f"the target {altered} in this process, which changes what eager computes"
         outcome = replace(outcome, comparison=Comparison(Verdict.CONTRACT, message))
     return outcome
 
 
+def settle_torch() -> str:
+    """Undo what a target did to torch itself, and say what that was; nothing where it did nothing."""
+    found: list[str] = []
+    if torch.get_default_dtype() is not torch.float32:
+        torch.set_default_dtype(torch.float32)
+        found.append("set another default dtype")
+    if flushes_denormals():
+        torch.set_flush_denormal(False)
+        found.append("switched on flush-to-zero")
+    return " and ".join(found)
+
+
 def flushes_denormals() -> bool:
-    """Whether this thread takes numbers below the smallest normal float32 for zero."""
+    """Whether this thread takes numbers below the smallest normal float32 for zero; the default dtype is that."""
     return bool((torch.full((1,), 1e-39) * 1.0 == 0.0).item())
 
 

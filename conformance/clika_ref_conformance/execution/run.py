@@ -322,6 +322,8 @@ class Execution:
         if progress.started is not None:
             self._enter(progress, _result(progress.task, progress.started, verdict, message))
             progress.started, progress.fruitless = None, 0
+        elif progress.plan is None and not progress.fruitless and not worker.overdue:
+            progress.fruitless = 1  # it may have been killed from outside
         elif progress.plan is None:
             progress.plan = ["plan"]
             self._enter(progress, _result(progress.task, "plan", verdict, f"while the task was planned: {message}"))
@@ -329,7 +331,7 @@ class Execution:
             progress.fruitless += 1
             if progress.fruitless >= FRUITLESS:
                 self._give_up(progress, f"{FRUITLESS} workers died before they ran a check: {message}")
-        if set(progress.plan or ()) <= progress.results.keys():
+        if progress.plan is not None and set(progress.plan) <= progress.results.keys():
             self._finish(progress)
         else:
             self.waiting.appendleft(progress)

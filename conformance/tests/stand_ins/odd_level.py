@@ -17,9 +17,11 @@ SUBJECTS = (
     "memory",
     "raise",
     "flush",
+    "dtype",
     "print",
     "plan-raises",
     "plan-dies",
+    "planned-twice",
     "unsure",
     "fails-always",
     "dies-always",
@@ -35,10 +37,14 @@ def checks(task, suite):
         raise ValueError("the sampler is broken")
     if task.subject == "plan-dies":
         os._exit(7)
+    mark = suite.folder.parent / "killed"
+    if task.subject == "planned-twice" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     if task.subject in ALWAYS:
         return [Check(f"check-{i}", ALWAYS[task.subject]) for i in range(4)]
     middle = f"{os.getpid()}" if task.subject == "unsure" else "middle"
-    act = {"unsure": "exit"}.get(task.subject, task.subject)
+    act = {"unsure": "exit", "planned-twice": "fine"}.get(task.subject, task.subject)
     return [Check("first", passes), Check(middle, ACTS[act]), Check("last", passes)]
 
 
@@ -54,6 +60,11 @@ def fills_memory():
 def flushes():
     assert torch.set_flush_denormal(True)
     return passes()
+
+
+def sets_dtype():
+    torch.set_default_dtype(torch.float64)
+    return flushes()
 
 
 def prints():
@@ -84,5 +95,6 @@ ACTS = {
     "memory": fills_memory,
     "raise": raises,
     "flush": flushes,
+    "dtype": sets_dtype,
     "print": prints,
 }

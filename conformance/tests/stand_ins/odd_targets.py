@@ -56,6 +56,12 @@ def _writes(results, inputs, state):
     return results
 
 
+def _writes_alike(results, inputs, state):
+    once = inputs[0][tuple(slice(0, 1) if step == 0 else slice(None) for step in inputs[0].stride())]
+    once.clamp_(min=0)
+    return results
+
+
 def _reuses(results, inputs, state):
     if state["kept"] is None:
         state["kept"] = results
@@ -77,6 +83,7 @@ FAULTS = {
     "view": lambda r, i, s: [i[0].view_as(r[0])],
     "array-view": lambda r, i, s: [torch.from_numpy(i[0].numpy()[1:])],
     "writes": _writes,
+    "writes-alike": _writes_alike,
     "reuses": _reuses,
     "drifts": lambda r, i, s: [t * (1 + 1e-6 * (s["runs"] > 2)) for t in r],
     "depends-on-compilation": lambda r, i, s: [t * (1 + 1e-6 * (s["compilations"] > 1)) for t in r],

@@ -96,8 +96,9 @@ class GraphDrawing:
             except Again as again:
                 steered.repeat(again.changes)
             else:
-                operands = tuple(map(plain, call.operands))
-                return op.call(*operands, **{k: plain(v) for k, v in call.attrs.items()})
+                with blaming(op):
+                    operands = tuple(map(plain, call.operands))
+                    return op.call(*operands, **{k: plain(v) for k, v in call.attrs.items()})
 
     def take(self, op: Operator, call: Call) -> Node | None:
         """Append a drawn call, or return None where eager or the target refuses it."""
