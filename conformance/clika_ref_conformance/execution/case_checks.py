@@ -284,7 +284,7 @@ def put_back(tensors: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) ->
     written = [i for i, (tensor, held) in enumerate(zip(tensors, before, strict=True)) if not same_bits(held, tensor)]
     for tensor, held in ((tensors[i], before[i]) for i in written):
         if tensor.shape != held.shape:
-            tensor.set_(held)
+            tensor.data = held
             continue
         once = tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())
         tensor[once].copy_(held[once])  # elements that are one in memory are written once
