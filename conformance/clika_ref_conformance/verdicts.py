@@ -59,6 +59,9 @@ _HARMLESS = frozenset(
 PROVING = frozenset({Verdict.PASS, Verdict.DEVIATION})
 """Verdicts that prove something of the target."""
 
+COUNTS = ("elements", "ambiguous", "unstable", "strayed")
+"""What a comparison counts, in the order of its fields."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -20,10 +20,7 @@ from clika_ref_conformance.execution.declared_types import mistyped
 from clika_ref_conformance.execution.deviating import errors_expected, expected_error, judge_run
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Verdict
-
-COUNTS = ("elements", "ambiguous", "unstable", "strayed")
-"""What a comparison counts."""
+from clika_ref_conformance.verdicts import COUNTS, Comparison, Verdict
 
 OUT_OF_MEMORY = ("bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory")
 """What libraries say, in place of a `MemoryError`, of memory that they did not get."""

@@ -64,8 +64,8 @@ def settle_torch() -> str:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread takes numbers below the smallest normal float32 for zero; the default dtype is that."""
-    return bool((torch.full((1,), 1e-39) * 1.0 == 0.0).item())
+    """Whether this thread takes numbers below the smallest normal float32 for zero."""
+    return bool((torch.full((1,), 1e-39, dtype=torch.float32) * 1.0 == 0.0).item())
 
 
 def _traceback(error: BaseException, lines: int = 30) -> str:

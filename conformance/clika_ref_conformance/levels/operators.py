@@ -45,13 +45,17 @@ LITERAL_ROWS = 4
 
 def tasks(suite: Suite) -> list[Task]:
     """Return one task for each operator and each of the profile's dtypes that it takes."""
-    wanted = tuple(getattr(torch, name) for name in suite.profile.dtypes)
     return [
         Task(LEVEL, op.name, str(dtype).removeprefix("torch."))
         for op in suite.registry.operators.values()
         if op.sampler is not None
-        for dtype in columns(op, wanted)
+        for dtype in _dtypes(op, suite)
     ]
+
+
+def _dtypes(op: Operator, suite: Suite) -> list[torch.dtype]:
+    """Return the profile's dtypes that an operator takes."""
+    return columns(op, tuple(getattr(torch, name) for name in suite.profile.dtypes))
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
@@ -101,8 +105,7 @@ class Column:
     @functools.cached_property
     def count(self) -> int:
         """How many calls are drawn."""
-        profile = self.suite.profile
-        first, *_ = columns(self.op, tuple(getattr(torch, name) for name in profile.dtypes))
+        profile, first = self.suite.profile, _dtypes(self.op, self.suite)[0]
         return profile.drawn if self.dtype == first else profile.drawn_further
 
     @functools.cached_property

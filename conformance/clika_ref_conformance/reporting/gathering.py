@@ -11,7 +11,7 @@ from pathlib import Path
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting.report import SEVERITY, Detail, Report, TaskReport
-from clika_ref_conformance.verdicts import Verdict
+from clika_ref_conformance.verdicts import COUNTS, Verdict
 
 LIMIT_LISTING_BYTES = 2**20
 """Facts of a reproducer larger than this are not read for the listing: a report stays small."""
@@ -46,11 +46,8 @@ def _task_report(task: Task, results: Sequence[Result], folder: Path | None) -> 
         task,
         {verdict: counts[verdict] for verdict in verdicts},
         [_detail(result, folder) for result in chosen],
-        sum(result.comparison.elements for result in results),
-        sum(result.comparison.ambiguous for result in results),
-        sum(result.comparison.unstable for result in results),
-        sum(result.comparison.strayed for result in results),
-        sum(result.seconds for result in results),
+        **{key: sum(getattr(result.comparison, key) for result in results) for key in COUNTS},
+        seconds=sum(result.seconds for result in results),
     )
 
 

@@ -14,7 +14,7 @@ from clika_ref_conformance.cases import Task
 from clika_ref_conformance.reporting.report import Detail, Report, TaskReport
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.reproducing.json_values import number, to_json
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import COUNTS, Comparison, Verdict
 
 SCHEMA = 1
 """Raised whenever reports written before cannot be read by the code as it is."""
@@ -24,7 +24,6 @@ FILE = "report.json"
 LIMIT_BYTES = 512 * 2**20
 """Of a report that is read; those of the suite have a few megabytes, because cases are not listed one by one."""
 
-_COUNTS = ("elements", "ambiguous", "unstable", "strayed")
 _REPRODUCER = re.compile(r"cases/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -64,7 +63,7 @@ def _task(entry: TaskReport) -> dict[str, Any]:
         "verdict": str(entry.verdict),
         "grade": entry.grade,
         "verdicts": {str(verdict): count for verdict, count in entry.verdicts.items()},
-        **{key: getattr(entry, key) for key in _COUNTS},
+        **{key: getattr(entry, key) for key in COUNTS},
         "seconds": entry.seconds,
         "details": [_detail(detail) for detail in entry.details],
     }
@@ -127,13 +126,13 @@ def _read_task(entry: Mapping[str, Any]) -> TaskReport:
     task = Task(level, subject, dtype, bool(entry["dynamic"]))
     verdicts = {Verdict(verdict): _count(count, f"{task} {verdict}") for verdict, count in entry["verdicts"].items()}
     details = [_read_detail(detail) for detail in entry["details"]]
-    counts = {key: _count(entry.get(key, 0), f"{task} {key}") for key in _COUNTS}
+    counts = {key: _count(entry.get(key, 0), f"{task} {key}") for key in COUNTS}
     return TaskReport(task, verdicts, details, seconds=number(entry["seconds"], f"seconds of {task}"), **counts)
 
 
 def _read_detail(entry: Mapping[str, Any]) -> Detail:
     error, bound, ratio, quality = (number(entry[key], key) for key in ("error", "bound", "ratio", "quality"))
-    counts = [_count(entry.get(key, 0), key) for key in _COUNTS]
+    counts = [_count(entry.get(key, 0), key) for key in COUNTS]
     comparison = Comparison(Verdict(entry["verdict"]), str(entry["message"]), error, bound, ratio, quality, *counts)
     check, run, reproducer, listing = (str(entry[key]) for key in ("check", "run", "reproducer", "listing"))
     if reproducer and not _REPRODUCER.fullmatch(reproducer):

@@ -100,12 +100,14 @@ def _convolved(x, weight, bias=None, *, stride, padding, dilation, groups):
     return TensorType(x.dtype, (*x.shape[: -sides - 1], weight.shape[0], *lengths))
 
 
+def _require_sides(lengths):
+    if any(isinstance(n, int) and n < 1 for n in lengths):  # one kernel of PyTorch's computes it, the others refuse
+        raise ValueError(f"a transposed convolution has the sides {list(lengths)}: each must be 1 at least")
+
+
 def _with_sides(result, sides):
-    """Return what a transposed convolution makes where its sides are 1 at least, as its type says."""
-    if 0 in result.shape[-sides:]:
-        raise ValueError(
-            f"a transposed convolution has the sides {tuple(result.shape[-sides:])}: each must be 1 at least"
-        )
+    """Return what a transposed convolution makes, where its type allows it."""
+    _require_sides(result.shape[-sides:])
     return result
 
 
@@ -115,8 +117,7 @@ def _convolved_transposed(x, weight, bias=None, *, stride, padding, output_paddi
     columns = [spread(v, sides) for v in (stride, padding, output_padding, dilation)]
     spatial = zip(x.shape[-sides:], weight.shape[2:], *columns, strict=True)
     lengths = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, o, d in spatial]
-    if any(isinstance(n, int) and n < 1 for n in lengths):  # one kernel of PyTorch's computes it, the others refuse
-        raise ValueError(f"a transposed convolution of {x} by {weight} has sides {lengths}: each must be 1 at least")
+    _require_sides(lengths)
     return TensorType(x.dtype, (*x.shape[: -sides - 1], weight.shape[1] * groups, *lengths))
 
 

@@ -93,12 +93,10 @@ class GraphDrawing:
             try:
                 with blaming(op):
                     call = op.sampler(steered, Descriptions())
-            except Again as again:
-                steered.repeat(again.changes)
-            else:
-                with blaming(op):
                     operands = tuple(map(plain, call.operands))
                     return op.call(*operands, **{k: plain(v) for k, v in call.attrs.items()})
+            except Again as again:
+                steered.repeat(again.changes)
 
     def take(self, op: Operator, call: Call) -> Node | None:
         """Append a drawn call, or return None where eager or the target refuses it."""

@@ -171,11 +171,13 @@ def _follows(random: Random, new: Rebuilding, node: Node, *, keep: bool) -> bool
         drawn = Drawing(random, new.growth, 1.0, 1.0).call(node.op, _made(new, node))
         if drawn is not None and len(drawn.outputs) == len(node.outputs):
             kept = new.growth.place(node.op, drawn.inputs, node.attrs) if keep else None
-            if kept is not None:
-                left = drawn if len(kept.outputs) == len(node.outputs) else kept
-                new.growth.graph.erase(left)
-                drawn = kept if left is drawn else drawn
-            new.mapping.update(zip(node.outputs, drawn.outputs, strict=True))
+            if kept is not None and len(kept.outputs) == len(node.outputs):
+                chosen, spare = kept, drawn
+            else:
+                chosen, spare = drawn, kept
+            if spare is not None:
+                new.growth.graph.erase(spare)
+            new.mapping.update(zip(node.outputs, chosen.outputs, strict=True))
             return True
     return False
 
