@@ -43,8 +43,8 @@ class Floats:
 class TensorDescription:
     """A tensor to be drawn: ``shape`` given or of a rank within ``rank``, elements typically in ``[low, high]``.
 
-    ``domain`` is the legal range of elements; special values outside it are never tried. ``unique`` asks for elements
-    without ties.
+    ``domain`` is the legal range of elements; special values outside it are never tried. NaN lies in every range of
+    floats unless ``nan`` is false. ``unique`` asks for elements without ties.
     """
 
     dtypes: tuple[torch.dtype, ...]
@@ -54,7 +54,12 @@ class TensorDescription:
     low: float
     high: float
     domain: tuple[float, float] | None
+    nan: bool
     unique: bool
+
+    def decided(self, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSample:
+        """Return the tensor with its dtype and shape decided."""
+        return TensorSample(dtype, shape, self.low, self.high, self.domain, nan=self.nan, unique=self.unique)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class TensorSample:
     low: float
     high: float
     domain: tuple[float, float] | None = None
+    nan: bool = True
     unique: bool = False
 
     @property
@@ -103,13 +109,14 @@ class Descriptions:
         low: float = -3.0,
         high: float = 3.0,
         domain: tuple[float, float] | None = None,
+        nan: bool = True,
         unique: bool = False,
     ) -> TensorDescription:
         """Describe a tensor of the given shape, or of any shape whose rank and sides lie in the given ranges."""
         dtypes = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
         ranks = (rank, rank) if isinstance(rank, int) else rank
         return TensorDescription(
-            dtypes, None if shape is None else tuple(shape), ranks, side, low, high, domain, unique
+            dtypes, None if shape is None else tuple(shape), ranks, side, low, high, domain, nan, unique
         )
 
     def floats(self, low: float, high: float) -> Floats:
@@ -158,7 +165,7 @@ def _draw_tensor(random: Random, d: TensorDescription) -> TensorSample:
     shape = d.shape
     if shape is None:
         shape = tuple(random.randint(*d.side) for _ in range(random.randint(*d.rank)))
-    return TensorSample(random.choice(d.dtypes), shape, d.low, d.high, d.domain, d.unique)
+    return d.decided(random.choice(d.dtypes), shape)
 
 
 def realize(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from clika_ref.core.types import TensorType
 from clika_ref_conformance.mutants.altering import Altered, forced
 from clika_ref_conformance.mutants.seeding import Catalogue
 
@@ -279,3 +280,45 @@ def _(original, op, x, y, *, rounding_mode):
         return original(op, x, y, rounding_mode=rounding_mode)
     quotient = op.Div(*op.promote(x, y))
     return op.Mul(op.Sign(quotient), op.Floor(op.Abs(quotient)))
+
+
+def _through(dtype):
+    """Return the fault of a lowering whose operands of int64 pass through a dtype of floats, which rounds them."""
+
+    def rounded(op, value):
+        wide = not isinstance(value, bool | int | float) and op.dtype(value) == torch.int64
+        if not wide:
+            return value
+        return op.declare(op.cast(op.cast(value, dtype), torch.int64), TensorType(torch.int64, op.shape(value)))
+
+    def lower(original, op, *operands, **attrs):
+        return original(op, *(rounded(op, v) for v in operands), **attrs)
+
+    return lower
+
+
+for _subject, _dtype in {
+    "eq": torch.float64,
+    "lt": torch.float32,
+    "minimum": torch.float64,
+    "remainder": torch.float64,
+    "argmax": torch.float32,
+    "topk": torch.float64,
+}.items():
+    FAULTS.lowering(_subject, f"int64 passes through {str(_dtype).removeprefix('torch.')}")(_through(_dtype))
+
+
+@FAULTS.lowering("where", "a square condition is transposed")
+def _(original, op, condition, x, y):
+    sides = op.shape(condition)
+    if len(sides) < 2 or sides[-1] != sides[-2]:
+        return original(op, condition, x, y)
+    order = [*range(len(sides) - 2), len(sides) - 1, len(sides) - 2]
+    turned = op.declare(op.Transpose(condition, perm=order), TensorType(op.dtype(condition), sides))
+    return original(op, turned, x, y)
+
+
+@FAULTS.lowering("poisson_nll_loss", "NaN is taken for 0")
+def _(original, op, x, target, **attrs):
+    without = op.declare(op.Where(op.IsNaN(x), op.like(x, 0.0), x), TensorType(op.dtype(x), op.shape(x)))
+    return original(op, without, target, **attrs)

@@ -98,7 +98,8 @@ def _(original, op, x, h, c, *params, **attrs):
 def _(original, op, x, weight, *bias):
     def halved(op_type):
         def write(op, *operands, **how):
-            return op.cast(op.node(op_type, *op.promote(*operands, to=torch.float16), **how), op.dtype(x))
+            halves = op.promote(*(o for o in operands if o is not None), to=torch.float16)
+            return op.cast(op.node(op_type, *halves, **how), op.dtype(x))
 
         return write
 

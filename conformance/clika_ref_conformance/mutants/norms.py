@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from clika_ref.core.types import TensorType
 from clika_ref_conformance.mutants.altering import Altered, forced
 from clika_ref_conformance.mutants.seeding import Catalogue
 
@@ -55,7 +56,8 @@ def _(original, op, x, weight, *, normalized_shape, eps):
 @FAULTS.lowering("rms_norm", "the mean is subtracted, as in layer_norm")
 def _(original, op, x, weight=None, *, normalized_shape, **attrs):
     mean = op.ReduceMean(x, op.ints(range(-len(normalized_shape), 0)), keepdims=1)
-    return original(op, op.Sub(x, mean), weight, normalized_shape=normalized_shape, **attrs)
+    centred = op.declare(op.Sub(x, mean), TensorType(op.dtype(x), op.shape(x)))
+    return original(op, centred, weight, normalized_shape=normalized_shape, **attrs)
 
 
 @FAULTS.lowering("batch_norm", "training normalizes by the unbiased variance")

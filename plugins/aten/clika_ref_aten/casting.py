@@ -31,7 +31,7 @@ def _(draw, s):
     x = draw(s.tensor(dtype=ANY, low=0, high=9))
     dtype = draw(s.choice(*ANY))
     if x.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
-        x = replace(x, domain=(0, 127))  # C leaves open what a float becomes that the integer cannot hold
+        x = replace(x, domain=(0, 127), nan=False)  # C leaves open what a float becomes that the integer cannot hold
     return s.call(x, dtype=dtype)
 
 

@@ -266,11 +266,13 @@ def _(op, x, target, *, log_input, full, eps, reduction):
 
 @poisson_nll_loss.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=FLOATS, low=0.1, high=3, domain=(0, math.inf)))
+    log_input = draw(s.booleans())
+    low, domain = (-3.0, None) if log_input else (0.1, (0, math.inf))
+    x = draw(s.tensor(dtype=FLOATS, low=low, high=3, domain=domain))
     return s.call(
         x,
         draw(s.tensor(shape=x.shape, dtype=x.dtype, low=0, high=5, domain=(0, math.inf))),
-        log_input=draw(s.booleans()),
+        log_input=log_input,
         full=draw(s.booleans()),
         eps=draw(s.choice(1e-8, 1e-3)),
         reduction=draw_reduction(draw, s),

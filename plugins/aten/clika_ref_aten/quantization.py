@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.types import Number
@@ -132,7 +130,7 @@ def _(draw, s):
     rank = (0, 5) if axis is None else (2, 5)
     reach = 4.0 if high > 15 else 1.0
     floats = (torch.float32, torch.float16)
-    x = draw(s.tensor(rank=rank, side=(1, 4), dtype=floats, low=-reach, high=reach, domain=(-math.inf, math.inf)))
+    x = draw(s.tensor(rank=rank, side=(1, 4), dtype=floats, low=-reach, high=reach, nan=False))
     attrs = {"dtype": dtype, "quant_min": quant_min, "quant_max": quant_max, "axis": axis}
     return s.call(x, *_parameters(draw, s, x, axis, (dtype, torch.int32, torch.int64), low, high), **attrs)
 

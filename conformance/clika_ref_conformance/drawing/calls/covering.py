@@ -24,6 +24,9 @@ MOST_OPTIONS = 8
 EQUAL = (1, 1, 1)
 """Weights of three options that are wanted equally often; where a tensor has no or short sides, little else shows."""
 
+SQUARE = 1 / 4
+"""Of tensors whose last two sides are the same: some faults, such as a transposed mask, fit nothing else."""
+
 EMPTY_ROWS = 8
 """Calls drawn with a side of length 0: the plainest may have rank 0, or lie on a path without a free shape."""
 
@@ -106,13 +109,15 @@ class CoveringDraw:
             rank = self._within((*key, "rank"), *d.rank, weights=(2, 1, 2))
             sides = [self.cover.random.randint(*d.side) for _ in range(rank)]
             low = d.side[0]
+            if rank > 1 and self.cover.random.random() < SQUARE:
+                sides[-2] = sides[-1]
             if rank and low <= 1 and self._pick((*key, "one"), (2, 1)):
                 sides[self.cover.random.randrange(rank)] = max(low, 1)
             if rank and self.empty is not None:
                 sides[-1 - self.empty % rank] = 0
                 self.empty = None
             shape = tuple(sides)
-        return TensorSample(dtype, shape, d.low, d.high, d.domain, d.unique)
+        return d.decided(dtype, shape)
 
     def _within(self, key: Any, low: int, high: int, weights: Sequence[int] = EQUAL) -> int:
         """Decide an integer of ``[low, high]``: one from the middle, the lowest, or the highest, of these weights.

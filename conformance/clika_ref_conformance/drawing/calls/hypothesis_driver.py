@@ -62,4 +62,4 @@ def _tensor(draw: Callable[[st.SearchStrategy[Any]], Any], d: TensorDescription)
     shape = d.shape
     if shape is None:
         shape = tuple(draw(st.integers(*d.side)) for _ in range(draw(st.integers(*d.rank))))
-    return TensorSample(dtype, shape, d.low, d.high, d.domain, d.unique)
+    return d.decided(dtype, shape)

@@ -85,6 +85,9 @@ def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Itera
     for name, fill in _WHOLE.items() if free else ():
         at = free[row % len(free)]
         yield f"{name}:x{at}", {at: fill} if _differs(samples[at], name) else {}
+    exact = [i for i in free if samples[i].dtype == torch.int64]
+    if exact:
+        yield "nearly equal", dict.fromkeys(exact, _nearly_equal)
     bounded = [i for i in integers if samples[i].domain is not None and not samples[i].unique]
     for name, choose in _BOUNDED.items() if bounded else ():
         yield name, {i: _constant(choose(samples[i].domain)) for i in bounded if _legal_index(samples[i], name)}
@@ -100,6 +103,8 @@ def _is_integer(sample: TensorSample) -> bool:
 
 
 def _is_legal(sample: TensorSample, value: float) -> bool:
+    if math.isnan(value):
+        return sample.nan
     return sample.domain is None or sample.domain[0] <= value <= sample.domain[1]
 
 
@@ -239,6 +244,13 @@ def _signed(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
 def _far(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Elements around 2^40, which 32 bits do not hold and neither does the fraction of a float32."""
     return 2**40 + torch.randint(0, 9, sample.shape, generator=generator)
+
+
+def _nearly_equal(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    """Elements around 2^60, all of which are the same number in a float64."""
+    count = math.prod(sample.shape)
+    apart = torch.randperm(count, generator=generator)
+    return 2**60 + (apart if sample.unique else apart % 9).reshape(sample.shape)
 
 
 _WHOLE: dict[str, Fill] = {"small": _small, "extremes": _extremes, "large": _large, "signed": _signed, "far": _far}

@@ -82,7 +82,7 @@ class Drawing:
                     value = self.random.choice(fitting)
                     d = description
                     sides: Any = value.type.shape
-                    return _Standing(value.type.dtype, sides, d.low, d.high, d.domain, d.unique, value)
+                    return _Standing(value.type.dtype, sides, d.low, d.high, d.domain, d.nan, d.unique, value)
             return anything(description)
 
         return draw

@@ -126,8 +126,7 @@ def _again(description: Any, before: Any, value: Any) -> Any:
             return options[min(position, len(options) - 1)]
         case TensorDescription():
             shape = value.shape if description.shape is None else description.shape
-            d = description
-            return TensorSample(value.dtype, shape, d.low, d.high, d.domain, d.unique)
+            return description.decided(value.dtype, shape)
         case _:
             return min(max(value, description.low), description.high)
 
