@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from clika_ref.core.errors import ClikaError, PluginError
+from clika_ref.core.errors import ClikaError
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations
@@ -56,12 +56,7 @@ class Trial:
     @property
     def is_killed(self) -> bool:
         """Whether the suite found it."""
-        return self.verdict.is_failure and not self.is_broken
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether its own code raised where it was lowered: that finds itself, and says nothing of the suite."""
-        return PluginError.__name__ in self.message
+        return self.verdict.is_failure
 
 
 @dataclass(frozen=True)

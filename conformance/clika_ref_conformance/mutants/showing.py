@@ -45,10 +45,7 @@ def is_enough(killing: Killing) -> bool:
 def show_trial(trial: Trial, console: Console) -> None:
     """Print what became of one mutant."""
     name = f"seed {trial.seed}: {trial.mutant}"
-    if trial.is_broken:
-        text = f"{name} IS BROKEN and found nothing out: {trial.message}"
-        console.print(text, style="red", markup=False, soft_wrap=True)
-    elif trial.task:
+    if trial.task:
         nodes = "" if trial.nodes is None else f", reduced to {trial.nodes} nodes"
         by = f"{trial.task}: {trial.check}, check {trial.checks}, {duration(trial.seconds)}{nodes}"
         console.print(f"{name} killed by {by}: {trial.verdict}", markup=False, soft_wrap=True)
