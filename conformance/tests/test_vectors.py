@@ -1,6 +1,7 @@
 """The mandatory vectors: what stands where, and what a domain keeps out."""
 
 import math
+from dataclasses import replace
 
 import torch
 from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_of, slots
@@ -78,6 +79,10 @@ def test_special_values_do_not_cross_in_one_operand_or_outside_a_domain():
     for row in range(8):
         positive = sample(shape=(20,), low=0.5, domain=(0.5, 4.0))
         (crossed,) = (run for run in runs_of([sample(), positive], 0, row) if run.name == "crossed")
+        elements = crossed.inputs[1]
+        assert set(elements[~elements.isnan()].tolist()) == {1.0}
+        assert elements.isnan().any()
+        (crossed,) = (r for r in runs_of([sample(), replace(positive, nan=False)], 0, row) if r.name == "crossed")
         assert set(crossed.inputs[1].tolist()) == {1.0}
 
 
@@ -104,11 +109,24 @@ def test_integers_with_a_domain_get_its_ends_only():
 
 
 def test_a_domain_keeps_special_values_and_other_elements_out():
-    runs = runs_in_turn(sample(low=0.0, domain=(0.0, 6.0)))
+    runs = runs_in_turn(sample(low=0.0, domain=(0.0, 6.0), nan=False))
     for run in runs:
         assert ((run.inputs[0] >= 0) & (run.inputs[0] <= 6)).all(), run.name
     assert not any(run.name.startswith(("nan", "inf", "offset")) for run in runs)
+    with_nan = runs_in_turn(sample(low=0.0, domain=(0.0, 6.0)))
+    assert {run.name[:3] for run in with_nan} - {run.name[:3] for run in runs} == {"nan"}
     assert any(run.name.startswith("inf") for run in runs_in_turn(sample(low=0.0, domain=(0.0, math.inf))))
+
+
+def test_integers_that_are_one_float64_meet_in_all_operands():
+    operands = [sample(torch.int64, (40,)), sample(torch.int64, (40,), unique=True)]
+    (run,) = (run for run in runs_of(operands, 0) if run.name == "nearly equal")
+    x, y = run.inputs
+    assert (x == y).any()
+    assert (x != y).any()
+    assert torch.equal(x.double(), y.double())
+    assert len(set(y.tolist())) == 40
+    assert not any(run.name == "nearly equal" for run in runs_of([sample(torch.int32, (40,))], 0))
 
 
 def test_masks_are_all_true_and_have_a_false_row():

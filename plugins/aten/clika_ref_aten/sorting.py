@@ -371,19 +371,30 @@ def _(op, sorted_sequence, x, sorter, *, out_int32, right):
     return op.ReduceSum(passed, op.ints([last]), keepdims=False)
 
 
+def _rising(draw, s, shape, dtype):
+    """Draw a sorted sequence and an order that sorts one: all zeros, of any length, or numbers some of which are equal.
+
+    NaN has no place in a sequence that `torch.searchsorted` takes for sorted.
+    """
+    if draw(s.booleans()):
+        zeros = draw(s.tensor(shape=shape, dtype=dtype, low=0, high=0, domain=(0, 0), nan=False))
+        return zeros, draw(s.tensor(shape=shape, dtype=torch.int64, low=0, high=0, domain=(0, 0)))
+    steps = [draw(s.integers(0, 2)) for _ in range(shape[-1])]
+    rising = (torch.tensor(steps).cumsum(0) - 2).to(dtype).expand(shape)
+    if draw(s.booleans()):
+        return rising.contiguous(), torch.arange(shape[-1]).expand(shape).contiguous()
+    return rising.flip(-1).contiguous(), torch.arange(shape[-1]).flip(0).expand(shape).contiguous()
+
+
 @searchsorted.samples
 def _(draw, s):
     dtype = draw(s.choice(torch.float32, torch.int64))
     shape = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 2))))
-    sequence = draw(s.tensor(shape=(*shape, draw(s.integers(1, 5))), dtype=dtype, low=0, high=0, domain=(0, 0)))
-    if not shape:
-        sequence = draw(s.tensor(shape=(1,), dtype=dtype, low=-2, high=2))
-        x = draw(s.choice(1, draw(s.tensor(dtype=dtype))))
-    else:
+    sequence, order = _rising(draw, s, (*shape, draw(s.integers(1, 5))), dtype)
+    if shape:
         x = draw(s.tensor(shape=(*shape, draw(s.integers(1, 4))), dtype=dtype))
-    sorter = (
-        draw(s.tensor(shape=sequence.shape, dtype=torch.int64, low=0, high=0, domain=(0, 0)))
-        if draw(s.booleans())
-        else None
-    )
+    else:
+        x = draw(s.choice(1, draw(s.tensor(dtype=dtype))))
+    falls = isinstance(sequence, torch.Tensor) and bool((sequence.diff() < 0).any())
+    sorter = order if falls or draw(s.booleans()) else None
     return s.call(sequence, x, sorter, out_int32=draw(s.booleans()), right=draw(s.booleans()))
