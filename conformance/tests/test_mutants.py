@@ -1,6 +1,7 @@
 """Seeded faults are put in and taken out without a trace, and the suite finds them."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -94,6 +95,17 @@ def test_what_fails_without_a_mutant_too_is_not_its_doing(suite):
         trial = trials.Trial(mutant, suite)
         assert trial.run().verdict is Verdict.PASS
         assert trial.number > 1
+
+
+def test_a_mutant_whose_own_code_raises_finds_itself_only(suite):
+    broken = Catalogue("broken")
+
+    @broken.lowering("hardshrink", "the shape of an intermediate is asked for, which nothing knows")
+    def _(original, op, x, **attrs):
+        return original(op, op.reshape(x, op.shape(op.Neg(x))), **attrs)
+
+    quick = replace(suite, profile=replace(suite.profile, rows=1, drawn=0, shrink_seconds=0.0))
+    assert trials.Trial(broken.mutants[0], quick).run().verdict is Verdict.PASS
 
 
 def test_a_mutant_is_found_in_a_worker_and_its_failure_fails_again_in_another():

@@ -44,7 +44,7 @@ SIZES_PER_CALL = 7
 GRAPHS = "random graphs"
 EXPRESSIONS = "size expressions"
 
-EXPRESSIONS_PER_PROFILE = 2
+EXPRESSIONS_PER_PROFILE = 6
 """Expressions for each set of sizes that a profile asks for: they take little."""
 
 PATIENCE = 9
@@ -84,10 +84,11 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 
 def _share(op: Operator, seed: int) -> int:
     """Return how many times the calls of others an operator has."""
-    if op.type_rule is None:
-        return 1
     drawn = (draw(op, f"{seed}-{turn}") for turn in range(LOOKS))
-    return SIZED if any(has_sizes_among_numbers(drawing) for drawing in drawn) else OWN_RULE
+    sized = any(has_sizes_among_numbers(drawing) for drawing in drawn)
+    if op.type_rule is None:
+        return OWN_RULE if sized else 1
+    return SIZED if sized else OWN_RULE
 
 
 def _graph_checks(suite: Suite) -> list[Check]:

@@ -215,3 +215,56 @@ def _(original, op, *operands, **attrs):
 @FAULTS.lowering("cdist", "the eps of pairwise_distance is added to the differences")
 def _(original, op, x1, x2, **attrs):
     return original(Altered(op, Sub=lambda op, a, b: op.Add(op.Sub(a, b), op.like(a, 1e-6))), x1, x2, **attrs)
+
+
+# Attention, sums, losses and weights again
+
+
+@FAULTS.lowering(
+    "scaled_dot_product_attention",
+    "the causal mask is aligned to the last key instead of the first, where there are more or fewer keys than queries",
+)
+def _(original, op, x, key, value, attn_mask=None, *, is_causal, **attrs):
+    queries, keys = op.shape(x)[-2], op.shape(key)[-2]
+    if not is_causal or attn_mask is not None or is_symbolic((queries, keys)) or queries == keys:
+        return original(op, x, key, value, attn_mask, is_causal=is_causal, **attrs)
+    lower = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return original(op, x, key, value, op.constant(lower, torch.bool), is_causal=False, **attrs)
+
+
+@FAULTS.lowering("cumsum", "floats are converted to the dtype asked for after they are summed instead of before")
+def _(original, op, x, *, dim, dtype):
+    if op.dtype(x) not in (torch.float32, torch.float64) or op.rank(x) == 0:
+        return original(op, x, dim=dim, dtype=dtype)
+    return op.cast(op.CumSum(x, op.constant(dim, torch.int64)), op.result.dtype)
+
+
+@FAULTS.lowering("baddbmm", "with beta=0 the operand is multiplied by 0, not left out, so that its NaN survives")
+def _(original, op, x, batch1, batch2, *, beta, alpha):
+    product = original(op, x, batch1, batch2, beta=beta, alpha=alpha)
+    if beta != 0 or not op.result.dtype.is_floating_point:
+        return product
+    return op.Add(op.Mul(x, op.like(x, 0)), product)
+
+
+@FAULTS.lowering("cross_entropy_loss", "the share of label smoothing ignores the weights of the classes")
+def _(original, op, x, target, weight, *, label_smoothing, **attrs):
+    if weight is None or not label_smoothing:
+        return original(op, x, target, weight, label_smoothing=label_smoothing, **attrs)
+    plain = original(op, x, target, weight, label_smoothing=0.0, **attrs)
+    smooth = original(op, x, target, None, label_smoothing=1.0, **attrs)
+    return op.Add(op.Mul(plain, op.like(x, 1 - label_smoothing)), op.Mul(smooth, op.like(x, label_smoothing)))
+
+
+@FAULTS.lowering("weight_norm", "every negative dim is taken for -1, the norm over all sides")
+def _(original, op, v, g, *, dim):
+    return original(op, v, g, dim=max(dim, -1))
+
+
+@FAULTS.lowering("gru", "the initial state is read as [directions, layers] instead of [layers, directions]")
+def _(original, op, x, state, *params, num_layers, bidirectional, **attrs):
+    if bidirectional and num_layers > 1:
+        order = [d * num_layers + layer for layer in range(num_layers) for d in range(2)]
+        known = TensorType(op.dtype(state), op.shape(state))
+        state = op.declare(op.Gather(state, op.ints(order), axis=0), known)
+    return original(op, x, state, *params, num_layers=num_layers, bidirectional=bidirectional, **attrs)

@@ -52,13 +52,13 @@ def _(original, self, symbol, source):
     self._sources[symbol.expr] = (source, 0)
 
 
-@_method("roll", "sums and products stop after their second term", SizeEmitter, "_fold")
+@_method("size expressions", "sums and products stop after their second term", SizeEmitter, "_fold")
 def _(original, self, op_type, expr):
     first, *rest = self._together(*expr.args)
     return self.op.node(op_type, first, rest[0])
 
 
-@FAULTS.patch("median", "a quotient of sizes is rounded up", levels=DYNAMIC)
+@FAULTS.patch("size expressions", "a quotient of sizes is rounded up", levels=DYNAMIC)
 def _(registry):
     def faulty(self, expr):
         a, b = self._together(*expr.args)

@@ -44,6 +44,8 @@ OPERATIONS: tuple[Callable[[Expression, Expression], Expression], ...] = (
     lambda a, b: a + b,
     lambda a, b: a - b,
     lambda a, b: a * b,
+    lambda a, b: a + 2 * b + 5,
+    lambda a, b: 3 * a * b,
     lambda a, _: a * a,
     lambda a, _: abs(a),
     torch_sympy.FloorDiv,
