@@ -102,6 +102,12 @@ def test_a_target_that_ends_the_process_as_if_all_were_well_is_recorded_too(tmp_
     assert torch.equal(run.inputs[0], torch.arange(3.0))
 
 
+def test_a_target_that_leaves_a_process_behind_does_not_delay_its_reproducer(tmp_path, monkeypatch):
+    monkeypatch.setenv("ODD_MARKS", str(tmp_path))
+    assert record_end(dead(), setup(tmp_path, "Orphaning"))
+    assert not (tmp_path / "lived").exists()
+
+
 def test_a_check_that_lives_has_no_reproducer(tmp_path):
     assert record_end(dead(), replace(setup(tmp_path, ""), target="identity")) == ""
     assert list((tmp_path / "cases").iterdir()) == []

@@ -1,13 +1,17 @@
 """A run: whatever a check does to its worker costs that check alone, and the accounts add up."""
 
+import fcntl
+import math
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution import run
 from clika_ref_conformance.execution.accounts import doubts_of
+from clika_ref_conformance.execution.process import seconds_to_wait
 from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, execution, plan_run
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -98,6 +102,27 @@ def test_a_worker_killed_from_outside_while_it_plans_costs_nothing():
     record = execute(plan_run(request_for("planned-twice")))
     assert [v for _, v in verdicts_of(record, "planned-twice")] == [Verdict.PASS] * 3
     assert record.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("subject", "verdict"),
+    [("helper-left", Verdict.PASS), ("helper-stuck", Verdict.HANG), ("helper-orphaned", Verdict.CRASH)],
+)
+def test_what_a_target_starts_ends_with_its_worker_and_does_not_delay_the_run(subject, verdict, monkeypatch, tmp_path):
+    monkeypatch.setenv("ODD_MARKS", str(tmp_path))
+    record = execute(plan_run(request_for(subject, case_seconds=3.0)))
+    expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
+    assert verdicts_of(record, subject) == expected
+    with (tmp_path / "held").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # until all that hold it are gone
+    assert not (tmp_path / "lived").exists(), "it ended by itself"
+
+
+def test_a_worker_that_is_overdue_is_not_waited_for_in_a_loop_without_rest():
+    late, due = (SimpleNamespace(deadline=0.0, overdue=overdue) for overdue in (True, False))
+    assert seconds_to_wait([late], 5.0) == 5.0
+    assert seconds_to_wait([late, due], 5.0) == 0.0
+    assert seconds_to_wait([late, SimpleNamespace(deadline=math.inf, overdue=False)], 5.0) == 5.0
 
 
 def test_a_plan_that_differs_between_processes_is_told_and_not_run():

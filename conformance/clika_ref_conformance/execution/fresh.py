@@ -27,6 +27,7 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Artifact
 from clika_ref.saving.graph_format import graph_from_json, graph_to_json
+from clika_ref_conformance.execution.listening import lines_of
 from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.execution.worker import make_suite
 from clika_ref_conformance.suite import Suite
@@ -157,8 +158,7 @@ def fresh_process(suite: Suite) -> FreshProcess:
 
 
 def _listen(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
+    for line in lines_of(process):
         answers.put(line)
     answers.put(None)
 
@@ -166,7 +166,7 @@ def _listen(process: subprocess.Popen[str], answers: queue.Queue[str | None]) ->
 def _end(process: subprocess.Popen[str], listener: threading.Thread) -> None:
     process.kill()
     process.wait()
-    listener.join()  # it ends with the output of the process
+    listener.join()  # it ends with the process
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(OSError):  # what was not read there any more

@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.listening import lines_of
 from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.record import Result
 
@@ -26,6 +28,9 @@ START_SECONDS = 120.0
 
 PLAN_SECONDS = 600.0
 """Until a task is planned, and between its checks: drawing a thousand calls takes seconds."""
+
+END_SECONDS = 10.0
+"""Until a worker that has no more to do has ended: it may wait for what a target has started."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder is made with a name of its own and for its owner only
 
@@ -56,7 +61,10 @@ Event = tuple["WorkerProcess", str, Any]
 
 
 class WorkerProcess:
-    """A spawned worker. A thread of its own puts what it says into the queue of the run."""
+    """A spawned worker. A thread of its own puts what it says into the queue of the run, and sees it end.
+
+    It leads a session, so that what a target starts ends with it. What is typed at the terminal reaches the run alone.
+    """
 
     def __init__(self, setup: Setup, events: queue.Queue[Event]) -> None:
         self.setup = setup
@@ -75,18 +83,21 @@ class WorkerProcess:
             stderr=self.stderr,
             env=environment,
             encoding="utf-8",
+            start_new_session=True,
         )
+        self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
+        self.listener.start()
         self._tell(json.dumps(setup.as_json()) + "\n")
-        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
 
     def _listen(self, events: queue.Queue[Event]) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            try:
+        try:
+            for line in lines_of(self.process):
                 kind, content = json.loads(line)
-            except ValueError:  # the process died in the middle of a line
-                break
-            events.put((self, kind, content))
+                events.put((self, kind, content))
+        except (ValueError, TypeError):  # something else has written there: nothing that follows can be believed
+            self.kill()
+        self.process.wait()
+        self.kill()  # what it leaves behind; its number stays taken as long as a process is in its group
         events.put((self, "ended", None))
 
     def _tell(self, line: str) -> None:
@@ -107,25 +118,23 @@ class WorkerProcess:
         self.deadline = time.monotonic() + seconds
 
     def kill(self) -> None:
-        """End it at once."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        """End it at once, and whatever it has started."""
+        if self.listener.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Let it end, or kill it where it does not."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self.process.wait()
+        self.listener.join(END_SECONDS)
+        self.kill()
         self.close()
 
     def close(self) -> str:
         """Free what it held, once it is gone; return the end of what it wrote to standard error."""
-        self.process.wait()
+        self.listener.join()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -148,6 +157,7 @@ def folder_for(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="clika-ref-conformance-", dir=parent, ignore_cleanup_errors=True)
 
 
-def next_deadline(workers: Sequence[WorkerProcess]) -> float:
-    """Return the seconds until the first worker is overdue."""
-    return max(0.0, min(worker.deadline for worker in workers) - time.monotonic())
+def seconds_to_wait(workers: Sequence[WorkerProcess], at_most: float) -> float:
+    """Return the seconds until the next worker is overdue; those that are have been killed already."""
+    now = time.monotonic()
+    return max(0.0, min([at_most, *(worker.deadline - now for worker in workers if not worker.overdue)]))

@@ -6,7 +6,6 @@ import contextlib
 import queue
 import secrets
 import shlex
-import signal
 import sys
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, declarations_of
 from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
-from clika_ref_conformance.execution.case_checks import OUT_OF_MEMORY
+from clika_ref_conformance.execution.endings import manner_of, verdict_of
 from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, tasks_of
 from clika_ref_conformance.execution.messages import Setup, result_of_json
 from clika_ref_conformance.execution.process import (
@@ -29,7 +28,7 @@ from clika_ref_conformance.execution.process import (
     Progress,
     WorkerProcess,
     folder_for,
-    next_deadline,
+    seconds_to_wait,
 )
 from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.record import Result, RunRecord
@@ -39,9 +38,6 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 
 RECYCLE_CHECKS = 20_000
 """Checks after which a worker is replaced, if its memory has not asked for it before: starting one takes 3 s."""
-
-EXIT_STATUS = "exit status"
-"""How a verdict says that a worker ended by itself rather than by a signal."""
 
 FRUITLESS = 3
 """Workers that may die in a row of one task without having run a check of it, or before they are ready at all."""
@@ -218,13 +214,12 @@ class Execution:
     def _wait(self) -> None:
         """Handle what the workers say next, or kill those that have not said anything for too long."""
         try:
-            worker, kind, content = self.events.get(timeout=min(QUIET_SECONDS, next_deadline(self.workers)))
+            worker, kind, content = self.events.get(timeout=seconds_to_wait(self.workers, QUIET_SECONDS))
         except queue.Empty:
             self.notice(None, self)
             for worker in self.workers:
                 if worker.deadline <= time.monotonic() and not worker.overdue:
                     worker.overdue = True
-                    worker.expect(60)  # its end is reported within moments
                     worker.kill()
             return
         if worker in self.workers and (worker.progress is not None or kind in ("ready", "ended")):
@@ -241,8 +236,12 @@ class Execution:
         if self.waiting:
             worker.give(self.waiting.popleft())
         else:
-            self.workers.remove(worker)
-            worker.end()
+            self._let_go(worker)
+
+    def _let_go(self, worker: WorkerProcess) -> None:
+        """End a worker; should the run be interrupted meanwhile, it is still one of those that are killed then."""
+        worker.end()
+        self.workers.remove(worker)
 
     def _on_plan(self, worker: WorkerProcess, content: tuple[list[str], str | None]) -> None:
         progress, (names, first) = _progress(worker), content
@@ -282,8 +281,7 @@ class Execution:
         self._finish(_progress(worker))
         limit = self.plan.request.profile.memory_bytes
         if self.waiting and (worker.checks >= RECYCLE_CHECKS or (limit and resident > limit / 2)):
-            self.workers.remove(worker)
-            worker.end()
+            self._let_go(worker)
             self._hire()
         else:
             self._next(worker)
@@ -298,7 +296,7 @@ class Execution:
         self.workers.remove(worker)
         words = worker.close()
         if not worker.is_ready:
-            self._hire_again(f"a worker ended before it was ready ({_manner(worker)}):\n{words}")
+            self._hire_again(f"a worker ended before it was ready ({manner_of(worker)}):\n{words}")
             return
         progress = worker.progress
         if progress is not None:
@@ -318,7 +316,7 @@ class Execution:
             self.problems.append(reason)
 
     def _blame(self, progress: Progress, worker: WorkerProcess, words: str) -> None:
-        verdict, message = _verdict_of(worker, words)
+        verdict, message = verdict_of(worker, words)
         if progress.started is not None:
             self._enter(progress, _result(progress.task, progress.started, verdict, message))
             progress.started, progress.fruitless = None, 0
@@ -373,21 +371,3 @@ def _progress(worker: WorkerProcess) -> Progress:
 
 def _result(task: Task, name: str, verdict: Verdict, message: str) -> Result:
     return Result(task, name, Comparison(verdict, message))
-
-
-def _verdict_of(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
-    quoted = f"; it had written:\n{words}" if words else ""
-    if worker.overdue:
-        return Verdict.HANG, f"no end within the time of the profile; the worker was killed{quoted}"
-    if any(phrase in words for phrase in (*OUT_OF_MEMORY, "MemoryError")):
-        return Verdict.MEMORY, f"the worker reached its memory limit ({_manner(worker)}){quoted}"
-    return Verdict.CRASH, f"the worker died ({_manner(worker)}){quoted}"
-
-
-def _manner(worker: WorkerProcess) -> str:
-    """Say how a process ended."""
-    code = worker.process.returncode
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        return f"{name}: the system was out of memory, or someone ended it" if name == "SIGKILL" else name
-    return f"{EXIT_STATUS} {code}"

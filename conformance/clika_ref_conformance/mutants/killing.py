@@ -11,8 +11,9 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations
+from clika_ref_conformance.execution.endings import EXIT_STATUS
 from clika_ref_conformance.execution.process import folder_for
-from clika_ref_conformance.execution.run import EXIT_STATUS, Execution, Plan, RunRequest, chosen_profile, execution
+from clika_ref_conformance.execution.run import Execution, Plan, RunRequest, chosen_profile, execution
 from clika_ref_conformance.mutants import replays, trials
 from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.seeding import Mutant

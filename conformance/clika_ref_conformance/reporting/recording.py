@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -100,15 +102,23 @@ def record_end(result: Result, setup: Setup) -> str:
             "message": result.comparison.message,
             "file": str(file),
         }
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [sys.executable, "-m", "clika_ref_conformance.reporting.recording"],
-                input=json.dumps(request).encode(),
-                capture_output=True,
-                timeout=START_SECONDS + setup.profile.case_seconds,
-                check=False,
-            )
+        _run_alone(json.dumps(request).encode(), START_SECONDS + setup.profile.case_seconds)
     return path if file.exists() else ""
+
+
+def _run_alone(request: bytes, seconds: float) -> None:
+    """Run this module on a request; end it after some time, and with it whatever the target has started."""
+    command = [sys.executable, "-m", "clika_ref_conformance.reporting.recording"]
+    process = subprocess.Popen(  # noqa: S603 - this interpreter on this module
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(request, timeout=seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 from clika_ref_conformance.targets.identity import Identity
 
@@ -27,6 +28,17 @@ class Deadly(Identity):
 class Sleepy(Deadly):
     def die(self):
         time.sleep(1000)
+
+
+class Orphaning(Deadly):
+    """Leaves a process behind, which holds what is open here and leaves a mark where nobody ends it."""
+
+    def die(self):
+        if os.fork() == 0:
+            time.sleep(20)
+            Path(os.environ["ODD_MARKS"], "lived").touch()
+            os._exit(0)
+        super().die()
 
 
 class Leaving(Deadly):

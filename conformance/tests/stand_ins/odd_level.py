@@ -1,9 +1,11 @@
 """A level whose checks do what targets do at their worst; the subject of a task says which."""
 
+import fcntl
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from clika_ref_conformance.cases import Check, Outcome, Task
@@ -23,6 +25,9 @@ SUBJECTS = (
     "plan-dies",
     "planned-twice",
     "unsure",
+    "helper-left",
+    "helper-stuck",
+    "helper-orphaned",
     "fails-always",
     "dies-always",
 )
@@ -82,6 +87,18 @@ def dies_of_a_signal():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def forks(then=passes):
+    """Leave a process behind that holds all that is open here; it leaves a mark where nobody ends it."""
+    marks = Path(os.environ["ODD_MARKS"])
+    if os.fork() == 0:
+        with (marks / "held").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+            time.sleep(30)
+            (marks / "lived").touch()
+        os._exit(0)
+    return then()
+
+
 def fails():
     return Outcome("", Comparison(Verdict.VALUE))
 
@@ -97,4 +114,7 @@ ACTS = {
     "flush": flushes,
     "dtype": sets_dtype,
     "print": prints,
+    "helper-left": forks,
+    "helper-stuck": lambda: forks(lambda: time.sleep(1000)),
+    "helper-orphaned": lambda: forks(lambda: os._exit(3)),
 }

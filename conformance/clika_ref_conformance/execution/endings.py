@@ -1,0 +1,38 @@
+"""What the end of a worker says: the verdict on the check that it was running, and how the process ended."""
+
+from __future__ import annotations
+
+import signal
+
+from clika_ref_conformance.execution.case_checks import OUT_OF_MEMORY
+from clika_ref_conformance.execution.process import START_SECONDS, WorkerProcess
+from clika_ref_conformance.verdicts import Verdict
+
+EXIT_STATUS = "exit status"
+"""How a verdict says that a worker ended by itself rather than by a signal."""
+
+
+def verdict_of(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
+    """Return the verdict on the check that a worker died of, and a message that quotes what it had written."""
+    quoted = f"; it had written:\n{words}" if words else ""
+    if worker.overdue:
+        return Verdict.HANG, f"no end within the time of the profile; the worker was killed{quoted}"
+    if any(phrase in words for phrase in (*OUT_OF_MEMORY, "MemoryError")):
+        return Verdict.MEMORY, f"the worker reached its memory limit ({manner_of(worker)}){quoted}"
+    return Verdict.CRASH, f"the worker died ({manner_of(worker)}){quoted}"
+
+
+def manner_of(worker: WorkerProcess) -> str:
+    """Say how a process ended."""
+    code = worker.process.returncode
+    if worker.overdue:
+        return f"killed, as it was not heard of for {START_SECONDS:g} s"
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return f"{name}: the system was out of memory, or someone ended it" if name == "SIGKILL" else name
+    return f"{EXIT_STATUS} {code}"
+
+
+def was_killed(worker: WorkerProcess) -> bool:
+    """Whether a signal ended a worker, and not this run, nor the worker itself."""
+    return worker.process.returncode < 0 and not worker.overdue
