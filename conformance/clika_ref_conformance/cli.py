@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from clika_ref.command_line.cli import plain_errors
+from clika_ref_conformance.execution.interrupting import interruptible
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,7 +35,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the run proves too little."""
-    with plain_errors(debug=debug):
+    with plain_errors(debug=debug), interruptible():
         running, showing = _late("execution.run"), _late("reporting.showing")
         request = running.RunRequest(
             target,
@@ -56,7 +57,7 @@ def replay(
     debug: Debug = False,
 ) -> None:
     """Run one case once more and judge it. Exit status: 0 it passes now, 1 it fails, 2 the file cannot be used."""
-    with plain_errors(debug=debug):
+    with plain_errors(debug=debug), interruptible():
         raise typer.Exit(_late("reporting.reading").replay_and_show(case, target))
 
 
@@ -98,7 +99,7 @@ def mutants(
     debug: Debug = False,
 ) -> None:
     """Count which seeded faults the suite finds. Exit status: 0 enough of them with each seed, 1 too few."""
-    with plain_errors(debug=debug):
+    with plain_errors(debug=debug), interruptible():
         show = _late("mutants.showing").kill_and_show
         settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
         raise typer.Exit(show(tuple(word or ()), **settings))
@@ -116,7 +117,7 @@ def alarms(
     debug: Debug = False,
 ) -> None:
     """Run targets that are right, and count what fails all the same. Exit status: 0 nothing, 1 something."""
-    with plain_errors(debug=debug):
+    with plain_errors(debug=debug), interruptible():
         show = _late("mutants.showing").sound_and_show
         settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}
         raise typer.Exit(show(target or ["identity", "onnxruntime"], workers=workers, **settings))

@@ -145,6 +145,9 @@ def test_what_an_interrupted_run_had_not_done_is_not_run():
     silent = [r for r in record.results if r.verdict is Verdict.NOT_RUN]
     assert silent
     assert {r.comparison.message for r in silent} == {"the run was interrupted"}
+    assert record.counts[Verdict.PASS]
+    assert record.doubts == ("the run was interrupted: 2 of 2 tasks are not done",)
+    assert record.exit_code == 3
 
 
 def test_results_can_be_had_task_by_task():

@@ -121,7 +121,7 @@ QUIET_SECONDS = 5.0
 
 
 def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
-    """Run a plan and return what came of it; an interrupted run has results for all that it had done.
+    """Run a plan and return what came of it; one that is interrupted proves too little, and has what it had done.
 
     Raises:
         ClikaError: no worker can start.
@@ -175,6 +175,7 @@ class Execution:
         self.workers: list[WorkerProcess] = []
         self.environment: dict[str, str] = {}
         self.problems: list[str] = []
+        self.doubts: list[str] = []
         self.ended = 0
         """Tasks that are done with."""
         self.stillborn = 0
@@ -198,7 +199,10 @@ class Execution:
         return with_expected_failures(list(progress.results.values()), self.plan.declarations.xfails)
 
     def abandon(self, reason: str) -> None:
-        """Enter everything that has no result as not run."""
+        """Enter everything that has no result as not run, so that the run proves too little."""
+        left = sum(not progress.is_ended for progress in self.every.values())
+        if left:
+            self.doubts.append(f"{reason}: {left:,} of {len(self.every):,} tasks are not done")
         for progress in self.every.values():
             self._give_up(progress, reason)
 
@@ -361,7 +365,7 @@ class Execution:
             part=request.part,
         )
         gone = problems_of(record, self.plan.declarations, request.profile, is_full=self.plan.is_full)
-        return replace(record, problems=(*self.problems, *gone), doubts=doubts_of(record))
+        return replace(record, problems=(*self.problems, *gone), doubts=(*self.doubts, *doubts_of(record)))
 
 
 def _progress(worker: WorkerProcess) -> Progress:

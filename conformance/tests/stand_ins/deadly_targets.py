@@ -1,5 +1,6 @@
 """Targets that end or stop the process that runs them."""
 
+import fcntl
 import os
 import signal
 import time
@@ -44,6 +45,16 @@ class Orphaning(Deadly):
 class Leaving(Deadly):
     def die(self):
         raise SystemExit(0)
+
+
+class Stuck(Identity):
+    """Never ends compiling, and says in a file that it holds where it was to write."""
+
+    def compile(self, graph, path, **options):
+        with Path(os.environ["ODD_MARKS"], "held").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+            print(path, file=held, flush=True)
+            time.sleep(200)
 
 
 class Fatal(Identity):

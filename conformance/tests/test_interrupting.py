@@ -1,0 +1,76 @@
+"""A run that is asked to end tidies up, whoever asks: a person at the terminal or a system."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from clika_ref_conformance.execution.interrupting import ENDING, interruptible
+
+HERE = Path(__file__).parent
+COMMAND = "from clika_ref.command_line.cli import main; main()"
+STUCK = ["--target", "deadly_targets:Stuck", "-k", "relu/float32", "--level", "operators", "--workers", "1"]
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_within_the_block_a_signal_interrupts_once_and_afterwards_does_what_it_did(number):
+    heard = []
+    before = signal.signal(number, lambda *_: heard.append("outside"))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            send_twice_within_the_block(number)
+        assert heard == []
+        os.kill(os.getpid(), number)
+        assert heard == ["outside"]
+    finally:
+        signal.signal(number, before)
+
+
+def send_twice_within_the_block(number):
+    with interruptible():
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)
+
+
+def test_what_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_end_says_what_it_had_done_and_leaves_nothing_behind(number, tmp_path):
+    path = os.pathsep.join([str(HERE / "stand_ins"), *sys.path])
+    command = [sys.executable, "-c", COMMAND, "conformance", "run", *STUCK, "--out", str(tmp_path / "report")]
+    environment = {**os.environ, "PYTHONPATH": path, "ODD_MARKS": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        folder = folder_of_the_run(tmp_path / "held", process)
+        process.send_signal(number)
+        said, _ = process.communicate()
+    assert process.returncode == 3
+    assert "the run was interrupted: " in said
+    assert "deadly_targets:Stuck PROVES TOO LITTLE" in said
+    assert (tmp_path / "report/report.json").exists()
+    assert not folder.exists()
+    with (tmp_path / "held").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # until the worker is gone
+
+
+def folder_of_the_run(held, process):
+    """Wait until a worker compiles, and return the folder of the run that it is to write into."""
+    while process.poll() is None:
+        time.sleep(0.1)
+        if held.exists() and held.read_text(encoding="utf-8").endswith("\n"):
+            path = Path(held.read_text(encoding="utf-8").strip())
+            return next(parent for parent in path.parents if parent.name.startswith("clika-ref-conformance-"))
+    pytest.fail("the run ended before its target compiled anything")
