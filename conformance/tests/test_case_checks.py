@@ -1,11 +1,13 @@
 """One case on one target: each fault of a target has its verdict, and a target without fault passes."""
 
 import re
+import signal
 from dataclasses import replace
 
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.execution.blaming import heed_no_keyboard
 from clika_ref_conformance.execution.case_checks import case_check, is_chosen, most_telling, run_case, same_bits
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from small_cases import REGISTRY, X, case_of, suite_for
@@ -40,6 +42,7 @@ def test_a_target_without_fault_passes(tmp_path, passes):
         ("refusal-empty", Verdict.CONTRACT, "refusal.* is '': return None, or say in words"),
         ("refusal-number", Verdict.CONTRACT, "refusal.* is 3: return None, or say in words"),
         ("compile-raises", Verdict.UNDECLARED, "compiling failed, and the target did not refuse.*no such kernel"),
+        ("compile-leaves", Verdict.UNDECLARED, "compiling failed, and the target did not refuse.*usage: compiler FILE"),
         ("load-raises", Verdict.ARTIFACT, "loading the artifact failed.*the file is damaged"),
         ("run-raises", Verdict.UNDECLARED, "running failed.*illegal instruction"),
         ("memory", Verdict.MEMORY, "compiling ran out of memory"),
@@ -65,6 +68,20 @@ def test_each_fault_of_a_target_has_its_verdict(tmp_path, fault, verdict, messag
     assert re.search(message, outcome.comparison.message, re.DOTALL), outcome.comparison.message
     assert outcome.case is not None
     assert not list(tmp_path.iterdir())
+
+
+def test_a_keyboard_interrupt_is_the_fault_of_a_target_where_no_person_can_have_made_it(tmp_path):
+    case, suite = case_of(("relu", {})), suite_for(tmp_path, "compile-interrupts")
+    with pytest.raises(KeyboardInterrupt):
+        run_case(case, suite)
+    before = signal.getsignal(signal.SIGINT)
+    heed_no_keyboard()
+    try:
+        outcome = run_case(case, suite)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome.verdict is Verdict.UNDECLARED
+    assert outcome.comparison.message == "compiling failed, and the target did not refuse: KeyboardInterrupt: "
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from clika_ref_conformance.execution.interrupting import ENDING, interruptible
+from clika_ref_conformance.execution.interrupting import ENDING, Interruption, interruptible
+
+from clika_ref.core.errors import ClikaError
 
 HERE = Path(__file__).parent
 COMMAND = "from clika_ref.command_line.cli import main; main()"
@@ -36,6 +38,21 @@ def send_twice_within_the_block(number):
             os.kill(os.getpid(), number)
         finally:
             os.kill(os.getpid(), number)
+
+
+def test_a_person_at_the_terminal_may_insist():
+    with pytest.raises(Interruption):
+        send_twice_within_the_block(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_keyboard_interrupt_that_nobody_made_is_an_error_with_its_line():
+    def draw():
+        raise KeyboardInterrupt
+
+    with pytest.raises(ClikaError, match=r"draw raised a KeyboardInterrupt \(.*test_interrupting.py, line \d+\)"):
+        with interruptible():
+            draw()
 
 
 def test_what_is_ignored_stays_ignored():

@@ -33,6 +33,8 @@ AROUND = {
     "segfault": Verdict.CRASH,
     "memory": Verdict.MEMORY,
     "raise": Verdict.CONTRACT,
+    "interrupts": Verdict.CONTRACT,
+    "leaves": Verdict.CONTRACT,
     "flush": Verdict.CONTRACT,
     "dtype": Verdict.CONTRACT,
     "print": Verdict.PASS,
@@ -50,12 +52,16 @@ def test_a_check_costs_itself_alone_whatever_it_does():
     assert "SIGSEGV" in messages["segfault"]
     assert "dies_of_a_signal" in messages["segfault"]  # the traceback of faulthandler
     assert "a check that raises" in messages["raise"]
+    assert messages["interrupts"].endswith("KeyboardInterrupt")
+    assert messages["leaves"].endswith("SystemExit")
     assert "flush-to-zero" in messages["flush"]
     assert "set another default dtype and switched on flush-to-zero" in messages["dtype"]
     assert verdicts_of(record, "plan-raises") == [("plan", Verdict.CONTRACT)]
     assert "the sampler is broken" in messages["plan-raises"]
+    assert verdicts_of(record, "plan-interrupts") == [("plan", Verdict.CONTRACT)]
+    assert messages["plan-interrupts"].endswith("KeyboardInterrupt")
     assert verdicts_of(record, "plan-dies") == [("plan", Verdict.CRASH)]
-    assert record.planned == len(record.results) == 3 * 8 + 2
+    assert record.planned == len(record.results) == 3 * (len(AROUND) + 1) + 3
     assert not record.imbalance()
     assert record.exit_code == 1
     assert record.environment["torch"]

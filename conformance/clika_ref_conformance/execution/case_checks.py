@@ -16,6 +16,7 @@ import torch
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Runner
 from clika_ref_conformance.cases import Case, Check, Outcome, Run
+from clika_ref_conformance.execution.blaming import blamed
 from clika_ref_conformance.execution.declared_types import mistyped
 from clika_ref_conformance.execution.deviating import errors_expected, expected_error, judge_run
 from clika_ref_conformance.judging.judge import Reference
@@ -71,7 +72,7 @@ def refusal_of(graph: Graph, suite: Suite) -> Comparison | None:
     for node in graph.nodes:
         try:
             reason = suite.target.refusal(node)
-        except Exception as error:  # noqa: BLE001 - a target may raise anything
+        except blamed() as error:
             return Comparison(Verdict.CONTRACT, f"refusal({node!r}) failed: {_described(error)}")
         if is_reason(reason):
             return Comparison(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
@@ -147,7 +148,7 @@ class Trial:
     def _lowered(self) -> Graph:
         try:
             return self.suite.lowered(self.case)
-        except Exception as error:
+        except blamed() as error:
             raise _Stop(Verdict.CONTRACT, f"lowering the graph failed: {_described(error)}") from error
 
     def _refuse(self, graph: Graph) -> None:
@@ -160,7 +161,7 @@ class Trial:
         try:
             trusting, arithmetic = self.suite.profile.trusts_eager, self.suite.arithmetic
             reference = Reference(self.case.graph, run.inputs, trusting=trusting, arithmetic=arithmetic)
-        except Exception as error:
+        except blamed() as error:
             verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.SAMPLE
             raise _Stop(verdict, f"eager refuses the call: {_described(error)}") from error
         problem = mistyped(self.case.graph, run.inputs, reference.eager)
@@ -176,7 +177,7 @@ class Trial:
             artifact = target.compile(graph.clone(), self.folder / file)
             verdict = Verdict.ARTIFACT
             return target.load(artifact)
-        except Exception as error:
+        except blamed() as error:
             doing = "compiling" if verdict is Verdict.UNDECLARED else "loading the artifact"
             raise self._error(error, None, verdict, doing) from error
 
@@ -185,7 +186,7 @@ class Trial:
         before = [t.clone() for t in run.inputs]
         try:
             results: Any = runner(run.inputs)
-        except Exception as error:
+        except blamed() as error:
             put_back(run.inputs, before)
             stop = self._error(error, run, Verdict.UNDECLARED, "running")
             if stop.comparison.verdict is not Verdict.DEVIATION:
@@ -212,7 +213,7 @@ class Trial:
                 raise _Stop(Verdict.CONTRACT, f"output {index} is a view of input {shared}; a runner returns copies")
         return list(results)
 
-    def _error(self, error: Exception, run: Run | None, verdict: Verdict, doing: str) -> _Stop:
+    def _error(self, error: BaseException, run: Run | None, verdict: Verdict, doing: str) -> _Stop:
         if is_out_of_memory(error):
             return _Stop(Verdict.MEMORY, f"{doing} ran out of memory: {_described(error)}")
         declared = expected_error(self.case.graph, run, error, self.suite.deviations)

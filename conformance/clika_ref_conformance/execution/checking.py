@@ -11,6 +11,7 @@ import torch
 
 from clika_ref_conformance.cases import Check, Outcome, Task
 from clika_ref_conformance.drawing.sampling import SampleError
+from clika_ref_conformance.execution.blaming import blamed
 from clika_ref_conformance.execution.case_checks import is_out_of_memory
 from clika_ref_conformance.execution.levels import LEVELS, level_at
 from clika_ref_conformance.suite import Suite
@@ -27,7 +28,7 @@ def planned(task: Task, suite: Suite, levels: Mapping[str, str] = LEVELS) -> Seq
     except SampleError as error:
         found = Outcome(BROKEN_PLAN, Comparison(Verdict.SAMPLE, str(error)))
         return [Check(BROKEN_PLAN, lambda: found)]
-    except Exception as error:  # noqa: BLE001 - whatever a level or a sampler raises fails its task alone
+    except blamed() as error:  # whatever a level or a sampler raises fails its task alone
         shown = _traceback(error)
         text = f"planning the task failed:\n{shown}"
         return [Check(BROKEN_PLAN, lambda: Outcome(BROKEN_PLAN, Comparison(Verdict.CONTRACT, text)))]
@@ -39,7 +40,7 @@ def run_check(check: Check) -> Outcome:
         outcome = replace(check.run(), name=check.name)
     except SampleError as error:
         outcome = Outcome(check.name, Comparison(Verdict.SAMPLE, str(error)))
-    except Exception as error:  # noqa: BLE001 - one check may cost no other
+    except blamed() as error:  # one check may cost no other
         verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.CONTRACT
         outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))
     if outcome.verdict is Verdict.MEMORY:  # which may be full of graphs, and they refer to themselves

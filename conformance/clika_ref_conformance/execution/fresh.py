@@ -27,6 +27,7 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Artifact
 from clika_ref.saving.graph_format import graph_from_json, graph_to_json
+from clika_ref_conformance.execution.blaming import blamed, heed_no_keyboard
 from clika_ref_conformance.execution.listening import lines_of
 from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.execution.worker import make_suite
@@ -190,7 +191,7 @@ class _Server:
             return self._compile(request) if request["do"] == "compile" else self._run(request)
         except ClikaError as error:
             return {"kind": "typed", "error": f"{type(error).__name__}: {error}"}
-        except Exception as error:  # noqa: BLE001 - the point is to tell which kind of error it is
+        except blamed() as error:  # the point is to tell which kind of error it is
             return {"kind": "raw", "error": f"{type(error).__name__}: {error}"}
 
     def _compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,6 +216,7 @@ class _Server:
 
 def main() -> None:
     """Read the setup, then answer one request a line, until standard input ends."""
+    heed_no_keyboard()
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # what a target prints must not end among the answers
     setup = Setup.of_json(json.loads(sys.stdin.readline()))

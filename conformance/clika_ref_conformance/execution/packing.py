@@ -17,6 +17,7 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.exporting.interface import name_interface
 from clika_ref_conformance.cases import Case, Check, Outcome, Run
+from clika_ref_conformance.execution.blaming import blamed
 from clika_ref_conformance.execution.case_checks import Trial, most_telling, run_case, same_bits
 from clika_ref_conformance.execution.deviating import judge_run
 from clika_ref_conformance.judging.judge import Reference
@@ -73,7 +74,7 @@ class Pack:
         """Run cases together, or in two halves where that fails."""
         try:
             self._together(cases)
-        except Exception as error:  # noqa: BLE001 - a target may raise anything; the cases are then tried with fewer
+        except blamed() as error:  # the cases are then tried with fewer
             if len(cases) == 1:
                 return str(error)
             half = len(cases) // 2

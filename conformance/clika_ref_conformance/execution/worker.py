@@ -25,6 +25,7 @@ import torch
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Check, Outcome, Task
 from clika_ref_conformance.deviations import declared_deviations
+from clika_ref_conformance.execution.blaming import blamed, heed_no_keyboard
 from clika_ref_conformance.execution.checking import planned, run_check
 from clika_ref_conformance.execution.environment import environment_of
 from clika_ref_conformance.execution.messages import Setup, result_to_json, task_of_json
@@ -45,6 +46,7 @@ GARBAGE = 100_000
 def main() -> None:
     """Read the setup, then one task a line, until standard input ends."""
     faulthandler.enable()
+    heed_no_keyboard()
     channel = _channel()
     setup = Setup.of_json(json.loads(sys.stdin.readline()))
     sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
@@ -147,7 +149,7 @@ class Worker:
             detailed.add(outcome.verdict)
             try:
                 path = write_reproducer(outcome, task, self.suite, self.setup.target, Path(self.setup.out))
-            except Exception as error:  # noqa: BLE001 - a failure is reported even where it cannot be written down
+            except blamed() as error:  # a failure is reported even where it cannot be written down
                 comparison = outcome.comparison
                 message = f"{comparison.message}\n(no reproducer: {type(error).__name__}: {error})"
                 outcome = replace(outcome, comparison=replace(comparison, message=message))

@@ -49,7 +49,7 @@ def main(folder: Path) -> int:
             for index, run in enumerate(meta["runs"]):
                 found = differences(runner, run, index, inputs, expected)
                 problems += [f"on the inputs {run['name']!r}: {problem}" for problem in found]
-        except Exception as error:  # noqa: BLE001 - whatever a target raises is its failure
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a target raises is its failure
             problems.append(f"{type(error).__name__}: {error}")
     faulthandler.cancel_dump_traceback_later()
     print("\n".join(problems) if problems else "the target agrees with what is stored")

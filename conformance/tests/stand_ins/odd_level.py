@@ -18,11 +18,14 @@ SUBJECTS = (
     "hang",
     "memory",
     "raise",
+    "interrupts",
+    "leaves",
     "flush",
     "dtype",
     "print",
     "plan-raises",
     "plan-dies",
+    "plan-interrupts",
     "planned-twice",
     "unsure",
     "helper-left",
@@ -40,6 +43,8 @@ def tasks(suite):
 def checks(task, suite):
     if task.subject == "plan-raises":
         raise ValueError("the sampler is broken")
+    if task.subject == "plan-interrupts":
+        raise KeyboardInterrupt
     if task.subject == "plan-dies":
         os._exit(7)
     mark = suite.folder.parent / "killed"
@@ -83,6 +88,10 @@ def raises():
     raise RuntimeError("a check that raises")
 
 
+def interrupts():
+    raise KeyboardInterrupt
+
+
 def dies_of_a_signal():
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -111,6 +120,8 @@ ACTS = {
     "hang": lambda: time.sleep(1000),
     "memory": fills_memory,
     "raise": raises,
+    "interrupts": interrupts,
+    "leaves": sys.exit,
     "flush": flushes,
     "dtype": sets_dtype,
     "print": prints,

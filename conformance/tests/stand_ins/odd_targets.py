@@ -27,6 +27,10 @@ class Odd(Identity):
     def compile(self, graph, path, **options):
         if self.fault == "compile-raises":
             raise RuntimeError("no such kernel")
+        if self.fault == "compile-leaves":
+            raise SystemExit("usage: compiler FILE")
+        if self.fault == "compile-interrupts":
+            raise KeyboardInterrupt
         if self.fault == "memory":
             raise RuntimeError("x") from MemoryError()
         self.compilations.append(path.name)
