@@ -20,6 +20,8 @@ def test_the_target_computes_what_eager_computes(task: Task, conformance_run: Ex
             f"{r.verdict}: {r.name} {r.run} {r.reproducer}\n{r.comparison.message}" for r in failures[:SHOWN]
         )
         pytest.fail(f"{task}: {len(failures)} of {len(results)} checks failed\n{shown}", pytrace=False)
+    if not conformance_run.every[task].is_ended:
+        pytest.fail("\n".join(conformance_run.doubts), pytrace=False)
     silent = {str(r.verdict) for r in results if r.verdict.is_silent}
     if results and silent and all(r.verdict.is_silent for r in results):
         pytest.skip(f"{' and '.join(sorted(silent))}: {results[0].comparison.message}")

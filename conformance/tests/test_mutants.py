@@ -6,6 +6,7 @@ from io import StringIO
 
 import pytest
 from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution import run
 from clika_ref_conformance.execution.levels import LEVELS
 from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.execution.run import chosen_profile
@@ -128,6 +129,18 @@ def test_a_worker_that_the_suite_s_own_fault_ended_kills_nothing(monkeypatch):
     monkeypatch.setattr("clika_ref_conformance.mutants.killing.LEVELS", {"mutants": "failing_level"})
     with pytest.raises(ClikaError, match=r"the suite itself failed on mutants/arithmetic-1-div/.*exit status 7"):
         kill(chosen_mutants(["arithmetic-1-"]), seeds=(0,), workers=1)
+
+
+def test_mutants_that_were_not_tried_are_not_taken_for_survivors(monkeypatch):
+    hire = run.Execution._hire
+
+    def hire_and_kill(self):
+        hire(self)
+        self.workers[-1].kill()
+
+    monkeypatch.setattr(run.Execution, "_hire", hire_and_kill)
+    with pytest.raises(ClikaError, match="1 of 1 tasks are not done: 3 workers in a row ended before they were ready"):
+        kill([EVERY["arithmetic-1-div"]], seeds=(0,), workers=1)
 
 
 def test_words_choose_mutants_by_name_and_by_what_is_wrong():

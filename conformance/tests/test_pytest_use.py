@@ -2,8 +2,14 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from clika_ref_conformance import test_conformance
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.execution.process import Progress
+from clika_ref_conformance.record import Result
+from clika_ref_conformance.verdicts import Comparison, Verdict
 
 WRONG = """
 from dataclasses import dataclass
@@ -45,6 +51,15 @@ def test_a_task_that_fails_is_a_test_that_fails_and_leaves_a_reproducer(run, tmp
     assert "1 failed" in output
     assert "fail:value: " in output
     assert list((tmp_path / "out" / "cases").glob("operators-relu6-float32-*.zip"))
+
+
+def test_a_task_that_its_run_gave_up_is_no_test_that_is_skipped():
+    task = Task("operators", "relu")
+    results = [Result(task, "plan", Comparison(Verdict.NOT_RUN))]
+    doubts = ["1 of 1 tasks are not done: 3 workers in a row ended before they were ready"]
+    given_up = SimpleNamespace(results_of=lambda _: results, every={task: Progress(task)}, doubts=doubts)
+    with pytest.raises(pytest.fail.Exception, match=r"^1 of 1 tasks are not done"):
+        test_conformance.test_the_target_computes_what_eager_computes(task, given_up)
 
 
 def test_without_a_target_there_is_one_test_that_is_skipped(run):

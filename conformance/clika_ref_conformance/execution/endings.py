@@ -26,7 +26,7 @@ def manner_of(worker: WorkerProcess) -> str:
     """Say how a process ended."""
     code = worker.process.returncode
     if worker.overdue:
-        return f"killed, as it was not heard of for {START_SECONDS:g} s"
+        return f"SIGKILL of this run, as it was not heard of for {START_SECONDS:g} s"
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         return f"{name}: the system was out of memory, or someone ended it" if name == "SIGKILL" else name

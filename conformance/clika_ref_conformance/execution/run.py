@@ -19,7 +19,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, declarations_of
 from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
-from clika_ref_conformance.execution.endings import manner_of, verdict_of
+from clika_ref_conformance.execution.endings import manner_of, verdict_of, was_killed
 from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, tasks_of
 from clika_ref_conformance.execution.messages import Setup, result_of_json
 from clika_ref_conformance.execution.process import (
@@ -202,7 +202,7 @@ class Execution:
         """Enter everything that has no result as not run, so that the run proves too little."""
         left = sum(not progress.is_ended for progress in self.every.values())
         if left:
-            self.doubts.append(f"{reason}: {left:,} of {len(self.every):,} tasks are not done")
+            self.doubts.append(f"{left:,} of {len(self.every):,} tasks are not done: {reason}")
         for progress in self.every.values():
             self._give_up(progress, reason)
 
@@ -300,7 +300,7 @@ class Execution:
         self.workers.remove(worker)
         words = worker.close()
         if not worker.is_ready:
-            self._hire_again(f"a worker ended before it was ready ({manner_of(worker)}):\n{words}")
+            self._hire_again(worker, manner_of(worker) + f":\n{words}" * bool(words))
             return
         progress = worker.progress
         if progress is not None:
@@ -308,16 +308,21 @@ class Execution:
         if self.waiting and len(self.workers) < self.plan.request.workers:
             self._hire()
 
-    def _hire_again(self, reason: str) -> None:
-        """Start another worker for one that never was ready, as long as some have been and not too many have failed."""
+    def _hire_again(self, worker: WorkerProcess, end: str) -> None:
+        """Start another worker for one that never was ready, unless too many have failed, or none can be ready at all.
+
+        Raises:
+            ClikaError: it ended by itself, and no worker was ready before.
+        """
         self.stillborn += 1
-        if not self.environment:
-            raise ClikaError(reason)
+        if not self.environment and not was_killed(worker):
+            msg = f"a worker ended before it was ready: {end}"
+            raise ClikaError(msg)
         if self.stillborn < FRUITLESS:
             self._hire()
         elif not self.workers:
-            self.abandon(reason)
-            self.problems.append(reason)
+            last = f"the last, process {worker.process.pid}, by {end}"
+            self.abandon(f"{self.stillborn} workers in a row ended before they were ready, {last}")
 
     def _blame(self, progress: Progress, worker: WorkerProcess, words: str) -> None:
         verdict, message = verdict_of(worker, words)

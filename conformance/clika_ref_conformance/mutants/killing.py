@@ -174,6 +174,8 @@ def _executed(request: RunRequest, tasks: Sequence[Task], folder: str, notice: C
 
     with execution(plan, tasks, each) as running:
         running.go()
+        if running.doubts:
+            raise ClikaError(running.doubts[0])
         return list(_in_order(running, tasks))
 
 
