@@ -132,6 +132,14 @@ def test_a_worker_that_is_overdue_is_not_waited_for_in_a_loop_without_rest():
     assert seconds_to_wait([late, SimpleNamespace(deadline=math.inf, overdue=False)], 5.0) == 5.0
 
 
+def test_memory_that_is_not_given_back_costs_no_other_check_and_no_other_task():
+    record = execute(plan_run(request_for("hoards", "roomy")))
+    expected = [("first", Verdict.MEMORY), ("middle", Verdict.PASS), ("last", Verdict.MEMORY)]
+    assert verdicts_of(record, "hoards") == expected
+    assert [v for _, v in verdicts_of(record, "roomy")] == [Verdict.PASS] * 3
+    assert not record.imbalance()
+
+
 def test_a_plan_that_differs_between_processes_is_told_and_not_run():
     record = execute(plan_run(request_for("unsure")))
     assert [v for _, v in verdicts_of(record, "unsure")] == [Verdict.PASS, Verdict.CRASH, Verdict.NOT_RUN]

@@ -285,10 +285,18 @@ class Execution:
         self._finish(_progress(worker))
         limit = self.plan.request.profile.memory_bytes
         if self.waiting and (worker.checks >= RECYCLE_CHECKS or (limit and resident > limit / 2)):
-            self._let_go(worker)
-            self._hire()
+            self._replace(worker)
         else:
             self._next(worker)
+
+    def _on_full(self, worker: WorkerProcess, _: None) -> None:
+        self._put_back(_progress(worker))
+        self._replace(worker)
+
+    def _replace(self, worker: WorkerProcess) -> None:
+        self._let_go(worker)
+        if self.waiting:
+            self._hire()
 
     def _finish(self, progress: Progress) -> None:
         progress.is_ended = True
@@ -338,6 +346,10 @@ class Execution:
             progress.fruitless += 1
             if progress.fruitless >= FRUITLESS:
                 self._give_up(progress, f"{FRUITLESS} workers died before they ran a check: {message}")
+        self._put_back(progress)
+
+    def _put_back(self, progress: Progress) -> None:
+        """Let another worker do what is left of a task, before all others."""
         if progress.plan is not None and set(progress.plan) <= progress.results.keys():
             self._finish(progress)
         else:

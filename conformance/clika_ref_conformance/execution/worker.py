@@ -106,6 +106,8 @@ class Worker:
     def do(self, task: Task, done: Mapping[str, str]) -> None:
         """Plan a task, say the plan, and run those of its checks that are not done yet; with each say which is next.
 
+        Where memory ran out, say so instead, and leave the rest to another: what is not given back would fail it.
+
         Args:
             task: what to do.
             done: the verdicts of its checks that other workers have run.
@@ -115,12 +117,16 @@ class Worker:
         left = [check for check in checks if check.name not in done]
         started = [*(check.name for check in left), None]
         self.say("plan", [[check.name for check in checks], started[0]])
-        detailed: set[Verdict] = set()
+        detailed = set(map(Verdict, done.values()))
         failures = Counter(v for v in map(Verdict, done.values()) if v.is_failure)
         for check, following in zip(left, started[1:], strict=True):
             outcome = self._enough(check, failures) or run_check(check)
             failures[outcome.verdict] += outcome.verdict.is_failure
-            self.say("result", [result_to_json(self._result(task, outcome, detailed)), following])
+            is_full = outcome.verdict is Verdict.MEMORY
+            self.say("result", [result_to_json(self._result(task, outcome, detailed)), None if is_full else following])
+            if is_full:
+                self.say("full")
+                return
         self.say("done", self._settle())
 
     def _enough(self, check: Check, failures: Counter[Verdict]) -> Outcome | None:

@@ -28,6 +28,8 @@ SUBJECTS = (
     "plan-interrupts",
     "planned-twice",
     "unsure",
+    "hoards",
+    "roomy",
     "helper-left",
     "helper-stuck",
     "helper-orphaned",
@@ -53,6 +55,8 @@ def checks(task, suite):
         os.kill(os.getpid(), signal.SIGKILL)
     if task.subject in ALWAYS:
         return [Check(f"check-{i}", ALWAYS[task.subject]) for i in range(4)]
+    if task.subject == "hoards":
+        return [Check("first", hoards), Check("middle", takes_room), Check("last", hoards)]
     middle = f"{os.getpid()}" if task.subject == "unsure" else "middle"
     act = {"unsure": "exit", "planned-twice": "fine"}.get(task.subject, task.subject)
     return [Check("first", passes), Check(middle, ACTS[act]), Check("last", passes)]
@@ -65,6 +69,18 @@ def passes():
 def fills_memory():
     kept = [torch.ones(2**26) for _ in range(100)]
     return Outcome(str(len(kept)), Comparison(Verdict.PASS))
+
+
+KEPT = []
+
+
+def hoards():
+    while True:
+        KEPT.append(torch.empty(2**26))  # bytes are counted that nothing has touched, too
+
+
+def takes_room():
+    return passes() if torch.empty(2**27).numel() else fails()
 
 
 def flushes():
@@ -125,6 +141,7 @@ ACTS = {
     "flush": flushes,
     "dtype": sets_dtype,
     "print": prints,
+    "roomy": takes_room,
     "helper-left": forks,
     "helper-stuck": lambda: forks(lambda: time.sleep(1000)),
     "helper-orphaned": lambda: forks(lambda: os._exit(3)),
