@@ -132,6 +132,12 @@ def test_a_worker_that_is_overdue_is_not_waited_for_in_a_loop_without_rest():
     assert seconds_to_wait([late, SimpleNamespace(deadline=math.inf, overdue=False)], 5.0) == 5.0
 
 
+def test_a_fork_that_comes_back_into_the_worker_says_nothing():
+    record = execute(plan_run(request_for("doubles", case_seconds=5.0)))
+    assert {v for _, v in verdicts_of(record, "doubles")} == {Verdict.PASS}
+    assert (record.problems, record.exit_code) == ((), 0)
+
+
 def test_memory_that_is_not_given_back_costs_no_other_check_and_no_other_task():
     record = execute(plan_run(request_for("hoards", "roomy")))
     expected = [("first", Verdict.MEMORY), ("middle", Verdict.PASS), ("last", Verdict.MEMORY)]

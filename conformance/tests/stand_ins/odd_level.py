@@ -30,6 +30,7 @@ SUBJECTS = (
     "unsure",
     "hoards",
     "roomy",
+    "doubles",
     "helper-left",
     "helper-stuck",
     "helper-orphaned",
@@ -112,6 +113,15 @@ def dies_of_a_signal():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def doubles():
+    """Fork off a process that raises, and wait for it."""
+    number = os.fork()
+    if not number:
+        raises()
+    os.waitpid(number, 0)
+    return passes()
+
+
 def forks(then=passes):
     """Leave a process behind that holds all that is open here; it leaves a mark where nobody ends it."""
     marks = Path(os.environ["ODD_MARKS"])
@@ -142,6 +152,7 @@ ACTS = {
     "dtype": sets_dtype,
     "print": prints,
     "roomy": takes_room,
+    "doubles": doubles,
     "helper-left": forks,
     "helper-stuck": lambda: forks(lambda: time.sleep(1000)),
     "helper-orphaned": lambda: forks(lambda: os._exit(3)),
