@@ -71,6 +71,8 @@ class RunRecord:
     """What is wrong with the run as a whole: deviations that match nothing, or are gone. Each fails the run."""
     doubts: Sequence[str] = ()
     """Why the run proves too little, whatever it found: its own references are off, or nothing was proven."""
+    is_given_up: bool = False
+    """Whether it ended before all of its tasks had."""
     part: str = ""
     """What of the profile was asked for, as options (``-k softmax``); empty where all of it was."""
 

@@ -6,6 +6,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from clika_ref_conformance.cases import Case, Check, Run, Task
 from clika_ref_conformance.drawing.calls.realizing import graph_of
@@ -14,6 +15,7 @@ from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.execution.run import RunRequest
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.reporting import showing
 from clika_ref_conformance.reporting.recording import LIMIT, record_end, with_reproducers_of_ends
 from clika_ref_conformance.reporting.replaying import read_reproducer
 from clika_ref_conformance.reporting.showing import run_and_show
@@ -128,6 +130,17 @@ def test_of_each_task_and_verdict_the_first_check_is_run_again(tmp_path, monkeyp
     assert [r.reproducer for r in found.results[:4]] == ["cases/a.zip", "", "cases/c.zip", ""]
     assert len(asked) == LIMIT
     assert found.imbalance() == []
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_run_that_was_asked_to_end_runs_nothing_once_more(tmp_path, monkeypatch, is_given_up):
+    asked = []
+    record = RunRecord("identity", "quick", 0, {}, {TASK: ("row",)}, [dead()], is_given_up=is_given_up)
+    monkeypatch.setattr(showing, "execute", lambda *_: record)
+    monkeypatch.setattr(showing, "with_reproducers_of_ends", lambda record, _: asked.append(record) or record)
+    run_and_show(RunRequest("identity", subjects=("relu",), out=tmp_path))
+    assert asked == ([] if is_given_up else [record])
+    assert (tmp_path / "report.json").exists()
 
 
 def test_a_run_of_which_a_worker_died_has_the_reproducer_in_its_report(tmp_path, monkeypatch):

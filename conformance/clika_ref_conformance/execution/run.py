@@ -379,6 +379,7 @@ class Execution:
             results,
             seconds,
             deviation_accounts(self.plan.declarations.deviations, results),
+            is_given_up=not all(p.is_ended for p in every),
             part=request.part,
         )
         gone = problems_of(record, self.plan.declarations, request.profile, is_full=self.plan.is_full)

@@ -72,8 +72,9 @@ def run_and_show(request: RunRequest) -> RunRecord:
     plan = plan_run(request)
     with SimpleProgressBar[None](total=len(plan.tasks), desc=f"Conformance of {request.target}", unit="tasks") as bar:
         record = execute(plan, Watch(request.target, bar, progress_console()))
-    if request.out is not None:
+    if request.out is not None and not record.is_given_up:  # whoever asks a run to end is not to wait for minutes
         record = with_reproducers_of_ends(record, setup_of(plan))
+    if request.out is not None:
         write_report(record, request.out)
     show(record, result_console())
     if request.out is not None:
