@@ -17,7 +17,7 @@ from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.killing import Killing, Trial, chosen_mutants, kill
 from clika_ref_conformance.mutants.seeding import Catalogue, Mutant, nothing
 from clika_ref_conformance.mutants.showing import is_enough, show_rates, show_trial, sound_and_show
-from clika_ref_conformance.record import Result
+from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console
 
@@ -192,6 +192,17 @@ def test_a_target_that_is_right_raises_no_alarm_with_any_seed(target, status, ca
     assert [head.split(": ")[0] for head in heads] == [f"{target}, quick, seed {seed}" for seed in range(2)]
     assert all((" 0 failures in " in head) == (status == 0) for head in heads)
     assert any("operators/relu/float32" in line for line in lines) == (status == 1)
+
+
+def test_runs_of_sound_targets_end_with_the_one_that_is_interrupted(monkeypatch):
+    doubts = ("9 of 9 tasks are not done: the run was interrupted",)
+    record = RunRecord("identity", "quick", 0, {}, {}, [], doubts=doubts, is_given_up=True)
+    begun = []
+    monkeypatch.setattr("clika_ref_conformance.mutants.alarms.execute", lambda plan: begun.append(plan) or record)
+    options = {"profile": "quick", "subjects": ("relu",), "levels": (), "workers": 1}
+    with pytest.raises(ClikaError, match="9 of 9 tasks are not done: the run was interrupted"):
+        sound_and_show(["identity"], seeds=2, **options)
+    assert len(begun) == 1
 
 
 def test_a_mutant_meets_its_own_levels_first_and_its_subject_wherever_it_stands(suite):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from clika_ref.core.errors import ClikaError
 from clika_ref.reporting.console import duration, result_console
 from clika_ref_conformance.mutants.alarms import SoundRun, sound_runs
 from clika_ref_conformance.mutants.killing import SORTS, Killing, Trial, chosen_mutants, kill
@@ -91,13 +92,19 @@ def sound_and_show(
     levels: Sequence[str],
     workers: int,
 ) -> int:
-    """Run targets that are right, print how many checks fail, and return the exit status: 1 where one does."""
+    """Run targets that are right, print how many checks fail, and return the exit status: 1 where one does.
+
+    Raises:
+        ClikaError: a run was interrupted, or got no workers.
+    """
     console = result_console()
     runs = sound_runs(targets, profile=profile, seeds=range(seeds), subjects=subjects, levels=levels, workers=workers)
     alarms = 0
     for run in runs:
         show_alarms(run, console)
         alarms += len(run.record.failures)
+        if run.record.is_given_up:
+            raise ClikaError(run.record.doubts[0])
     return 1 if alarms else 0
 
 
