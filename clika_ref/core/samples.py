@@ -115,9 +115,8 @@ class Descriptions:
         """Describe a tensor of the given shape, or of any shape whose rank and sides lie in the given ranges."""
         dtypes = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
         ranks = (rank, rank) if isinstance(rank, int) else rank
-        return TensorDescription(
-            dtypes, None if shape is None else tuple(shape), ranks, side, low, high, domain, nan, unique
-        )
+        sides = None if shape is None else tuple(shape)
+        return TensorDescription(dtypes, sides, ranks, side, low, high, domain, nan, unique)
 
     def floats(self, low: float, high: float) -> Floats:
         """Describe a float in ``[low, high]``."""
@@ -154,32 +153,29 @@ def random_draw(random: Random) -> Draw:
             case TensorDescription():
                 return _draw_tensor(random, description)
             case _:
-                kind = type(description).__name__
-                msg = f"draw() takes a description made by `s`, not {description!r} (a {kind})"
+                msg = f"draw() takes a description made by `s`, not {description!r} (a {type(description).__name__})"
                 raise TypeError(msg)
 
     return draw
 
 
 def _draw_tensor(random: Random, d: TensorDescription) -> TensorSample:
-    shape = d.shape
-    if shape is None:
-        shape = tuple(random.randint(*d.side) for _ in range(random.randint(*d.rank)))
+    shape = tuple(random.randint(*d.side) for _ in range(random.randint(*d.rank))) if d.shape is None else d.shape
     return d.decided(random.choice(d.dtypes), shape)
 
 
 def realize(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill a drawn tensor with elements between its ``low`` and ``high``."""
-    count = math.prod(sample.shape)
     if sample.dtype == torch.bool:
         return torch.randint(0, 2, sample.shape, generator=generator).bool()
     if sample.unique:
-        steps = torch.randperm(count, generator=generator).double() / max(count - 1, 1)
-        flat = sample.low + steps * (sample.high - sample.low)
+        steps = torch.randperm(math.prod(sample.shape), generator=generator).double()
+        flat = sample.low + steps / max(len(steps) - 1, 1) * (sample.high - sample.low)
         return flat.reshape(sample.shape).to(sample.dtype)
     if not sample.dtype.is_floating_point:
-        low, high = math.ceil(sample.low), math.floor(sample.high)
-        low = max(low, torch.iinfo(sample.dtype).min)
-        return torch.randint(low, max(high, low) + 1, sample.shape, generator=generator).to(sample.dtype)
+        low = max(math.ceil(sample.low), torch.iinfo(sample.dtype).min)
+        return torch.randint(low, max(math.floor(sample.high), low) + 1, sample.shape, generator=generator).to(
+            sample.dtype
+        )
     uniform = torch.rand(sample.shape, generator=generator, dtype=torch.float64)
     return (sample.low + uniform * (sample.high - sample.low)).to(sample.dtype)
