@@ -1,0 +1,112 @@
+"""``RangeTable``: the statistics of every value from one pass over the calibration data, whatever the target is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.quantization.histogram import BINS, Histogram
+from clika_ref.quantization.statistics import ExactSum, Statistics
+from clika_ref.storage import write_atomically
+
+VERSION = 1
+"""Of the form on disk; raised whenever files written before can no longer be read."""
+
+DOCUMENT = "clika_ranges"
+"""The entry of the metadata that holds everything but the counts."""
+
+
+@dataclass
+class RangeTable:
+    """Statistics by the name of the value, and how many batches they are of.
+
+    Tables of parts of the data, made in several processes, can be merged: the result is that of one process.
+    """
+
+    values: dict[str, Statistics] = field(default_factory=dict[str, Statistics])
+    batches: int = 0
+
+    def of(self, name: str) -> Statistics:
+        """Return the statistics of a value, which begin empty."""
+        return self.values.setdefault(name, Statistics())
+
+    def merge(self, other: RangeTable) -> None:
+        """Take in a table of other data."""
+        self.batches += other.batches
+        for name, statistics in other.values.items():
+            self.of(name).merge(statistics)
+
+    def save(self, path: Path | str) -> None:
+        """Write it as safetensors: the counts as one tensor, all else as JSON in the metadata.
+
+        Raises:
+            ModelError: no file can be written there.
+        """
+        document = {
+            "version": VERSION,
+            "batches": self.batches,
+            "values": {name: _to_json(statistics) for name, statistics in self.values.items()},
+        }
+        counts = [statistics.histogram.counts for statistics in self.values.values()]
+        tensors = {"counts": torch.stack(counts) if counts else torch.zeros(0, 2 * BINS, dtype=torch.int64)}
+        blob = safetensors.torch.save(tensors, {DOCUMENT: json.dumps(document, separators=(",", ":"))})
+        with write_atomically(path) as file:
+            file.write(blob)
+
+    @classmethod
+    def load(cls, path: Path | str) -> RangeTable:
+        """Read what `save` wrote; nothing of it is executed.
+
+        Raises:
+            ModelError: the file cannot be read, or holds something else.
+        """
+        try:
+            with safetensors.safe_open(str(path), framework="pt") as file:
+                document = json.loads((file.metadata() or {})[DOCUMENT])
+                counts = file.get_tensor("counts")
+            if document["version"] != VERSION:
+                msg = f"{path} has version {document['version']} of the form of range tables, this is {VERSION}"
+                raise ModelError(msg)
+            found = zip(document["values"].items(), counts, strict=True)
+            values = {name: _from_json(entry, of_value) for (name, entry), of_value in found}
+            return cls(values, int(document["batches"]))
+        except (OSError, KeyError, ValueError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+            msg = f"{path} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
+            raise ModelError(msg) from error
+
+
+def _to_json(statistics: Statistics) -> dict[str, Any]:
+    """Return all but the counts; floats in their shortest exact form, those of an empty value left out."""
+    ends = {} if statistics.is_empty else {"low": statistics.low, "high": statistics.high}
+    return {
+        **ends,
+        "batches": statistics.batches,
+        "lows": statistics.lows.partials,
+        "highs": statistics.highs.partials,
+        "exponent": statistics.histogram.exponent,
+        "unbounded": statistics.is_unbounded,
+    }
+
+
+def _from_json(entry: Mapping[str, Any], counts: torch.Tensor) -> Statistics:
+    if counts.dtype != torch.int64 or counts.shape != (2 * BINS,):
+        msg = f"counts are {counts.dtype}{list(counts.shape)}, not torch.int64[{2 * BINS}]"
+        raise ValueError(msg)
+    found = Statistics(
+        batches=int(entry["batches"]),
+        lows=ExactSum([float(x) for x in entry["lows"]]),
+        highs=ExactSum([float(x) for x in entry["highs"]]),
+        histogram=Histogram(int(entry["exponent"]), counts),
+        is_unbounded=bool(entry["unbounded"]),
+    )
+    if not found.is_empty:
+        found.low, found.high = float(entry["low"]), float(entry["high"])
+    return found

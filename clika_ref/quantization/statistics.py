@@ -1,0 +1,127 @@
+"""What calibration remembers of one value: a fixed number of bytes, however much data there is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clika_ref.quantization.histogram import Histogram
+
+SAMPLED = 4096
+"""Elements of a value that are counted in each batch: all of a small one, of a large one every so many."""
+
+UNBOUNDED = 1e30
+"""What is as large, or as its dtype can be, is no measurement: masks are made of infinity, or of the least number."""
+
+
+@dataclass
+class ExactSum:
+    """A sum of floats that no order of adding them changes, as `math.fsum` is, but added to one by one."""
+
+    partials: list[float] = field(default_factory=list[float])
+
+    def add(self, x: float) -> None:
+        """Add one number.
+
+        Source: Shewchuk, Adaptive Precision Floating-Point Arithmetic (1997), Grow-Expansion.
+        """
+        kept: list[float] = []
+        for y in self.partials:
+            large, small = (x, y) if abs(x) >= abs(y) else (y, x)
+            x = large + small
+            rest = small - (x - large)
+            if rest:
+                kept.append(rest)
+        self.partials = [*kept, x]
+
+    @property
+    def value(self) -> float:
+        """The sum, rounded once."""
+        return math.fsum(self.partials)
+
+
+@dataclass
+class Statistics:
+    """What one value held in all batches so far.
+
+    ``low`` and ``high`` are exact; they, the mean extremes and the histogram are of elements within `UNBOUNDED`.
+    """
+
+    low: float = math.inf
+    high: float = -math.inf
+    batches: int = 0
+    lows: ExactSum = field(default_factory=ExactSum)
+    highs: ExactSum = field(default_factory=ExactSum)
+    histogram: Histogram = field(default_factory=Histogram)
+    is_unbounded: bool = False
+    """Whether an element was infinite, or too large for anything but a mask: such a value has no scale."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no bounded element was seen."""
+        return not self.batches
+
+    @property
+    def mean_extremes(self) -> tuple[float, float]:
+        """The mean over batches of the least and of the greatest element."""
+        return self.lows.value / self.batches, self.highs.value / self.batches
+
+    def add(self, x: Tensor) -> None:
+        """Take in a batch; it may hold anything but NaN."""
+        if not x.numel():
+            return
+        x, limit = x.detach(), min(UNBOUNDED, torch.finfo(x.dtype).max)
+        low, high = _ends(x)
+        if max(-low, high) >= limit:
+            self.is_unbounded = True
+            x = x[x.abs() < limit]
+            if not x.numel():
+                return
+            low, high = _ends(x)
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.batches += 1
+        self.lows.add(low)
+        self.highs.add(high)
+        self.histogram.add(sampled(x))
+
+    def merge(self, other: Statistics) -> None:
+        """Take in what was seen elsewhere of the same value."""
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.batches += other.batches
+        for own, others in ((self.lows, other.lows), (self.highs, other.highs)):
+            for partial in others.partials:
+                own.add(partial)
+        self.histogram.merge(other.histogram)
+        self.is_unbounded |= other.is_unbounded
+
+
+def _ends(x: Tensor) -> tuple[float, float]:
+    low, high = torch.aminmax(x)
+    return float(low), float(high)
+
+
+def sampled(x: Tensor) -> Tensor:
+    """Return at most `SAMPLED` elements, evenly spread in memory, ``float[n]``; no copy of the others is made.
+
+    The distance is odd, so that it has no factor in common with most sides, whose columns would be left out.
+    """
+    if not _is_dense(x):
+        x = x.contiguous()
+    distance = -(-x.numel() // SAMPLED) | 1
+    flat = x.as_strided((x.numel(),), (1,))
+    return flat[::distance].float()
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether the elements fill a piece of memory, in whatever order."""
+    sides = sorted(zip(x.stride(), x.shape, strict=True))
+    expected = 1
+    for stride, side in sides:
+        if side != 1:
+            if stride != expected:
+                return False
+            expected *= side
+    return True

@@ -1,0 +1,72 @@
+"""Histograms count every element, in bins that do not depend on order or on how data is split."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clika_ref.quantization.histogram import BINS, Histogram
+
+FLOATS = st.lists(st.floats(-(2.0**100), 2.0**100, width=32), max_size=30)
+
+
+def counted(*parts):
+    found = Histogram()
+    for part in parts:
+        found.add(torch.tensor(part, dtype=torch.float32))
+    return found
+
+
+def is_same(one, other):
+    return one.exponent == other.exponent and torch.equal(one.counts, other.counts)
+
+
+@given(FLOATS)
+def test_each_element_lies_in_the_bin_whose_ends_enclose_it(elements):
+    found = counted(elements)
+    assert found.total == len(elements)
+    for x in elements:
+        (alone,) = torch.tensor([x], dtype=torch.float32).double().tolist()
+        place = math.floor(alone / found.width)
+        assert -BINS <= place < BINS
+        assert found.counts[place + BINS] > 0
+
+
+@given(FLOATS, st.randoms(use_true_random=False), st.integers(0, 30))
+def test_neither_order_nor_splitting_changes_a_histogram(elements, random, cut):
+    shuffled = random.sample(elements, len(elements))
+    whole = counted(elements)
+    assert is_same(whole, counted(shuffled[:cut], shuffled[cut:]))
+    merged = counted(shuffled[:cut])
+    merged.merge(counted(shuffled[cut:]))
+    assert is_same(whole, merged)
+
+
+def test_bins_are_as_narrow_as_the_greatest_element_allows():
+    found = counted([1.0, -3.99])
+    assert found.width == 4.0 / BINS
+    found.add(torch.tensor([4.0]))
+    assert found.width == 8.0 / BINS
+
+
+def test_a_quantile_is_the_end_of_the_bin_that_reaches_it():
+    found = counted(list(range(1, 101)))
+    assert found.quantile(1.0) == pytest.approx(100, abs=found.width)
+    assert found.quantile(0.5) == pytest.approx(50, abs=found.width)
+    assert found.quantile(0.5) > 50
+
+
+def test_centers_lie_in_the_middle_of_the_bins():
+    found = counted([-1.5, 1.5])
+    occupied = found.centers[found.counts > 0]
+    assert occupied.tolist() == [-1.5 + found.width / 2, 1.5 + found.width / 2]
+
+
+def test_zeros_and_the_smallest_numbers_are_counted_too():
+    found = counted([0.0, -0.0, 2.0**-149, -(2.0**-149)])
+    assert found.total == 4
+    assert found.counts[BINS] == 2
+    assert found.counts[BINS + 1] == 1
+    assert found.counts[BINS - 1] == 1

@@ -1,0 +1,69 @@
+"""Range tables are merged, saved and read again without a change; other files are refused."""
+
+import re
+
+import pytest
+import safetensors.torch
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.quantization.ranges import RangeTable
+
+
+def table(*names, seed=0):
+    found = RangeTable()
+    for i, name in enumerate(names):
+        found.of(name).add(torch.randn(50, generator=torch.Generator().manual_seed(seed + i)) * 10**i)
+    found.batches = 1
+    return found
+
+
+def facts(found):
+    return {
+        name: (s.low, s.high, s.batches, s.lows.value, s.highs.value, s.is_unbounded, s.histogram.counts.tolist())
+        for name, s in found.values.items()
+    }
+
+
+def test_a_table_that_is_saved_and_loaded_is_the_same(tmp_path):
+    found = table("x", "y")
+    found.of("mask").add(torch.tensor([-torch.inf]))
+    found.save(tmp_path / "ranges")
+    loaded = RangeTable.load(tmp_path / "ranges")
+    assert facts(loaded) == facts(found)
+    assert loaded.batches == 1
+    loaded.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "ranges").read_bytes()
+
+
+def test_an_empty_table_is_saved_too(tmp_path):
+    RangeTable().save(tmp_path / "ranges")
+    assert RangeTable.load(tmp_path / "ranges").values == {}
+
+
+def test_tables_of_parts_of_the_data_merge_to_that_of_all():
+    whole = table("x", "y")
+    whole.merge(table("y", "z", seed=5))
+    assert whole.batches == 2
+    assert list(whole.values) == ["x", "y", "z"]
+    other = table("y", "z", seed=5)
+    other.merge(table("x", "y"))
+    assert facts(other) == facts(whole)
+
+
+def test_what_is_no_range_table_is_refused_by_name(tmp_path):
+    (tmp_path / "text").write_text("no")
+    safetensors.torch.save_file({"counts": torch.zeros(1)}, tmp_path / "other")
+    for name in ("text", "other", "missing"):
+        with pytest.raises(
+            ModelError, match=rf"{re.escape(str(tmp_path / name))} is no range table: .*calibrate again"
+        ):
+            RangeTable.load(tmp_path / name)
+
+
+def test_a_table_of_a_later_form_is_refused_with_both_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr("clika_ref.quantization.ranges.VERSION", 2)
+    table("x").save(tmp_path / "ranges")
+    monkeypatch.undo()
+    with pytest.raises(ModelError, match="version 2 of the form of range tables, this is 1"):
+        RangeTable.load(tmp_path / "ranges")

@@ -1,0 +1,90 @@
+"""What calibration remembers of a value: exact ends, means of ends, and nothing of masks."""
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clika_ref.quantization.statistics import SAMPLED, ExactSum, Statistics, sampled
+
+
+def of(*batches):
+    found = Statistics()
+    for batch in batches:
+        found.add(torch.as_tensor(batch))
+    return found
+
+
+@given(st.lists(st.floats(-1e15, 1e15), max_size=30))
+def test_a_sum_is_exact_and_the_same_in_every_order(numbers):
+    found = []
+    for order in (numbers, numbers[::-1], sorted(numbers)):
+        total = ExactSum()
+        for x in order:
+            total.add(x)
+        found.append(total.value)
+    assert found == [math.fsum(numbers)] * 3
+
+
+def test_ends_are_those_of_all_elements_and_their_means_those_of_batches():
+    found = of([-1.0, 0.0, 3.0], [-3.0, 1.0])
+    assert (found.low, found.high) == (-3.0, 3.0)
+    assert found.mean_extremes == (-2.0, 2.0)
+    assert found.histogram.total == 5
+
+
+def test_ends_are_exact_where_only_some_elements_are_counted():
+    x = torch.zeros(10 * SAMPLED)
+    x[1], x[2] = -7.0, 9.0
+    found = of(x)
+    assert (found.low, found.high) == (-7.0, 9.0)
+    assert found.histogram.total <= SAMPLED
+
+
+def test_merging_equals_adding():
+    batches = [torch.randn(7, generator=torch.Generator().manual_seed(i)) * 3**i for i in range(6)]
+    whole = of(*batches)
+    shuffled = random.Random(0).sample(batches, len(batches))
+    merged = of(*shuffled[:2])
+    merged.merge(of(*shuffled[2:]))
+    assert (merged.low, merged.high, merged.batches) == (whole.low, whole.high, whole.batches)
+    assert merged.mean_extremes == whole.mean_extremes
+    assert torch.equal(merged.histogram.counts, whole.histogram.counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("is_infinite", [True, False])
+def test_what_masks_are_made_of_enters_no_range(dtype, is_infinite):
+    mask = -math.inf if is_infinite else torch.finfo(dtype).min
+    found = of(torch.tensor([0.5, mask, -2.0], dtype=dtype))
+    assert found.is_unbounded
+    assert (found.low, found.high) == (-2.0, 0.5)
+    assert found.mean_extremes == (-2.0, 0.5)
+    assert found.histogram.total == 2
+
+
+def test_a_value_of_masks_alone_and_one_without_elements_stay_empty():
+    found = of(torch.full((3,), -math.inf), torch.zeros(0))
+    assert found.is_empty
+    assert found.is_unbounded
+    assert not of(torch.zeros(0)).is_unbounded
+
+
+def test_samples_come_from_every_column_and_of_any_layout():
+    x = torch.arange(64 * 256, dtype=torch.float32).reshape(64, 256)
+    places = sampled(x).long()
+    assert len(places) <= SAMPLED
+    assert len(set((places % 256).tolist())) == 256
+    assert len(sampled(x.T)) == len(places)
+    assert set(sampled(x[:, :3]).long().tolist()) == {256 * i + j for i in range(64) for j in range(3)}
+
+
+def test_a_sample_of_a_part_of_memory_holds_nothing_else():
+    x = torch.arange(30, dtype=torch.float32)
+    assert sampled(x[10:20]).tolist() == list(range(10, 20))
+    image = torch.arange(24, dtype=torch.float32).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+    assert sorted(sampled(image).tolist()) == list(range(24))
+    assert sampled(torch.ones(()).expand(2, 3)).tolist() == [1.0] * 6
