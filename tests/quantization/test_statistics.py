@@ -70,7 +70,10 @@ def test_a_value_of_masks_alone_and_one_without_elements_stay_empty():
     found = of(torch.full((3,), -math.inf), torch.zeros(0))
     assert found.is_empty
     assert found.is_unbounded
-    assert not of(torch.zeros(0)).is_unbounded
+    empty = of(torch.zeros(0))
+    assert not empty.is_unbounded
+    empty.merge(found)
+    assert empty.is_unbounded
 
 
 def test_samples_come_from_every_column_and_of_any_layout():
