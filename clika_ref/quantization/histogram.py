@@ -72,7 +72,7 @@ class Histogram:
 
 def _exponent_for(reach: float) -> int:
     """Return the smallest exponent at which every element up to ``reach`` lies in a bin; the ends belong to no bin."""
-    return max(math.frexp(reach)[1] - int(math.log2(BINS)), LEAST)
+    return max(math.frexp(reach)[1] - int(math.log2(BINS)), LEAST) if reach else LEAST
 
 
 def _joined(counts: Tensor, times: int) -> Tensor:

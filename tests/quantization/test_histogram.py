@@ -1,10 +1,11 @@
 """Histograms count every element, in bins that do not depend on order or on how data is split."""
 
 import math
+from random import Random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clika_ref.quantization.histogram import BINS, Histogram
@@ -35,6 +36,8 @@ def test_each_element_lies_in_the_bin_whose_ends_enclose_it(elements):
 
 
 @given(FLOATS, st.randoms(use_true_random=False), st.integers(0, 30))
+@example([0.0, 2.0**-100], Random(0), 1)
+@example([2.0**-100, 0.0], Random(0), 1)
 def test_neither_order_nor_splitting_changes_a_histogram(elements, random, cut):
     shuffled = random.sample(elements, len(elements))
     whole = counted(elements)

@@ -1,0 +1,87 @@
+"""Observers choose ranges from statistics: which of them holds what, and which is nearest to the elements."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clika_ref.quantization.observers import (
+    OBSERVERS,
+    Range,
+    extremes,
+    least_error,
+    mean_extremes,
+    percentile,
+    quantization_error,
+)
+from clika_ref.quantization.statistics import SAMPLED, Statistics
+
+
+def of(*batches):
+    found = Statistics()
+    for batch in batches:
+        found.add(torch.as_tensor(batch, dtype=torch.float32))
+    return found
+
+
+def normal(count=SAMPLED, seed=0):
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def exact_error(x, chosen, levels=256):
+    scale = (chosen.high - chosen.low) / (levels - 1)
+    zero_point = round(-chosen.low / scale)
+    return float((torch.fake_quantize_per_tensor_affine(x, scale, zero_point, 0, levels - 1) - x).square().mean())
+
+
+@given(st.floats(-10, 10), st.floats(-10, 10))
+def test_zero_lies_in_every_range(low, high):
+    chosen = Range(low, high)
+    assert chosen.low <= 0 <= chosen.high
+
+
+def test_extremes_hold_everything_and_their_means_less():
+    found = of([-1.0, 3.0], [-3.0, 1.0])
+    assert extremes(found) == Range(-3.0, 3.0)
+    assert mean_extremes(found) == Range(-2.0, 2.0)
+
+
+def test_a_percentile_leaves_out_as_much_on_either_side_and_never_reaches_beyond_what_was_seen():
+    found = of(torch.linspace(-1, 1, SAMPLED))
+    chosen = percentile(found, share=0.9)
+    assert chosen.low == pytest.approx(-0.9, abs=0.002)
+    assert chosen.high == pytest.approx(0.9, abs=0.002)
+    assert percentile(found, share=1.0) == extremes(found)
+
+
+def test_outliers_are_clipped_only_where_that_lowers_the_error():
+    outlier = torch.cat([normal(SAMPLED - 1) * 0.1, torch.tensor([20.0])])
+    found = of(outlier)
+    chosen = least_error(found, levels=16)
+    assert chosen.high < 20.0
+    assert exact_error(outlier, chosen, 16) < exact_error(outlier, extremes(found), 16)
+    flat = of(torch.linspace(-1, 1, SAMPLED))
+    assert least_error(flat).high == pytest.approx(1.0, abs=0.04)
+
+
+@pytest.mark.parametrize("shape", ["normal", "one side", "far from zero"])
+def test_the_error_of_a_range_is_that_of_the_elements(shape):
+    x = {"normal": normal(), "one side": normal().abs(), "far from zero": normal() + 8}[shape]
+    found = of(x)
+    for choose in OBSERVERS.values():
+        chosen = choose(found)
+        assert quantization_error(found, chosen) == pytest.approx(exact_error(x, chosen), rel=0.1)
+
+
+def test_the_least_error_is_no_greater_than_that_of_any_other_observer():
+    for seed, power in enumerate((1, 2, 3, 5)):
+        found = of(normal(seed=seed) ** power)
+        errors = {name: quantization_error(found, choose(found)) for name, choose in OBSERVERS.items()}
+        assert min(errors.values()) == pytest.approx(errors["least error"], rel=0.05), (power, errors)
+
+
+def test_a_value_of_zeros_has_a_range_of_one_point_and_no_error():
+    found = of(torch.zeros(5))
+    for choose in OBSERVERS.values():
+        assert choose(found).is_point
+        assert quantization_error(found, choose(found)) < 1e-30
