@@ -70,11 +70,18 @@ class Statistics:
         return self.lows.value / self.batches, self.highs.value / self.batches
 
     def add(self, x: Tensor) -> None:
-        """Take in a batch; it may hold anything but NaN."""
+        """Take in a batch.
+
+        Raises:
+            ValueError: it holds NaN.
+        """
         if not x.numel():
             return
-        x, limit = x.detach(), min(UNBOUNDED, torch.finfo(x.dtype).max)
+        x, limit = in_memory_order(x.detach()), min(UNBOUNDED, torch.finfo(x.dtype).max)
         low, high = _ends(x)
+        if math.isnan(low):
+            msg = "NaN has no range"
+            raise ValueError(msg)
         if max(-low, high) >= limit:
             self.is_unbounded = True
             x = x[x.abs() < limit]
@@ -104,15 +111,19 @@ def _ends(x: Tensor) -> tuple[float, float]:
 
 
 def sampled(x: Tensor) -> Tensor:
-    """Return at most `SAMPLED` elements, evenly spread in memory, ``float[n]``; no copy of the others is made.
+    """Return at most `SAMPLED` of ``x[n]``, evenly spread.
 
     The distance is odd, so that it has no factor in common with most sides, whose columns would be left out.
     """
-    if not _is_dense(x):
-        x = x.contiguous()
-    distance = -(-x.numel() // SAMPLED) | 1
-    flat = x.as_strided((x.numel(),), (1,))
-    return flat[::distance].float()
+    return x[:: -(-len(x) // SAMPLED) | 1].float()
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """Return the elements as they lie in memory, ``x[n]``: a view wherever they fill a piece of it.
+
+    What looks at each element takes several times as long in any other order.
+    """
+    return (x if _is_dense(x) else x.contiguous()).as_strided((x.numel(),), (1,))
 
 
 def _is_dense(x: Tensor) -> bool:

@@ -1,0 +1,89 @@
+"""Calibration: one pass over the data, a batch at a time, that remembers what each value of a graph held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref.quantization.ranges import RangeTable
+
+RESERVOIR_BYTES = 64 * 2**20
+"""Of calibration inputs that are kept, on which algorithms compare what they tried."""
+
+
+@dataclass
+class Reservoir:
+    """The first batches of the calibration inputs, as many as fit."""
+
+    limit_bytes: int = RESERVOIR_BYTES
+    batches: list[list[Tensor]] = field(default_factory=list[list[Tensor]])
+    held_bytes: int = 0
+    is_full: bool = False
+
+    def offer(self, inputs: Sequence[Tensor]) -> None:
+        """Keep copies of a batch, unless it or one before it was too much; the very first is always kept."""
+        size = sum(t.numel() * t.element_size() for t in inputs)
+        self.is_full |= bool(self.batches) and self.held_bytes + size > self.limit_bytes
+        if not self.is_full:
+            self.batches.append([t.detach().clone() for t in inputs])
+            self.held_bytes += size
+
+
+@dataclass
+class Calibration:
+    """What a pass over the data has found so far.
+
+    A batch counts whole or not at all: after an error or an interrupt, the pass can go on with the next one.
+    """
+
+    graph: Graph
+    table: RangeTable = field(default_factory=RangeTable)
+    reservoir: Reservoir = field(default_factory=Reservoir)
+
+    def add(self, inputs: Sequence[Tensor]) -> None:
+        """Run the graph on a batch, one tensor for each of its inputs, and remember what its values held.
+
+        Raises:
+            ModelError: NaN or an infinity is among the inputs, or NaN among the values; the message says where.
+        """
+        found = RangeTable(batches=1)
+        number = self.table.batches
+
+        def observe(node: Node, results: tuple[Tensor, ...]) -> None:
+            if node.op.trait is SAME_SCALE:  # it has what its operand has
+                return
+            for value, result in zip(node.outputs, results, strict=True):
+                _observe(found, value, result, f"{node.op.name} in {node.origin}", number)
+
+        for value, x in zip(self.graph.inputs, inputs, strict=True):
+            _refuse_infinite(value, x, number)
+            _observe(found, value, x, "the caller", number)
+        with torch.no_grad():
+            interpret(self.graph, inputs, observe)
+        self.reservoir.offer(inputs)
+        self.table.merge(found)
+
+
+def _observe(table: RangeTable, value: Value, x: Tensor, where: str, batch: int) -> None:
+    if not x.is_floating_point():
+        return
+    try:
+        table.of(value.name).add(x)
+    except ValueError as error:
+        msg = f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN; leave the batch out, or mend it"
+        raise ModelError(msg) from error
+
+
+def _refuse_infinite(value: Value, x: Tensor, batch: int) -> None:
+    """Refuse inputs that are no data; inside a model, infinities make masks."""
+    if x.is_floating_point() and not torch.isfinite(x).all():
+        kind = "NaN" if x.isnan().any() else "an infinite number"
+        msg = f"calibration batch {batch}: the input {value.name!r} holds {kind}; leave the batch out, or mend it"
+        raise ModelError(msg)

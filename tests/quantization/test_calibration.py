@@ -1,0 +1,110 @@
+"""Calibration remembers what values held, a batch whole or not at all, and refuses what is no data."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.errors import ModelError
+from clika_ref.quantization.calibration import Calibration, Reservoir
+
+
+def graph_of(module, *inputs):
+    return clika_compile(module, tracing_inputs=[inputs]).graph
+
+
+def batches(count, *shape):
+    return [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(count)]
+
+
+def test_every_float_value_is_remembered_but_those_that_only_move_elements():
+    graph = graph_of(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Softmax(-1)), torch.zeros(2, 4))
+    found = Calibration(graph)
+    for x in batches(3, 2, 4):
+        found.add([x])
+    kinds = {v.producer.op.name if v.producer else "input" for v in graph.inputs} | {
+        node.op.name for node in graph.nodes for v in node.outputs if v.name in found.table.values
+    }
+    assert kinds == {"input", "linear", "relu", "softmax"}
+    assert found.table.batches == 3
+
+
+def test_what_is_remembered_is_what_eager_computes():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh()).eval()
+    data = batches(5, 2, 4)
+    expected = [module(x).detach() for x in data]
+    graph = graph_of(module, torch.zeros(2, 4))
+    found = Calibration(graph)
+    for x in data:
+        found.add([x])
+    statistics = found.table.values[graph.outputs[0].name]
+    assert (statistics.low, statistics.high) == (min(t.min() for t in expected), max(t.max() for t in expected))
+    assert statistics.histogram.total == sum(t.numel() for t in expected)
+
+
+class Masked(nn.Module):
+    def forward(self, x, keep):
+        scores = x @ x.transpose(-1, -2)
+        return torch.softmax(scores + torch.where(keep, 0.0, torch.finfo(x.dtype).min), -1) @ x
+
+
+def test_masks_are_marked_and_leave_no_trace_in_ranges():
+    keep = torch.tensor([True, True, False])
+    graph = graph_of(Masked(), torch.zeros(3, 4), keep)
+    found = Calibration(graph)
+    found.add([batches(1, 3, 4)[0], keep])
+    marked = {name for name, s in found.table.values.items() if s.is_unbounded}
+    kinds = {v.producer.op.name for v in (v for n in graph.nodes for v in n.outputs) if v.name in marked}
+    assert "add" in kinds
+    assert "softmax" not in kinds
+    assert "matmul" not in kinds
+    assert all(abs(s.low) < 100 and abs(s.high) < 100 for s in found.table.values.values() if not s.is_empty)
+
+
+@pytest.mark.parametrize(("bad", "kind"), [(torch.nan, "NaN"), (torch.inf, "an infinite number")])
+def test_inputs_that_are_no_data_are_refused_and_the_pass_goes_on(bad, kind):
+    found = Calibration(graph_of(nn.Sequential(nn.Linear(4, 6)), torch.zeros(2, 4)))
+    good, spoiled = batches(1, 2, 4)[0], torch.full((2, 4), bad)
+    found.add([good])
+    with pytest.raises(ModelError, match=rf"calibration batch 1: the input '\w+' holds {kind}; leave the batch out"):
+        found.add([spoiled])
+    found.add([good])
+    assert found.table.batches == 2
+    assert all(s.batches == 2 for s in found.table.values.values())
+    assert len(found.reservoir.batches) == 2
+
+
+class Root(nn.Module):
+    def forward(self, x):
+        return torch.sqrt(x - 1) + 1
+
+
+def test_nan_inside_is_blamed_on_the_node_that_makes_it():
+    found = Calibration(graph_of(Root(), torch.ones(2)))
+    with pytest.raises(ModelError, match=re.escape("made by sqrt in ")) as caught:
+        found.add([torch.zeros(2)])
+    assert "calibration batch 0: %" in str(caught.value)
+    assert "test_calibration.py" in str(caught.value), "the user's line"
+    assert found.table.batches == 0
+    assert found.table.values == {}
+
+
+def test_the_reservoir_keeps_copies_of_the_first_batches_and_no_more_than_fits():
+    found = Reservoir(limit_bytes=100)
+    first = torch.zeros(20)
+    for _ in range(3):
+        found.offer([first])
+    found.offer([torch.zeros(1)])
+    first += 1
+    assert [t.tolist() for (t,) in found.batches] == [[0.0] * 20]
+    assert found.held_bytes == 80
+
+
+def test_the_reservoir_keeps_one_batch_however_large():
+    found = Reservoir(limit_bytes=1)
+    found.offer([torch.zeros(20)])
+    found.offer([torch.zeros(20)])
+    assert len(found.batches) == 1
