@@ -13,6 +13,7 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.quantization.ranges import RangeTable
+from clika_ref.quantization.statistics import Measured, measured
 
 RESERVOIR_BYTES = 64 * 2**20
 """Of calibration inputs that are kept, on which algorithms compare what they tried."""
@@ -53,7 +54,7 @@ class Calibration:
         Raises:
             ModelError: NaN or an infinity is among the inputs, or NaN among the values; the message says where.
         """
-        found = RangeTable(batches=1)
+        found: dict[str, Measured] = {}
         number = self.table.batches
 
         def observe(node: Node, results: tuple[Tensor, ...]) -> None:
@@ -68,14 +69,14 @@ class Calibration:
         with torch.no_grad():
             interpret(self.graph, inputs, observe)
         self.reservoir.offer(inputs)
-        self.table.merge(found)
+        self.table.add(found)
 
 
-def _observe(table: RangeTable, value: Value, x: Tensor, where: str, batch: int) -> None:
+def _observe(found: dict[str, Measured], value: Value, x: Tensor, where: str, batch: int) -> None:
     if not x.is_floating_point():
         return
     try:
-        table.of(value.name).add(x)
+        found[value.name] = measured(x)
     except ValueError as error:
         msg = f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN; leave the batch out, or mend it"
         raise ModelError(msg) from error

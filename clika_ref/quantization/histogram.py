@@ -29,16 +29,13 @@ class Histogram:
 
     exponent: int = LEAST
     counts: Tensor = field(default_factory=_no_counts)
+    total: int = 0
+    """How many elements were counted."""
 
     @property
     def width(self) -> float:
         """The width of a bin."""
         return 2.0**self.exponent
-
-    @property
-    def total(self) -> int:
-        """How many elements were counted."""
-        return int(self.counts.sum())
 
     @property
     def centers(self) -> Tensor:
@@ -53,11 +50,13 @@ class Histogram:
         self._widen(_exponent_for(max(-float(low), float(high))))
         bins = torch.floor(elements.double() * 2.0**-self.exponent).long() + BINS
         self.counts += torch.bincount(bins, minlength=2 * BINS)
+        self.total += len(elements)
 
     def merge(self, other: Histogram) -> None:
         """Add what another histogram has counted."""
         self._widen(other.exponent)
         self.counts += _joined(other.counts, self.exponent - other.exponent)
+        self.total += other.total
 
     def quantile(self, share: float) -> float:
         """Return the upper end of the first bin up to which at least a share of the elements lies."""
@@ -66,7 +65,7 @@ class Histogram:
 
     def _widen(self, exponent: int) -> None:
         if exponent > self.exponent:
-            self.counts = _joined(self.counts, exponent - self.exponent)
+            self.counts = _joined(self.counts, exponent - self.exponent) if self.total else self.counts
             self.exponent = exponent
 
 

@@ -14,7 +14,7 @@ import torch
 
 from clika_ref.core.errors import ModelError
 from clika_ref.quantization.histogram import BINS, Histogram
-from clika_ref.quantization.statistics import ExactSum, Statistics
+from clika_ref.quantization.statistics import ExactSum, Measured, Statistics
 from clika_ref.storage import write_atomically
 
 VERSION = 1
@@ -34,15 +34,20 @@ class RangeTable:
     values: dict[str, Statistics] = field(default_factory=dict[str, Statistics])
     batches: int = 0
 
-    def of(self, name: str) -> Statistics:
-        """Return the statistics of a value, which begin empty."""
-        return self.values.setdefault(name, Statistics())
+    def add(self, batch: Mapping[str, Measured]) -> None:
+        """Take in what the values held in one more batch."""
+        self.batches += 1
+        for name, found in batch.items():
+            self._of(name).add(found)
 
     def merge(self, other: RangeTable) -> None:
         """Take in a table of other data."""
         self.batches += other.batches
         for name, statistics in other.values.items():
-            self.of(name).merge(statistics)
+            self._of(name).merge(statistics)
+
+    def _of(self, name: str) -> Statistics:
+        return self.values.setdefault(name, Statistics())
 
     def save(self, path: Path | str) -> None:
         """Write it as safetensors: the counts as one tensor, all else as JSON in the metadata.
@@ -104,7 +109,7 @@ def _from_json(entry: Mapping[str, Any], counts: torch.Tensor) -> Statistics:
         batches=int(entry["batches"]),
         lows=ExactSum([float(x) for x in entry["lows"]]),
         highs=ExactSum([float(x) for x in entry["highs"]]),
-        histogram=Histogram(int(entry["exponent"]), counts),
+        histogram=Histogram(int(entry["exponent"]), counts, int(counts.sum())),
         is_unbounded=bool(entry["unbounded"]),
     )
     if not found.is_empty:

@@ -43,6 +43,34 @@ class ExactSum:
         return math.fsum(self.partials)
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one batch of a value held; the ends and the sample are of elements within `UNBOUNDED`."""
+
+    low: float
+    high: float
+    sample: Tensor
+    """``float[n]``; empty where there is no such element."""
+    is_unbounded: bool = False
+
+
+def measured(x: Tensor) -> Measured:
+    """Look at each element of a batch once.
+
+    Raises:
+        ValueError: it holds NaN.
+    """
+    x, limit, is_unbounded = in_memory_order(x.detach()), min(UNBOUNDED, torch.finfo(x.dtype).max), False
+    low, high = _ends(x)
+    if math.isnan(low):
+        msg = "NaN has no range"
+        raise ValueError(msg)
+    if len(x) and max(-low, high) >= limit:
+        x, is_unbounded = x[x.abs() < limit], True
+        low, high = _ends(x)
+    return Measured(low, high, sampled(x), is_unbounded)
+
+
 @dataclass
 class Statistics:
     """What one value held in all batches so far.
@@ -69,30 +97,16 @@ class Statistics:
         """The mean over batches of the least and of the greatest element."""
         return self.lows.value / self.batches, self.highs.value / self.batches
 
-    def add(self, x: Tensor) -> None:
-        """Take in a batch.
-
-        Raises:
-            ValueError: it holds NaN.
-        """
-        if not x.numel():
+    def add(self, batch: Measured) -> None:
+        """Take in what a batch held."""
+        self.is_unbounded |= batch.is_unbounded
+        if not len(batch.sample):
             return
-        x, limit = in_memory_order(x.detach()), min(UNBOUNDED, torch.finfo(x.dtype).max)
-        low, high = _ends(x)
-        if math.isnan(low):
-            msg = "NaN has no range"
-            raise ValueError(msg)
-        if max(-low, high) >= limit:
-            self.is_unbounded = True
-            x = x[x.abs() < limit]
-            if not x.numel():
-                return
-            low, high = _ends(x)
-        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.low, self.high = min(self.low, batch.low), max(self.high, batch.high)
         self.batches += 1
-        self.lows.add(low)
-        self.highs.add(high)
-        self.histogram.add(sampled(x))
+        self.lows.add(batch.low)
+        self.highs.add(batch.high)
+        self.histogram.add(batch.sample)
 
     def merge(self, other: Statistics) -> None:
         """Take in what was seen elsewhere of the same value."""
@@ -106,16 +120,18 @@ class Statistics:
 
 
 def _ends(x: Tensor) -> tuple[float, float]:
+    if not len(x):
+        return math.inf, -math.inf
     low, high = torch.aminmax(x)
     return float(low), float(high)
 
 
 def sampled(x: Tensor) -> Tensor:
-    """Return at most `SAMPLED` of ``x[n]``, evenly spread.
+    """Return copies of at most `SAMPLED` of ``x[n]``, evenly spread.
 
     The distance is odd, so that it has no factor in common with most sides, whose columns would be left out.
     """
-    return x[:: -(-len(x) // SAMPLED) | 1].float()
+    return x[:: -(-len(x) // SAMPLED) | 1].to(torch.float32, copy=True)
 
 
 def in_memory_order(x: Tensor) -> Tensor:

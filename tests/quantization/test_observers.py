@@ -14,13 +14,13 @@ from clika_ref.quantization.observers import (
     percentile,
     quantization_error,
 )
-from clika_ref.quantization.statistics import SAMPLED, Statistics
+from clika_ref.quantization.statistics import SAMPLED, Statistics, measured
 
 
 def of(*batches):
     found = Statistics()
     for batch in batches:
-        found.add(torch.as_tensor(batch, dtype=torch.float32))
+        found.add(measured(torch.as_tensor(batch, dtype=torch.float32)))
     return found
 
 

@@ -8,13 +8,13 @@ import torch
 
 from clika_ref.core.errors import ModelError
 from clika_ref.quantization.ranges import RangeTable
+from clika_ref.quantization.statistics import measured
 
 
 def table(*names, seed=0):
     found = RangeTable()
-    for i, name in enumerate(names):
-        found.of(name).add(torch.randn(50, generator=torch.Generator().manual_seed(seed + i)) * 10**i)
-    found.batches = 1
+    elements = {n: torch.randn(50, generator=torch.Generator().manual_seed(seed + i)) for i, n in enumerate(names)}
+    found.add({name: measured(x) for name, x in elements.items()})
     return found
 
 
@@ -27,11 +27,11 @@ def facts(found):
 
 def test_a_table_that_is_saved_and_loaded_is_the_same(tmp_path):
     found = table("x", "y")
-    found.of("mask").add(torch.tensor([-torch.inf]))
+    found.add({"mask": measured(torch.tensor([-torch.inf]))})
     found.save(tmp_path / "ranges")
     loaded = RangeTable.load(tmp_path / "ranges")
     assert facts(loaded) == facts(found)
-    assert loaded.batches == 1
+    assert loaded.batches == 2
     loaded.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "ranges").read_bytes()
 

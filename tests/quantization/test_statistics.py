@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clika_ref.quantization.statistics import SAMPLED, ExactSum, Statistics, in_memory_order, sampled
+from clika_ref.quantization.statistics import SAMPLED, ExactSum, Statistics, in_memory_order, measured, sampled
 
 
 def of(*batches):
     found = Statistics()
     for batch in batches:
-        found.add(torch.as_tensor(batch))
+        found.add(measured(torch.as_tensor(batch)))
     return found
 
 
