@@ -18,8 +18,8 @@ from clika_ref_conformance.drawing.calls.drawn import DrawnCall, filled, shown
 from clika_ref_conformance.drawing.calls.dtypes import columns
 from clika_ref_conformance.drawing.calls.hypothesis_driver import calls
 from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_variants
-from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_of, slots, typical_run
+from clika_ref_conformance.drawing.calls.realizing import graph_of, holds_many
+from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_around, runs_of, slots, typical_run
 from clika_ref_conformance.drawing.generation import collect_apart, shrink
 from clika_ref_conformance.drawing.sampling import SampleError
 from clika_ref_conformance.execution.batches import Batch
@@ -38,9 +38,6 @@ PACK = "drawn-pack"
 
 ANY_MAGNITUDE = ("exact", "ulp", "softmax")
 """Kinds of errors that are bounded for each element by itself, or with the largest subtracted: no size overflows."""
-
-LITERAL_ROWS = 4
-"""Rows whose literals are written in other forms: a form is tried once, on the first row that has it."""
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -110,9 +107,12 @@ class Column:
 
     @functools.cached_property
     def literals(self) -> dict[str, DrawnCall]:
-        """Calls with literals in forms that eager takes although the samples do not describe them, by name."""
+        """Calls with literals in forms that eager takes although the samples do not describe them, by name.
+
+        A form is tried once, on the first row that has it.
+        """
         found: dict[str, DrawnCall] = {}
-        for row in self.rows[:LITERAL_ROWS]:
+        for row in self.rows:
             for form, call in literal_variants(self.op, row.call):
                 if f"literal-{form}" not in found and self._accepts(call):
                     found[f"literal-{form}"] = replace(row, call=call)
@@ -160,15 +160,15 @@ class Column:
 
     def laid_out(self, name: str, row: DrawnCall) -> Outcome:
         """Run one row on inputs in other memory layouts."""
-        (typical,) = self._typical(name, row)
+        typical = typical_run(row.call.operands, self._seed(name))
         return self._judged(name, row, [typical, *laid_out(typical, row.call.operands)])
 
     def typical(self, name: str, row: DrawnCall) -> Outcome:
-        """Run a call on typical elements only."""
+        """Run a call on typical elements, and on those around its numbers."""
         return self._pack.found.get(self._name(name)) or self._judged(name, row, self._typical(name, row))
 
     def _typical(self, name: str, row: DrawnCall) -> list[Run]:
-        return [typical_run(row.call.operands, self._seed(name))]
+        return runs_around(row.call.operands, self._seed(name))
 
     def drawn(self, name: str, index: int) -> Outcome:
         """Run a drawn call on typical elements and on one of its vectors."""
@@ -207,8 +207,9 @@ class Column:
         return runs_of(row.call.operands, seed, turn, every_magnitude=self.op.error.kind in ANY_MAGNITUDE, only=only)
 
     def _accepts(self, call: Call) -> bool:
-        """Whether eager takes a call."""
-        return self._results(call) is not None
+        """Whether eager takes a call, and makes of it no more than is worth looking at."""
+        operands = filled(call, typical_run(call.operands, 0).inputs)
+        return not holds_many(self.op, operands, call.attrs) and self._results(call) is not None
 
     def _results(self, call: Call) -> Sequence[torch.Tensor] | None:
         """Return what eager makes of a call on typical elements, or None where it refuses it."""

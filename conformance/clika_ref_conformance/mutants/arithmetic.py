@@ -322,3 +322,55 @@ def _(original, op, condition, x, y):
 def _(original, op, x, target, **attrs):
     without = op.declare(op.Where(op.IsNaN(x), op.like(x, 0.0), x), TensorType(op.dtype(x), op.shape(x)))
     return original(op, without, target, **attrs)
+
+
+@FAULTS.lowering("clamp", "bounds of int64 are left to the runtime's own comparison, which is wrong beyond 31 bits")
+def _(original, op, x, min=None, max=None):
+    if op.result.dtype != torch.int64 or min is None or max is None:
+        return original(op, x, min, max)
+    return op.Clip(*op.promote(x, min, max))
+
+
+@FAULTS.lowering("minimum", "int64 is left to the runtime's own comparison, which is wrong beyond 31 bits")
+def _(original, op, x, y):
+    return op.Min(*op.promote(x, y)) if op.result.dtype == torch.int64 else original(op, x, y)
+
+
+@FAULTS.lowering("div", "a number that half precision does not hold is infinite, or 0")
+def _(original, op, x, y, *, rounding_mode):
+    if rounding_mode is not None or op.result.dtype != torch.float16:
+        return original(op, x, y, rounding_mode=rounding_mode)
+    return op.Div(*op.promote(x, y))
+
+
+@FAULTS.lowering("pow", "a whole exponent is rounded to the dtype of the base, and becomes even")
+def _(original, op, x, y):
+    large = isinstance(y, int) and y > 2**24 and op.result.dtype == torch.float32
+    return op.Pow(*op.promote(x, y)) if large else original(op, x, y)
+
+
+@FAULTS.lowering("eq", "a number beside int64 is rounded to float32")
+def _(original, op, x, y):
+    number = isinstance(y, int) and not isinstance(y, bool) and op.dtype(x) == torch.int64
+    return original(op, x, int(torch.tensor(y, dtype=torch.float32).double())) if number else original(op, x, y)
+
+
+@FAULTS.lowering("sub", "a number beside integers loses its fraction")
+def _(original, op, x, y, *, alpha):
+    whole = isinstance(y, float) and math.isfinite(y) and not op.dtype(x).is_floating_point
+    return original(op, x, int(y) if whole else y, alpha=alpha)
+
+
+@FAULTS.lowering("where", "an infinite number becomes the largest finite one")
+def _(original, op, condition, x, y):
+    def finite(n):
+        return math.copysign(torch.finfo(torch.float32).max, n) if isinstance(n, float) and math.isinf(n) else n
+
+    return original(op, condition, finite(x), finite(y))
+
+
+@FAULTS.lowering("full", "the number passes through float32")
+def _(original, op, *, fill_value, **attrs):
+    whole = isinstance(fill_value, int) and not isinstance(fill_value, bool)
+    rounded = int(torch.tensor(fill_value, dtype=torch.float32).double()) if whole else fill_value
+    return original(op, fill_value=rounded, **attrs)

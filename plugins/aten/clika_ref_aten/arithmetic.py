@@ -19,6 +19,7 @@ from clika_ref_aten.elementwise import (
     HALVES,
     NUMBERS,
     binary,
+    holding,
     one,
     operand_for,
     truncated,
@@ -42,7 +43,7 @@ def add(x: Tensor, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
 def _(op, x, y, *, alpha):
     if op.result.dtype == torch.bool:
         return op.Or(*op.promote(x, y)) if alpha else op.Identity(x)
-    return op.Add(*_scaled(op, x, y, alpha))
+    return op.cast(op.Add(*_scaled(op, x, y, alpha)), op.result.dtype)
 
 
 @add.samples
@@ -62,7 +63,7 @@ def sub(x: Tensor | Number, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
 
 @sub.onnx
 def _(op, x, y, *, alpha):
-    return op.Sub(*_scaled(op, x, y, alpha))
+    return op.cast(op.Sub(*_scaled(op, x, y, alpha)), op.result.dtype)
 
 
 @sub.samples
@@ -79,7 +80,7 @@ def _(x, other, alpha=1):
 
 
 def _scaled(op, x, y, alpha):
-    x, y = op.promote(x, y)
+    x, y = op.promote(x, y, to=holding(op, x, y, alpha))
     return x, y if alpha == 1 else op.Mul(y, op.like(y, alpha))
 
 
@@ -123,7 +124,7 @@ def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> T
 def _(op, x, y, *, rounding_mode):
     dtype = op.result.dtype
     if rounding_mode is None:
-        return op.Div(*op.promote(x, y))
+        return op.cast(op.Div(*op.promote(x, y, to=holding(op, x, y))), dtype)
     to = torch.float32 if dtype in HALVES else dtype  # a quotient is not rounded before it is cut off, nor is a number
     divisor, (x, y) = y, op.promote(x, y, to=to)
     if rounding_mode == "floor":
@@ -346,7 +347,7 @@ lerp.types(_of_three(lerp))
 
 @lerp.onnx
 def _(op, x, end, weight):
-    number, (x, end, weight) = weight, op.promote(x, end, weight)
+    number, (x, end, weight) = weight, op.promote(x, end, weight, to=holding(op, weight))
     way = op.Sub(end, x)
     rest = op.Sub(op.like(weight, 1), weight)
 
@@ -357,7 +358,7 @@ def _(op, x, end, weight):
         return op.Sub(end, op.Mul(way, rest))
 
     if isinstance(number, int | float):
-        return from_start() if abs(number) < 0.5 else from_end()
+        return op.cast(from_start() if abs(number) < 0.5 else from_end(), op.result.dtype)
     return op.Where(op.Less(op.Abs(weight), op.like(weight, 0.5)), from_start(), from_end())
 
 

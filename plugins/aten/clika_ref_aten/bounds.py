@@ -13,12 +13,20 @@ from torch.types import Number
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_SCALE
-from clika_ref_aten.elementwise import ANY, NUMBERS, binary, computed, operand_for, sign_bit, two
+from clika_ref_aten.elementwise import ANY, NUMBERS, extreme, operand_for, sign_bit, two
 
 aten = torch.ops.aten
 
-WITHOUT_ORDER = {torch.int16: torch.int32}
-"""ONNX Runtime has no Max and Min for these dtypes."""
+
+def _bounded(op_type: str) -> Callable[..., Any]:
+    """Return the lowering of the larger or the smaller of two elements; of bools, whether either or both hold."""
+
+    def lower(op, x, y):
+        if op.result.dtype == torch.bool:
+            return op.node("Or" if op_type == "Max" else "And", *op.promote(x, y))
+        return extreme(op, op_type, *op.promote(x, y))
+
+    return lower
 
 
 @operator(aten.maximum.default, aten.max.other, quant=OWN_SCALE, error=EXACT)
@@ -27,7 +35,7 @@ def maximum(x: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(x, y)
 
 
-maximum.onnx(binary("Max", logical="Or", via=WITHOUT_ORDER))
+maximum.onnx(_bounded("Max"))
 maximum.samples(two(dtype=ANY, number=False))
 
 
@@ -37,13 +45,13 @@ def minimum(x: Tensor, y: Tensor) -> Tensor:
     return torch.minimum(x, y)
 
 
-minimum.onnx(binary("Min", logical="And", via=WITHOUT_ORDER))
+minimum.onnx(_bounded("Min"))
 minimum.samples(two(dtype=ANY, number=False))
 
 
 def _without_nan(op_type: str, wins: str) -> Callable[..., Any]:
     """Return the lowering of a choice that takes the other element where one is NaN."""
-    bounded = binary(op_type, logical="Or" if op_type == "Max" else "And", via=WITHOUT_ORDER)
+    bounded = _bounded(op_type)
 
     def lower(op, x, y):
         if not op.result.dtype.is_floating_point:
@@ -93,13 +101,13 @@ def clamp(x: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | 
 def _(op, x, min=None, max=None):
     dtype = op.result.dtype
     numbers = all(isinstance(bound, int | float) for bound in (min, max))
-    if numbers and dtype != torch.int16:
+    if numbers and dtype not in (torch.int16, torch.int64):  # for int64, Clip is as wrong as Max and Min are
         return op.Clip(*op.promote(x, min, max))
     (result,) = op.promote(x)  # not Clip: runtimes put the largest finite number in place of an absent bound
     if min is not None:
-        result = computed(op, "Max", *op.promote(result, min), via=WITHOUT_ORDER)
+        result = extreme(op, "Max", *op.promote(result, min))
     if max is not None:
-        result = computed(op, "Min", *op.promote(result, max), via=WITHOUT_ORDER)
+        result = extreme(op, "Min", *op.promote(result, max))
     return result
 
 

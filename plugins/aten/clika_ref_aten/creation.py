@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -136,7 +137,13 @@ def arange(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """``start, start + step, ...`` as long as it has not reached ``end``."""
+    """``start, start + step, ...`` as long as it has not reached ``end``.
+
+    Raises:
+        ValueError: the step is infinite, of which PyTorch makes one element, or refuses it, by device.
+    """
+    if isinstance(step, float) and math.isinf(step):
+        raise ValueError(f"arange takes no step of {step}; give a finite one")
     return torch.arange(start, end, step, dtype=dtype, device=device)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,17 @@ def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype]
     return op.cast(op.node(op_type, *op.promote(*operands, to=via[dtype])), dtype)
 
 
+def extreme(op, op_type: str, x, y):
+    """Add the nodes that give the larger (``"Max"``) or the smaller (``"Min"``) of two numbers; NaN where one is NaN.
+
+    Of int64 with equal upper halves, Max and Min of ONNX Runtime 1.31 compare the lower ones as if they had a sign.
+    """
+    dtype = op.dtype(x)
+    if dtype == torch.int64:
+        return op.Where(op.node("Greater" if op_type == "Max" else "Less", x, y), x, y)
+    return computed(op, op_type, x, y, via={torch.int16: torch.int32})  # for which ONNX Runtime has no kernel
+
+
 def choose(op, condition, x, y):
     """Add the nodes that give ``x``, or ``y`` of the same dtype where the condition fails."""
     dtype = op.dtype(x)
@@ -58,9 +70,23 @@ def binary(
 
     def lower(op, x, y):
         kind = logical if logical and op.result.dtype == torch.bool else op_type
-        return computed(op, kind, *op.promote(x, y), via=via or {})
+        return op.cast(computed(op, kind, *op.promote(x, y, to=holding(op, x, y)), via=via or {}), op.result.dtype)
 
     return lower
+
+
+def holding(op, *operands) -> torch.dtype:
+    """Return the dtype to compute in: of halves float32 where an operand is a number that is no normal number of them.
+
+    Eager reads a number in float32: in half precision, ``x / 1e5`` is no division by infinity.
+    """
+    dtype = op.result.dtype
+    if dtype not in HALVES:
+        return dtype
+    known = torch.finfo(dtype)
+    sizes = [abs(o) for o in operands if isinstance(o, int | float)]
+    is_held = all(n == 0 or known.tiny <= n <= known.max or not math.isfinite(n) for n in sizes)
+    return dtype if is_held else torch.float32
 
 
 def common_dtype(op, *operands) -> torch.dtype:

@@ -11,7 +11,7 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import ANY, INTS, NUMBERS, binary, choose, common_dtype, one, operand_for, two
+from clika_ref_aten.elementwise import ANY, INTS, NUMBERS, binary, choose, common_dtype, extreme, one, operand_for, two
 
 aten = torch.ops.aten
 
@@ -185,7 +185,7 @@ def _(op, x, y):
     dtype = op.result.dtype
     x, y = op.promote(*op.promote(x, y), to=torch.int64)
     last = op.like(y, 63)  # shifted by more, only the sign is left; a negative amount counts as more
-    amount = op.Where(op.Less(y, op.like(y, 0)), last, op.Min(y, last))
+    amount = op.Where(op.Less(y, op.like(y, 0)), last, extreme(op, "Min", y, last))
     sign = op.Where(
         op.Less(x, op.like(x, 0)), op.like(x, -1), op.like(x, 0)
     )  # flipping the bits makes negatives positive

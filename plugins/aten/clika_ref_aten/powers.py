@@ -38,7 +38,7 @@ def _power(op, x, y):
             return op.Reciprocal(x)
         case int() if not dtype.is_floating_point and exponent > 1:
             return _product(op, x, exponent)
-    if isinstance(exponent, float) and _is_rounded(exponent, dtype):
+    if isinstance(exponent, int | float) and _is_rounded(exponent, dtype):
         return op.Pow(x, op.scalar(exponent, torch.float64))  # a large base would multiply what rounding took
     narrow = dict.fromkeys((torch.int16, torch.int8, torch.uint8), torch.int64)
     return computed(op, "Pow", x, y, via=narrow)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.types import Number
@@ -53,9 +55,10 @@ def quantize(
     left open.
 
     Raises:
-        ModelError: the range does not lie in that of the dtype.
+        ModelError: the range does not lie in that of the dtype, or a number can be no scale or zero point.
     """
     low, high = bounds(dtype, quant_min, quant_max)
+    _refuse_odd_numbers(scale, zero_point, dtype)
     steps = torch.round(x.float() / _spread(scale, x, axis)) + _spread(zero_point, x, axis)
     return torch.clamp(steps, low, high).to(dtype)
 
@@ -76,6 +79,17 @@ def bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | None) -> 
         msg = f"the quantized range [{low}, {high}] must rise and lie in that of {dtype}, [{info.min}, {info.max}]"
         raise ModelError(msg)
     return low, high
+
+
+def _refuse_odd_numbers(scale: Tensor | Number, zero_point: Tensor | Number | None, dtype: torch.dtype) -> None:
+    """Refuse a number that is no scale, or no zero point among the integers of a dtype; elements are not looked at."""
+    if isinstance(scale, int | float) and not 0 < scale < math.inf:
+        msg = f"a scale of {scale} has no meaning; it must be above 0 and finite"
+        raise ModelError(msg)
+    info = torch.iinfo(dtype)
+    if isinstance(zero_point, int | float) and (zero_point % 1 or not info.min <= zero_point <= info.max):
+        msg = f"a zero point of {zero_point} is no integer of {dtype}, which holds [{info.min}, {info.max}]"
+        raise ModelError(msg)
 
 
 def _spread(parameter: Tensor | Number, x: Tensor, axis: int | None) -> Tensor | Number:
@@ -109,6 +123,7 @@ def _refuse_misfits(x: TensorType, axis: int | None, *parameters: object) -> Non
 @quantize.types
 def _(x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
     bounds(dtype, quant_min, quant_max)
+    _refuse_odd_numbers(scale, zero_point, dtype)
     _refuse_misfits(x, axis, scale, zero_point)
     return TensorType(dtype, x.shape)
 
@@ -161,7 +176,11 @@ def dequantize(
 
     ``axis`` None: one scale for all elements; otherwise ``scale[c]`` and ``zero_point[c]`` belong to that side of
     ``x``. A zero point of None is 0.
+
+    Raises:
+        ModelError: a number can be no scale or zero point.
     """
+    _refuse_odd_numbers(scale, zero_point, x.dtype)
     steps = x.long()
     if isinstance(zero_point, Tensor):
         zero_point = zero_point.long() if axis is None else zero_point.long().reshape(_along(x.ndim, axis))
@@ -175,6 +194,7 @@ def _(x, scale, zero_point, *, dtype, axis):
     if x.dtype not in STORED:
         msg = f"dequantize takes {', '.join(map(str, STORED))}, not {x}"
         raise ModelError(msg)
+    _refuse_odd_numbers(scale, zero_point, x.dtype)
     _refuse_misfits(x, axis, scale, zero_point)
     return TensorType(dtype, x.shape)
 

@@ -185,7 +185,13 @@ def _(draw, s):
 
 @operator(quant=KEEP_FLOAT, error=DOT)
 def index_add(x: Tensor, index: Tensor, source: Tensor, *, dim: int, alpha: Number = 1) -> Tensor:
-    """Add ``alpha * source`` to the slices ``index[n]`` of ``x`` along the side ``dim``."""
+    """Add ``alpha * source`` to the slices ``index[n]`` of ``x`` along the side ``dim``.
+
+    Raises:
+        ValueError: ``alpha`` is no integer where the elements are: some kernels of PyTorch cut it off, others do not.
+    """
+    if isinstance(alpha, float) and not x.is_floating_point():
+        raise ValueError(f"index_add of {x.dtype} takes no alpha of {alpha}; give an integer")
     return torch.index_add(x, dim, index, source, alpha=alpha)
 
 

@@ -10,6 +10,8 @@ from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.types import TensorType
+from clika_ref_aten.elementwise import HALVES
 from clika_ref_aten.reduction import as_sides, axes, draw_sides, mean_of, reduced_count
 
 aten = torch.ops.aten
@@ -45,9 +47,12 @@ def _lowering(*, root, with_mean):
     """Return the lowering of the variance or its root, with the mean or without."""
 
     def lower(op, x, *, dim, correction, keepdim):
+        dtype = op.dtype(x)
+        if dtype in HALVES:  # which hold neither a large count nor the square of a small deviation
+            x = op.declare(op.cast(x, torch.float32), TensorType(torch.float32, op.shape(x)))
         mean, result = _moments(op, x, dim, correction, keepdim=keepdim)
-        result = op.Sqrt(result) if root else result
-        return (result, _mean_of(op, x, mean, dim, keepdim=keepdim)) if with_mean else result
+        result = op.cast(op.Sqrt(result) if root else result, dtype)
+        return (result, op.cast(_mean_of(op, x, mean, dim, keepdim=keepdim), dtype)) if with_mean else result
 
     return lower
 
@@ -74,16 +79,22 @@ def _converters(declared, whole, over_sides, corrected):
         return declared.call(x, dim=as_sides(dim), correction=1 if correction is None else correction, keepdim=keepdim)
 
 
+def _number(correction: Number) -> Number:
+    if correction != correction:  # noqa: PLR0124 - NaN alone differs from itself
+        raise ValueError("the correction of a variance is NaN; give a number")
+    return correction
+
+
 @operator(quant=OWN_SCALE, error=NORM)
 def var(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
     """``sum((x - mean(x)) ** 2) / max(n - correction, 0)`` over the sides ``dim`` (None: all)."""
-    return torch.var(x, dim, correction=correction, keepdim=keepdim)
+    return torch.var(x, dim, correction=_number(correction), keepdim=keepdim)
 
 
 @operator(quant=OWN_SCALE, error=NORM)
 def std(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
     """``sqrt(var(x))`` over the sides ``dim`` (None: all)."""
-    return torch.std(x, dim, correction=correction, keepdim=keepdim)
+    return torch.std(x, dim, correction=_number(correction), keepdim=keepdim)
 
 
 @operator(quant=OWN_SCALE, error=NORM)
@@ -91,7 +102,7 @@ def var_mean(
     x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """``(var(x), mean(x))`` over the sides ``dim`` (None: all)."""
-    return torch.var_mean(x, dim, correction=correction, keepdim=keepdim)
+    return torch.var_mean(x, dim, correction=_number(correction), keepdim=keepdim)
 
 
 @operator(quant=OWN_SCALE, error=NORM)
@@ -99,7 +110,7 @@ def std_mean(
     x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """``(std(x), mean(x))`` over the sides ``dim`` (None: all)."""
-    return torch.std_mean(x, dim, correction=correction, keepdim=keepdim)
+    return torch.std_mean(x, dim, correction=_number(correction), keepdim=keepdim)
 
 
 var.onnx(_lowering(root=False, with_mean=False))

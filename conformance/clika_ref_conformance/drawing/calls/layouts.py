@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -101,3 +102,20 @@ def _numbers(value: Any, annotation: str) -> Iterator[tuple[str, Any]]:
         yield "float", float(value)
     if type(value) in (int, float) and ("bool" in annotation or "Number" in annotation):
         yield "boolean", True
+    if type(value) in (int, float) and "Number" in annotation:
+        yield from ((form, number) for form, number in TELLING.items() if repr(number) != repr(value))
+
+
+TELLING = {
+    "nan": math.nan,
+    "inf": math.inf,
+    "minus-inf": -math.inf,
+    "fraction": -2.5,
+    "beyond-half": 70000.0,
+    "below-half": 1e-8,
+    "beyond-single": 2**24 + 1,
+    "32-bits": 2**31,
+    "beyond-double": 2**53 + 1,
+    "40-bits": -(2**40) - 1,
+}
+"""Numbers that one narrower dtype or another does not hold, or holds as something else."""

@@ -7,27 +7,43 @@ from typing import Any
 
 import torch
 
-from clika_ref.core.errors import PassError
+from clika_ref.core.errors import ClikaError, PassError
 from clika_ref.core.inference import infer
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import named
 from clika_ref.core.types import TensorType
 
+MANY = 10_000
+"""Elements along a side of what a call makes; more would be memory for nothing."""
+
 
 def graph_of(op: Operator, operands: Sequence[Any], attrs: dict[str, Any]) -> Graph:
     """Return a graph of one call, with an input ``x0``, ``x1``, ... for every operand that is a tensor."""
     graph = Graph(op.name)
-    inputs = [
+    inputs = _inputs(graph, operands)
+    node = graph.insert(Node(op, inputs, attrs), _types(op, inputs, operands, attrs))
+    for value in node.outputs:
+        graph.add_output(value)
+    return graph
+
+
+def holds_many(op: Operator, operands: Sequence[Any], attrs: dict[str, Any]) -> bool:
+    """Whether a call would make more than `MANY` elements, as far as its type tells before it is made."""
+    try:
+        types = infer(op, _inputs(Graph(op.name), operands), attrs)
+    except ClikaError:
+        return False
+    return any(isinstance(side, int) and side > MANY for t in types for side in t.shape)
+
+
+def _inputs(graph: Graph, operands: Sequence[Any]) -> list[Any]:
+    return [
         graph.add_input(TensorType(o.dtype, tuple(o.shape)), f"x{len(graph.inputs)}")
         if isinstance(o, torch.Tensor)
         else o
         for o in operands
     ]
-    node = graph.insert(Node(op, inputs, attrs), _types(op, inputs, operands, attrs))
-    for value in node.outputs:
-        graph.add_output(value)
-    return graph
 
 
 def _types(op: Operator, inputs: list[Any], operands: Sequence[Any], attrs: dict[str, Any]) -> tuple[TensorType, ...]:

@@ -15,6 +15,9 @@ from clika_ref_conformance.cases import Run
 SPECIAL = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "minus-zero": -0.0}
 """Put into one element of one operand at a time: two of them in one tensor would hide each other."""
 
+AROUND = "around"
+"""The vector of elements that are near the numbers among the operands."""
+
 Fill = Callable[[TensorSample, torch.Generator], torch.Tensor]
 
 
@@ -39,7 +42,9 @@ def runs_of(
     tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
     samples = {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
     typical = typical_run(operands, seed)
-    vectors = [(n, c) for n, c in _changes(samples, row, _vast if every_magnitude and row % 2 else _wide) if c]
+    numbers = [o for o in operands if type(o) in (int, float)]
+    changes = _changes(samples, row, _vast if every_magnitude and row % 2 else _wide)
+    vectors = [(n, c) for n, c in (*changes, (AROUND, _around(samples, numbers))) if c]
     if only is not None:
         chosen = only % (len(vectors) + 1)
         vectors = vectors[chosen - 1 : chosen] if chosen else []
@@ -48,6 +53,11 @@ def runs_of(
         filled = {i: fill(samples[i], _generator(seed, i)) for i, fill in changed.items()}
         runs.append(Run(name, tuple(filled.get(i, t) for i, t in enumerate(typical.inputs))))
     return runs
+
+
+def runs_around(operands: Sequence[Any], seed: int) -> list[Run]:
+    """Return the runs of a call that is about its numbers: on typical elements, and on those near the numbers."""
+    return [run for run in runs_of(operands, seed) if run.name in ("typical", AROUND)]
 
 
 def slots(operands: Sequence[Any]) -> int:
@@ -93,6 +103,38 @@ def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Itera
         yield name, {i: _constant(choose(samples[i].domain)) for i in bounded if _legal_index(samples[i], name)}
     for name, fill in _MASKS.items() if masks else ():
         yield name, dict.fromkeys(masks, fill)
+
+
+def _around(samples: Mapping[int, TensorSample], numbers: Sequence[float]) -> dict[int, Fill]:
+    """Let elements be what the numbers among the operands are, and their neighbours on either side."""
+    if not numbers:
+        return {}
+    free = {i: s for i, s in samples.items() if not s.unique and s.dtype != torch.bool and math.prod(s.shape)}
+    return {i: _near(numbers) for i, s in free.items() if s.domain is None}
+
+
+def _near(numbers: Sequence[float]) -> Fill:
+    def fill(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+        found = [near for number in numbers for near in _neighbours(number, sample)]
+        if not found:
+            return realize(sample, generator)
+        places = torch.arange(math.prod(sample.shape)) % len(found)
+        return torch.stack(found)[places].reshape(sample.shape)
+
+    return fill
+
+
+def _neighbours(number: float, sample: TensorSample) -> list[torch.Tensor]:
+    """Return a number as the dtype holds it, its opposite, and what lies on either side of it; none is beyond ints."""
+    if sample.dtype.is_floating_point:
+        held = torch.tensor(number, dtype=sample.dtype)
+        ends = torch.tensor([-math.inf, math.inf], dtype=sample.dtype)
+        return [held, -held, *held.nextafter(ends)]
+    if not math.isfinite(number):
+        return []
+    low, high = _limits(sample)
+    whole = (int(number), -int(number), int(number) - 1, int(number) + 1)
+    return [torch.tensor(min(max(n, low), high), dtype=sample.dtype) for n in whole]
 
 
 def _is_integer(sample: TensorSample) -> bool:
@@ -242,8 +284,9 @@ def _signed(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
 
 
 def _far(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Elements around 2^40, which 32 bits do not hold and neither does the fraction of a float32."""
-    return 2**40 + torch.randint(0, 9, sample.shape, generator=generator)
+    """Elements around 2^40 and around 2^31 in turn, which neither 32 bits hold nor the fraction of a float32."""
+    places = torch.arange(math.prod(sample.shape)).reshape(sample.shape)
+    return torch.where(places % 2 == 0, 2**40, 2**31) + torch.randint(-4, 5, sample.shape, generator=generator)
 
 
 def _nearly_equal(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
