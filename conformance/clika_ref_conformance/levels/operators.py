@@ -113,7 +113,7 @@ class Column:
         """
         found: dict[str, DrawnCall] = {}
         for row in self.rows:
-            for form, call in literal_variants(self.op, row.call):
+            for form, call in literal_variants(self.op, row.call, self.dtype):
                 if f"literal-{form}" not in found and self._accepts(call):
                     found[f"literal-{form}"] = replace(row, call=call)
         return found

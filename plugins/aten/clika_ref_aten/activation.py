@@ -12,6 +12,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT, ulp
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_SCALE
+from clika_ref_aten.ordering import clip, extreme
 
 aten = torch.ops.aten
 
@@ -69,6 +70,8 @@ def relu(x: Tensor) -> Tensor:
 def _(op, x):
     if op.dtype(x) in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
         return x
+    if op.dtype(x) == torch.int64:
+        return extreme(op, "Max", x, op.like(x, 0))
     return op.cast(op.Relu(op.cast(x, torch.int32)), torch.int16) if op.dtype(x) == torch.int16 else op.Relu(x)
 
 
@@ -109,11 +112,6 @@ def _(draw, s):
     if x.dtype.is_floating_point:
         bounds = (draw(s.choice(-1.0, 0.0, -2.5)), draw(s.choice(1.0, 6.0, 0.3)))
     return s.call(x, min_val=bounds[0], max_val=bounds[1])
-
-
-def clip(op, x, low, high):
-    """Return ``x`` kept between two finite bounds."""
-    return op.Clip(x, op.like(x, low), op.like(x, high))
 
 
 @operator(aten.hardsigmoid.default, quant=OWN_SCALE, error=ulp(8, 1.0))

@@ -26,6 +26,7 @@ from clika_ref_aten.elementwise import (
     two,
     unary,
 )
+from clika_ref_aten.ordering import sign as sign_of
 
 aten = torch.ops.aten
 
@@ -169,7 +170,7 @@ def _signs_differ(op, rest, y, divisor):
     """Say where a remainder is not zero and of another sign than its divisor."""
     if isinstance(divisor, int | float) and divisor > 0:
         return op.Less(rest, op.like(rest, 0))
-    return op.Less(op.Mul(op.Sign(rest), op.Sign(y)), op.like(rest, 0))
+    return op.Less(op.Mul(sign_of(op, rest), sign_of(op, y)), op.like(rest, 0))
 
 
 def _divisor(draw, s, x):
@@ -256,7 +257,7 @@ def _(op, x):
     if op.dtype(x) == torch.bool:
         return op.Identity(x)
     if not op.dtype(x).is_floating_point:
-        return op.Sign(x)
+        return sign_of(op, x)
     return op.Where(op.IsNaN(x), op.like(x, 0), op.Sign(x))
 
 

@@ -13,7 +13,8 @@ from torch.types import Number
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_SCALE
-from clika_ref_aten.elementwise import ANY, NUMBERS, extreme, operand_for, sign_bit, two
+from clika_ref_aten.elementwise import ANY, NUMBERS, operand_for, sign_bit, two
+from clika_ref_aten.ordering import extreme
 
 aten = torch.ops.aten
 

@@ -36,17 +36,6 @@ def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype]
     return op.cast(op.node(op_type, *op.promote(*operands, to=via[dtype])), dtype)
 
 
-def extreme(op, op_type: str, x, y):
-    """Add the nodes that give the larger (``"Max"``) or the smaller (``"Min"``) of two numbers; NaN where one is NaN.
-
-    Of int64 with equal upper halves, Max and Min of ONNX Runtime 1.31 compare the lower ones as if they had a sign.
-    """
-    dtype = op.dtype(x)
-    if dtype == torch.int64:
-        return op.Where(op.node("Greater" if op_type == "Max" else "Less", x, y), x, y)
-    return computed(op, op_type, x, y, via={torch.int16: torch.int32})  # for which ONNX Runtime has no kernel
-
-
 def choose(op, condition, x, y):
     """Add the nodes that give ``x``, or ``y`` of the same dtype where the condition fails."""
     dtype = op.dtype(x)

@@ -11,7 +11,8 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import ANY, INTS, NUMBERS, binary, choose, common_dtype, extreme, one, operand_for, two
+from clika_ref_aten.elementwise import ANY, INTS, NUMBERS, binary, choose, common_dtype, one, operand_for, two
+from clika_ref_aten.ordering import extreme
 
 aten = torch.ops.aten
 

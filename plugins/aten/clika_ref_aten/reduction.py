@@ -16,6 +16,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
 from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import HALVES
+from clika_ref_aten.ordering import extreme_over
 
 aten = torch.ops.aten
 
@@ -91,8 +92,8 @@ def _extreme(op_type):
     """Return the lowering of a reduction to the largest or smallest element."""
 
     def lower(op, x, *, dim, keepdim):
-        reduced = op.node(op_type, comparable(op, x), axes(op, x, dim), keepdims=keepdim)
-        return op.cast(reduced, op.result.dtype)
+        found = extreme_over(op, op_type, comparable(op, x), axes(op, x, dim), keepdims=keepdim)
+        return op.cast(found, op.result.dtype)
 
     return lower
 

@@ -17,6 +17,10 @@ DIMENSIONS = frozenset(
 )
 """Attributes that name sides of the first operand, which may be counted from the last."""
 
+OF_FLOATS = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "beyond-single": 2**24 + 1}
+OF_HALVES = {"beyond-half": 70000.0, "below-half": 1e-8}
+OF_INTEGERS = {"inf": math.inf, "fraction": -2.5, "32-bits": 2**31, "beyond-double": 2**53 + 1, "40-bits": -(2**40) - 1}
+
 
 def laid_out(typical: Run, operands: Sequence[Any]) -> list[Run]:
     """Return the inputs of a run in other memory layouts: ``strided``, ``offset``, ``channels-last``, ``expanded``.
@@ -70,21 +74,21 @@ def _expanded(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def literal_variants(op: Operator, call: Call) -> Iterator[tuple[str, Call]]:
+def literal_variants(op: Operator, call: Call, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     """Yield a call with one literal in another form that PyTorch may take: a name, and the call.
 
     Whole floats become integers, integers become floats where the schema has a float, any number True where it has a
-    scalar, and sides are counted from the other end. Eager decides whether a form is legal: the caller asks it. Lists
+    scalar, or one that tells dtypes apart, and sides are counted from the other end. Eager decides whether a form is legal: the caller asks it. Lists
     need no form: a graph holds tuples.
     """
     notes = op.reference.__annotations__
     rank = next((o.rank for o in call.operands if isinstance(o, TensorSample)), 0)
     for name, value in call.attrs.items():
-        forms = _sides(value, rank) if name in DIMENSIONS else _numbers(value, str(notes.get(name)))
+        forms = _sides(value, rank) if name in DIMENSIONS else _numbers(value, str(notes.get(name)), dtype)
         for form, other in forms:
             yield f"{name}-{form}", Call(call.operands, {**call.attrs, name: other})
     for index, (value, parameter) in enumerate(zip(call.operands, op.operands, strict=False)):
-        for form, other in _numbers(value, str(notes.get(parameter.name))):
+        for form, other in _numbers(value, str(notes.get(parameter.name)), dtype):
             yield f"x{index}-{form}", Call((*call.operands[:index], other, *call.operands[index + 1 :]), call.attrs)
 
 
@@ -95,7 +99,14 @@ def _sides(value: Any, rank: int) -> Iterator[tuple[str, Any]]:
         yield "other-end", turned if isinstance(value, tuple) else turned[0]
 
 
-def _numbers(value: Any, annotation: str) -> Iterator[tuple[str, Any]]:
+def _telling(dtype: torch.dtype) -> dict[str, float]:
+    """Return numbers that narrower dtypes do not hold, or hold as something else, as far as they show beside a dtype."""
+    if not dtype.is_floating_point:
+        return OF_INTEGERS
+    return OF_FLOATS | (OF_HALVES if dtype.itemsize < torch.float32.itemsize else {})
+
+
+def _numbers(value: Any, annotation: str, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
     if type(value) is float and value.is_integer():
         yield "integer", int(value)
     elif type(value) is int and ("float" in annotation or "Number" in annotation):
@@ -103,19 +114,4 @@ def _numbers(value: Any, annotation: str) -> Iterator[tuple[str, Any]]:
     if type(value) in (int, float) and ("bool" in annotation or "Number" in annotation):
         yield "boolean", True
     if type(value) in (int, float) and "Number" in annotation:
-        yield from ((form, number) for form, number in TELLING.items() if repr(number) != repr(value))
-
-
-TELLING = {
-    "nan": math.nan,
-    "inf": math.inf,
-    "minus-inf": -math.inf,
-    "fraction": -2.5,
-    "beyond-half": 70000.0,
-    "below-half": 1e-8,
-    "beyond-single": 2**24 + 1,
-    "32-bits": 2**31,
-    "beyond-double": 2**53 + 1,
-    "40-bits": -(2**40) - 1,
-}
-"""Numbers that one narrower dtype or another does not hold, or holds as something else."""
+        yield from ((form, number) for form, number in _telling(dtype).items() if repr(number) != repr(value))

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Draw, Floats, Integers, random_draw
 from clika_ref_conformance.drawing.sampling import SampleError, sampled
@@ -53,7 +55,7 @@ def neighbours(op: Operator, traced: TracedCall) -> Iterator[tuple[str, Call]]:
             except SampleError:  # such a path cannot be taken: the decisions before it do not fit
                 continue
             names = [n for n, v in call.attrs.items() if _differ(v, traced.call.attrs[n])]
-            if len(names) == 1 and call.operands == traced.call.operands:
+            if len(names) == 1 and not any(map(_differ, call.operands, traced.call.operands)):
                 yield names[0], call
 
 
@@ -87,4 +89,6 @@ def _alternatives(description: Any, value: Any) -> list[Any]:
 
 def _differ(a: Any, b: Any) -> bool:
     """Whether two values differ, in type too: 1, 1.0 and True do."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype != b.dtype or not torch.equal(a, b)
     return (type(a), repr(a)) != (type(b), repr(b))

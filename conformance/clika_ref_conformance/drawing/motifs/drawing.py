@@ -90,12 +90,13 @@ class Drawing:
     def _operand(self, operand: Any) -> Any:
         if isinstance(operand, _Standing):
             return operand.value
-        if not isinstance(operand, TensorSample):
+        if not isinstance(operand, TensorSample | torch.Tensor):
             return operand
         constant = self.random.random() < self.constants
         literal = constant and self.random.random() < 1 / 4
         name = f"clika.lifted_tensor_{len(self.growth.graph.constants)}" if literal else ""
-        return Leaf(realize(operand, self.generator), constant, name=name)
+        made = operand if isinstance(operand, torch.Tensor) else realize(operand, self.generator)
+        return Leaf(made, constant, name=name)
 
 
 def fits(kind: TensorType, description: TensorDescription) -> bool:
