@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.run import Execution, execution
 from clika_ref_conformance.pytest_plan import plan_of
+
+WHOLE_RUN = "test_the_run_proves_enough"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -23,12 +25,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("task", tasks, ids=list(map(str, tasks)))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Keep the test of the run as a whole, last, wherever a task of it is selected: ``-k softmax`` does not name it."""
+    whole = [item for item in items if item.name == WHOLE_RUN]
+    items[:] = [item for item in items if item not in whole]
+    yield
+    if _tasks_of(items):
+        items.extend(whole)
+
+
 @pytest.fixture(scope="session")
 def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
     """Run the tasks of all tests that are selected; workers go on with the next while results are looked at."""
     plan = plan_of(request.config)
-    functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    wanted = {f.callspec.params.get("task") for f in functions if hasattr(f, "callspec")}
-    tasks: list[Task] = [task for task in plan.tasks if task in wanted]
+    wanted = _tasks_of(request.session.items)
+    tasks = [task for task in plan.tasks if task in wanted]
     with execution(plan, tasks) as running:
         yield running
+
+
+def _tasks_of(items: Sequence[pytest.Item]) -> set[Task]:
+    """Return the tasks whose tests are selected."""
+    functions = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    return {task for f in functions if isinstance(task := f.callspec.params.get("task"), Task)}

@@ -6,13 +6,14 @@ import pytest
 
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.run import Execution
+from clika_ref_conformance.verdicts import PROVING
 
 SHOWN = 5
 """Failures of a task that are shown."""
 
 
 def test_the_target_computes_what_eager_computes(task: Task, conformance_run: Execution) -> None:
-    """Fail with the first failures of a task; skip it where nothing of it could be run."""
+    """Fail with the first failures of a task; skip it where nothing of it proves anything."""
     results = conformance_run.results_of(task)
     failures = [r for r in results if r.verdict.is_failure]
     if failures:
@@ -22,6 +23,15 @@ def test_the_target_computes_what_eager_computes(task: Task, conformance_run: Ex
         pytest.fail(f"{task}: {len(failures)} of {len(results)} checks failed\n{shown}", pytrace=False)
     if not conformance_run.every[task].is_ended:
         pytest.fail("\n".join(conformance_run.doubts), pytrace=False)
-    silent = {str(r.verdict) for r in results if r.verdict.is_silent}
-    if results and silent and all(r.verdict.is_silent for r in results):
-        pytest.skip(f"{' and '.join(sorted(silent))}: {results[0].comparison.message}")
+    if PROVING.isdisjoint(r.verdict for r in results):
+        verdicts = " and ".join(sorted({str(r.verdict) for r in results}))
+        pytest.skip(f"{verdicts}: {results[0].comparison.message}" if results else "no checks are planned")
+
+
+def test_the_run_proves_enough(conformance_run: Execution) -> None:
+    """Fail with what is wrong with the run as a whole, as the command line does with its exit status."""
+    conformance_run.go()
+    record = conformance_run.record(0.0)
+    found = [*record.problems, *record.doubts, *record.imbalance()]
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)

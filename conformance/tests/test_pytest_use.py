@@ -22,6 +22,35 @@ class Wrong(Identity):
     def load(self, artifact):
         right = super().load(artifact)
         return lambda inputs: [t + 1 for t in right(inputs)]
+
+@dataclass(frozen=True)
+class Expected(Wrong):
+    name: str = "expected"
+
+@dataclass(frozen=True)
+class Refusing(Identity):
+    name: str = "refusing"
+
+    def refusal(self, node):
+        return "it takes nothing"
+"""
+
+DECLARED = """
+[[deviation]]
+id = "relu6-of-nan"
+operators = ["relu6"]
+free = ["nan"]
+reason = "not seen in a part of a run by chance"
+link = "https://example.org"
+expires = "2999-01-01"
+targets = ["refusing"]
+
+[[xfail]]
+task = "operators/relu6/*"
+reason = "it adds one"
+link = "https://example.org"
+expires = "2020-01-31"
+targets = ["expected"]
 """
 
 
@@ -29,6 +58,7 @@ class Wrong(Identity):
 def run(tmp_path):
     """Run pytest in a folder of its own, on one task, and return its exit status and what it printed."""
     (tmp_path / "wrong_target.py").write_text(WRONG)
+    (tmp_path / "deviations.toml").write_text(DECLARED)
 
     def start(*arguments):
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "--pyargs", "clika_ref_conformance"]
@@ -42,7 +72,25 @@ def run(tmp_path):
 def test_every_task_is_a_test(run):
     code, output = run("--target", "identity", "--conformance-workers", "1")
     assert code == 0, output
-    assert "1 passed" in output
+    assert "2 passed" in output  # the task, and the run as a whole
+
+
+def test_a_run_of_which_nothing_is_proven_fails_as_its_command_does(run):
+    code, output = run("--target", "wrong_target:Refusing")
+    assert code == 1, output
+    assert "1 failed, 1 skipped" in output
+    assert "nothing was proven of wrong_target:Refusing: " in output
+    assert "relu6-of-nan" not in output  # only a whole run tells that a deviation is gone
+    assert "unsupported:declared: relu6: it takes nothing" in output
+
+
+def test_expected_failures_alone_are_no_task_that_passes_and_fail_the_run_once_they_expired(run):
+    code, output = run("--target", "wrong_target:Expected")
+    assert code == 1, output
+    assert "1 failed, 1 skipped" in output
+    assert "xfail operators/relu6/* * expired (2020-01-31): look whether it is still true" in output
+    assert "nothing was proven of wrong_target:Expected: " in output
+    assert "xfail: expected (it adds one, https://example.org): fail:value: " in output
 
 
 def test_a_task_that_fails_is_a_test_that_fails_and_leaves_a_reproducer(run, tmp_path):
