@@ -177,6 +177,19 @@ def test_junit_has_a_suite_for_each_level_and_a_case_for_each_task(tmp_path):
     assert "fail:value in d on the inputs nan-first\noff by 9.0\ndim: -1" in failure.text
 
 
+def test_in_junit_a_task_of_which_no_check_proves_anything_is_skipped_and_says_why():
+    silent = [failed(SUM, "c", Verdict.XFAIL), failed(SUM, "d", Verdict.NOT_RUN), failed(SUM, "e", Verdict.NOT_RUN)]
+    unstable = [failed(FOLD, "f", Verdict.UNSTABLE)]
+    proving = [failed(RELU, "a", Verdict.XFAIL), passed(RELU, "b")]
+    root = ET.fromstring(junit_of(report_of(record(*silent, *unstable, *proving))))  # noqa: S314 - written here
+    messages = {case.get("name"): [e.get("message") for e in case] for case in root.iter("testcase")}
+    assert messages == {
+        str(SUM): ["1 xfail, 2 not-run: off by 9.0"],
+        str(FOLD): ["1 reference_unstable: off by 9.0"],
+        str(RELU): [],
+    }
+
+
 def test_junit_takes_names_and_messages_that_xml_cannot_hold():
     result = failed(Task("operators", "<script>&\x00\x1b"), "a\x08")
     written = junit_of(report_of(record(result, problems=["gone & <forgotten>\x00"])))

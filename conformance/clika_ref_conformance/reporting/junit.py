@@ -8,14 +8,12 @@ from pathlib import Path
 
 from clika_ref.storage import write_atomically
 from clika_ref_conformance.reporting.report import Detail, Report, TaskReport
-from clika_ref_conformance.verdicts import Verdict
+from clika_ref_conformance.verdicts import PROVING
 
 FILE = "junit.xml"
 
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold in any form. Source: Extensible Markup Language 1.0, section 2.2, Char."""
-
-_SKIPPED = frozenset({Verdict.UNSUPPORTED, Verdict.NOT_RUN})
 
 
 def write_junit(report: Report, path: Path) -> None:
@@ -29,7 +27,7 @@ def write_junit(report: Report, path: Path) -> None:
 
 
 def junit_of(report: Report) -> bytes:
-    """Return the report as JUnit XML; tasks of which every check was refused or not run count as skipped."""
+    """Return the report as JUnit XML; tasks of which no check proves anything count as skipped."""
     root = ET.Element("testsuites", name=_text(f"clika-ref conformance: {report.target}"))
     for level in report.levels:
         entries = [entry for entry in report.tasks if entry.task.level == level]
@@ -57,8 +55,9 @@ def _add(suite: ET.Element, report: Report, entry: TaskReport) -> None:
         message = ", ".join(f"{count} {verdict}" for verdict, count in entry.verdicts.items() if verdict.is_failure)
         failure = ET.SubElement(case, "failure", type=_text(failed[0].verdict), message=_text(message))
         failure.text = _text("\n\n".join(_shown(detail) for detail in failed))
-    elif set(entry.verdicts) <= _SKIPPED:
-        reason = entry.details[0].comparison.message if entry.details else "no checks are planned"
+    elif PROVING.isdisjoint(entry.verdicts):
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in entry.verdicts.items())
+        reason = f"{counts}: {entry.details[0].comparison.message}" if entry.details else "no checks are planned"
         ET.SubElement(case, "skipped", message=_text(reason))
 
 
