@@ -32,6 +32,14 @@ def run(
     level: Annotated[list[str] | None, typer.Option(help="Only this level; may be given again.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the report and reproducers into this folder.")] = None,
     workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", help="What a worker may hold; 0 for no limit. The profiles say 4.", min=0),
+    ] = None,
+    case_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="After so long a check is a hang. The profiles say 30.", min=0.1, max=86_400),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the run proves too little."""
@@ -39,7 +47,7 @@ def run(
         running, showing = _late("execution.run"), _late("reporting.showing")
         request = running.RunRequest(
             target,
-            running.chosen_profile(profile, seed),
+            _late("profiles").limited(running.chosen_profile(profile, seed), memory_limit, case_seconds),
             tuple(word or ()),
             tuple(level or ()),
             None if out is None else showing.report_folder(out),

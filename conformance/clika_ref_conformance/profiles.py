@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Profile:
     case_seconds: float = 30.0
     """After so long a case is a hang."""
     memory_bytes: int = 4 * 2**30
+    """What a worker may hold of its own; 0 for no limit."""
 
 
 ALL_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")
@@ -64,3 +65,10 @@ PROFILES = {
         most_failures=50,
     ),
 }
+
+
+def limited(profile: Profile, memory_gib: float | None = None, case_seconds: float | None = None) -> Profile:
+    """Return a profile with limits of the user's; where one is None, with its own."""
+    memory_bytes = profile.memory_bytes if memory_gib is None else int(memory_gib * 2**30)
+    seconds = profile.case_seconds if case_seconds is None else case_seconds
+    return replace(profile, memory_bytes=memory_bytes, case_seconds=seconds)

@@ -60,6 +60,15 @@ def test_a_run_that_passes_prints_its_accounts_and_ends_with_0(answer):
     assert (request.subjects, request.levels, request.out) == (("relu", "exp"), ("operators",), None)
 
 
+def test_limits_of_the_user_replace_those_of_the_profile(answer):
+    asked = answer(result())
+    run()
+    run("--memory-limit", "1.5", "--case-seconds", "120")
+    run("--memory-limit", "0")
+    limits = [(request.profile.memory_bytes, request.profile.case_seconds) for request in asked]
+    assert limits == [(4 * 2**30, 30.0), (3 * 2**29, 120.0), (0, 30.0)]
+
+
 def test_failures_are_printed_and_end_with_1(answer):
     answer(result(), result("second", Verdict.VALUE, "output 0 is off", run="nan-first", reproducer="cases/1.zip"))
     found = run()
@@ -119,6 +128,8 @@ def test_problems_and_deviations_are_printed(answer):
         (["-k", "rellu", "--level", "operators"], "no task of the levels operators contains rellu; did you mean relu"),
         (["--out", "/proc/nowhere"], "the folder /proc/nowhere for the report cannot be made"),
         (["--workers", "0"], "Invalid value for '--workers'"),
+        (["--memory-limit", "-1"], "Invalid value for '--memory-limit'"),
+        (["--case-seconds", "0"], "Invalid value for '--case-seconds'"),
     ],
 )
 def test_wrong_usage_ends_with_2(arguments, message):

@@ -14,6 +14,7 @@ from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.reporting import reading
 from clika_ref_conformance.reporting.replaying import read_reproducer, replay
 from clika_ref_conformance.reproducing import archives, tensors
 from clika_ref_conformance.reproducing.archives import pack, unpack
@@ -154,6 +155,15 @@ def test_replay_finds_the_fault_again_and_not_where_it_is_gone(suite, module, tm
     assert replay(path, REGISTRY, "onnxruntime").verdict is Verdict.PASS
 
 
+def test_a_case_has_the_time_of_its_run_when_it_is_replayed(suite, tmp_path, monkeypatch):
+    patient = replace(suite, profile=replace(suite.profile, case_seconds=300.0))
+    path = tmp_path / write_reproducer(failed(relu_case(torch.rand(2, 3))), TASK, patient, "onnxruntime", tmp_path)
+    allowed = []
+    monkeypatch.setattr(reading.faulthandler, "dump_traceback_later", lambda seconds, **_: allowed.append(seconds))
+    assert reading.replay_and_show(path) == 0
+    assert allowed == [300.0]
+
+
 def test_a_zip_does_not_decide_which_module_is_imported(suite, tmp_path):
     path = tmp_path / write_reproducer(failed(relu_case(torch.rand(2, 3))), TASK, suite, "antigravity:X", tmp_path)
     with pytest.raises(ReportError, match=r"code of yours; replay it with --target antigravity:X"):
@@ -194,6 +204,8 @@ DAMAGES = {
     "an absolute file": (lambda c: changed(c, **{"/etc/evil": b""}), "which no reproducer has"),
     "an artifact outside": (lambda c: changed(c, **{"artifact/../../evil": b""}), "which no reproducer has"),
     "many files": (lambda c: changed(c, **{f"artifact/{i}": b"" for i in range(70)}), "more than 64"),
+    "no time at all": (lambda c: meta_with(c, limit_seconds=0), "limit_seconds is 0.0, not a time of up to a day"),
+    "time without end": (lambda c: meta_with(c, limit_seconds="inf"), "limit_seconds is inf, not a time"),
     "no JSON": (lambda c: changed(c, meta__json=b"{"), "is damaged: JSONDecodeError"),
     "JSON of another form": (lambda c: changed(c, graph__json=b"[]"), "is damaged: TypeError"),
     "deep JSON": (lambda c: changed(c, graph__json=b"[" * 10**5), "is damaged: RecursionError"),

@@ -39,6 +39,7 @@ AROUND = {
     "flush": Verdict.CONTRACT,
     "dtype": Verdict.CONTRACT,
     "print": Verdict.PASS,
+    "reserves": Verdict.PASS,
 }
 
 
@@ -136,6 +137,13 @@ def test_a_fork_that_comes_back_into_the_worker_says_nothing():
     record = execute(plan_run(request_for("doubles", case_seconds=5.0)))
     assert {v for _, v in verdicts_of(record, "doubles")} == {Verdict.PASS}
     assert (record.problems, record.exit_code) == ((), 0)
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(2**29, Verdict.MEMORY), (2**30, Verdict.PASS), (0, Verdict.PASS)])
+def test_a_worker_may_hold_what_the_user_allows(limit, verdict):
+    request = request_for("roomy")  # half a gibibyte
+    record = execute(plan_run(replace(request, profile=replace(request.profile, memory_bytes=limit))))
+    assert [v for _, v in verdicts_of(record, "roomy")] == [Verdict.PASS, verdict, Verdict.PASS]
 
 
 def test_memory_that_is_not_given_back_costs_no_other_check_and_no_other_task():

@@ -63,10 +63,16 @@ def main() -> None:
 
 
 def limit_memory(setup: Setup) -> None:
-    """Refuse this process more memory than the profile allows."""
+    """Refuse this process more memory of its own than the profile allows.
+
+    Addresses that a runtime reserves and cannot write to are none; those of GPUs reserve more than any machine has.
+    Source: getrlimit(2), RLIMIT_DATA: private writable mappings since Linux 4.7.
+    """
     limit = setup.profile.memory_bytes
     if limit:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def _channel() -> TextIO:

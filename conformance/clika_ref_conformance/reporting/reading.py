@@ -8,11 +8,10 @@ from pathlib import Path
 
 from clika_ref.core.registry import load_registry
 from clika_ref.reporting.console import result_console
-from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.reporting.difference import difference
 from clika_ref_conformance.reporting.html_matrix import write_html
 from clika_ref_conformance.reporting.json_report import read_json
-from clika_ref_conformance.reporting.replaying import replay
+from clika_ref_conformance.reporting.replaying import read_reproducer, replay
 
 
 def replay_and_show(path: Path, target: str = "") -> int:
@@ -22,9 +21,11 @@ def replay_and_show(path: Path, target: str = "") -> int:
         ReportError: the zip cannot be used.
         TargetError: there is no such target.
     """
+    registry = load_registry()
+    seconds = read_reproducer(path, registry).profile.case_seconds
     faulthandler.enable()  # where the target ends this process, it says where
-    faulthandler.dump_traceback_later(PROFILES["quick"].case_seconds, exit=True)  # where it hangs, too
-    outcome = replay(path, load_registry(), target)
+    faulthandler.dump_traceback_later(seconds, exit=True)  # where it hangs, too
+    outcome = replay(path, registry, target)
     faulthandler.cancel_dump_traceback_later()
     console = result_console()
     where = f" on the inputs {outcome.run}" if outcome.run else ""

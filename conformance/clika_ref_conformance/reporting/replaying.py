@@ -41,6 +41,9 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 RANDOM_ORDERS = 50
 """Orders in which all passes are tried where a random one had failed, which no zip says."""
 
+MOST_SECONDS = 86_400.0
+"""A check may take that long, a day; more, a timer may not take."""
+
 
 @dataclass(frozen=True)
 class Reproducer:
@@ -153,7 +156,11 @@ def read_reproducer(path: Path, registry: Registry) -> Reproducer:
 def _profile(meta: Mapping[str, Any]) -> Profile:
     """Return the profile of the run; it trusts nothing, as a replay has the time to ask how far from exact eager is."""
     known = PROFILES.get(str(meta.get("profile")), Profile("replay"))
-    return replace(known, seed=int(meta.get("seed", 0)), trusts_eager=False)
+    seconds = float(meta.get("limit_seconds", known.case_seconds))
+    if not 0 < seconds <= MOST_SECONDS:
+        msg = f"limit_seconds is {seconds}, not a time of up to a day"
+        raise ReportError(msg)
+    return replace(known, seed=int(meta.get("seed", 0)), case_seconds=seconds, trusts_eager=False)
 
 
 def _refuse_newer(written: int) -> None:

@@ -1,6 +1,7 @@
 """A level whose checks do what targets do at their worst; the subject of a task says which."""
 
 import fcntl
+import mmap
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ SUBJECTS = (
     "unsure",
     "hoards",
     "roomy",
+    "reserves",
     "doubles",
     "helper-left",
     "helper-stuck",
@@ -82,6 +84,12 @@ def hoards():
 
 def takes_room():
     return passes() if torch.empty(2**27).numel() else fails()
+
+
+def reserves():
+    """Reserve addresses as GPU runtimes and arenas do: far more than there is memory, and none that is writable."""
+    mmap.mmap(-1, 64 * 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ).close()
+    return passes()
 
 
 def flushes():
@@ -152,6 +160,7 @@ ACTS = {
     "dtype": sets_dtype,
     "print": prints,
     "roomy": takes_room,
+    "reserves": reserves,
     "doubles": doubles,
     "helper-left": forks,
     "helper-stuck": lambda: forks(lambda: time.sleep(1000)),
