@@ -18,7 +18,7 @@ class Verdict(StrEnum):
     UNSTABLE = "reference_unstable"
     """Eager itself leaves the bound: there is nothing to hold the target against."""
     NOT_RUN = "not-run"
-    """Not tried; the message says why."""
+    """Not tried; the message says why, and its `Reason` which kind of reason it is."""
 
     VALUE = "fail:value"
     PRECISION = "fail:precision"
@@ -45,15 +45,31 @@ class Verdict(StrEnum):
         """Whether a run that holds this verdict has failed."""
         return self not in _HARMLESS
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether this verdict says nothing about the numbers: the check was refused or not run."""
-        return self in (Verdict.UNSUPPORTED, Verdict.NOT_RUN)
-
 
 _HARMLESS = frozenset(
     {Verdict.PASS, Verdict.DEVIATION, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.UNSTABLE, Verdict.NOT_RUN}
 )
+
+
+class Reason(StrEnum):
+    """The kind of reason for which a check was not run: reports count by it, as messages quote calls."""
+
+    RANDOM = "two runs of it differ, as it draws random numbers"
+    NO_KERNEL = "eager has no kernel for it"
+    UNNAMED_DTYPE = "eager refuses a dtype that the samples do not name"
+    REFUSED_CALL = "eager refuses the call that was drawn"
+    FEW_CALLS = "there are fewer different calls than are planned"
+    AMBIGUOUS = "rounding decides too many of its elements"
+    SAMPLES = "the samples are at fault, as another check reports"
+    NOTHING_TO_LOOK_AT = "no call shows what the check is of"
+    NOT_SENSITIVE = "no call depends on the attribute"
+    NO_SIZES = "it has no sizes that may vary"
+    NO_NODES = "the target refuses all of it"
+    NOT_TOGETHER = "its cases are run one by one"
+    FAILS_HERE = "the target fails on it in other levels too"
+    ENOUGH_FAILURES = "its task had failed often enough"
+    GIVEN_UP = "its task was given up"
+    GONE = "it is no longer planned"
 
 
 PROVING = frozenset({Verdict.PASS, Verdict.DEVIATION})
@@ -84,8 +100,15 @@ class Comparison:
     """Elements at which eager itself leaves the bound: judged against eager alone."""
     strayed: int = 0
     """Those among them of which eager and exact arithmetic make numbers, so that no overflow or NaN excuses them."""
+    reason: str = ""
+    """The `Reason` of what was not run; empty for all else."""
 
     @property
     def grade(self) -> str:
         """A, B, C or D: at most 3, 10 or 20 times as coarse as eager, or beyond."""
         return next((g for g, limit in (("A", 3), ("B", 10), ("C", 20)) if self.quality <= limit), "D")
+
+
+def not_run(reason: Reason, message: str) -> Comparison:
+    """Return what stands for a check that was not run."""
+    return Comparison(Verdict.NOT_RUN, message, reason=reason)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from clika_ref_conformance.verdicts import Verdict
+from clika_ref_conformance.verdicts import Reason, Verdict
 from judged import Drawing, randn, single, tf32
 from torch.nn import functional as F
 
@@ -153,7 +153,7 @@ def test_ties_inside_a_graph_leave_the_order_open() -> None:
     order = drawing.build("argsort", drawing.build("relu", drawing.values[0]), dim=0, descending=False, stable=False)
     reference = drawing.reference(order)
     found = reference.judge([torch.tensor([2, 1, 0, 3])])
-    assert (found.verdict, found.ambiguous) == (Verdict.NOT_RUN, 3), found
+    assert (found.verdict, found.reason, found.ambiguous) == (Verdict.NOT_RUN, Reason.AMBIGUOUS, 3), found
     assert reference.judge([torch.tensor([3, 1, 0, 2])]).verdict is Verdict.VALUE
 
 

@@ -141,7 +141,14 @@ def test_deviations_reasons_for_what_was_not_run_and_the_environment_are_listed(
     page = html_of(
         [report(result(task, Verdict.NOT_RUN, "no time left"), deviations=[entry], problems=["gone"])], ["."]
     )
-    for text in ("one-sided-clip", "https://example.org/1", "no time left", "2.13", '<p class="problem">gone</p>'):
+    for text in (
+        "one-sided-clip",
+        "https://example.org/1",
+        "no reason given",
+        "no time left",
+        "2.13",
+        '<p class="problem">gone</p>',
+    ):
         assert text in page
 
 

@@ -1,9 +1,11 @@
 """Reports: the worst of each task is kept, what is written is read back, damage is refused, differences are found."""
 
+import ast
 import json
 import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from clika_ref_conformance.cases import Task
@@ -13,9 +15,9 @@ from clika_ref_conformance.reporting.difference import difference
 from clika_ref_conformance.reporting.gathering import report_of
 from clika_ref_conformance.reporting.json_report import document_of, read_json, write_json
 from clika_ref_conformance.reporting.junit import junit_of, write_junit
-from clika_ref_conformance.reporting.report import SEVERITY, worst
+from clika_ref_conformance.reporting.report import SEVERITY, Unrun, worst
 from clika_ref_conformance.reproducing.errors import ReportError
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 RELU = Task("operators", "relu", "float32")
 SUM = Task("operators", "sum", "float32")
@@ -96,8 +98,43 @@ def test_the_accounts_of_a_report_are_those_of_the_run():
     report = report_of(run)
     assert report.counts == run.counts
     assert (report.planned, report.failures) == (7, 3)
-    assert report.not_run == {"off by 9.0": 1}
+    assert report.not_run == {"no reason given": Unrun(1, "off by 9.0")}
     assert report.levels == ["operators", "passes"]
+
+
+def test_what_was_not_run_is_counted_by_the_kind_of_its_reason_with_one_example():
+    texts = [(Reason.GIVEN_UP, "stopped"), (Reason.RANDOM, "randn(size=(2,))"), (Reason.RANDOM, "randn(size=())")]
+    results = [Result(SUM, text, not_run(reason, text)) for reason, text in texts]
+    found = report_of(record(*results, passed(SUM, "fine"))).not_run
+    assert list(found.items()) == [
+        (Reason.RANDOM, Unrun(2, "randn(size=(2,))")),
+        (Reason.GIVEN_UP, Unrun(1, "stopped")),
+    ]
+
+
+def test_whatever_is_not_run_says_for_which_kind_of_reason():
+    package = Path(json_report.__file__).parents[1]
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
+    bare = [
+        f"{path.name}:{node.lineno}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and path.name != "verdicts.py"
+        if any(ast.unparse(argument) == "Verdict.NOT_RUN" for argument in node.args)
+        if ast.unparse(node.func).endswith(("Comparison", "_result"))
+    ]
+    assert bare == []
+
+
+def test_a_report_that_has_messages_for_reasons_is_read_still(tmp_path):
+    report = replace(report_of(small()), not_run={"randn(size=()) is random": Unrun(3, "randn(size=()) is random")})
+    document = json.loads(json.dumps(json_report.to_json(document_of(report))))
+    document["not_run"] = {"randn(size=()) is random": 3}
+    for task in document["tasks"]:
+        for detail in task["details"]:
+            del detail["reason"]
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    assert read_json(tmp_path / "report.json").not_run == report.not_run
 
 
 def test_a_report_holds_what_the_run_says_of_itself():

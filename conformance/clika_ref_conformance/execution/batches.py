@@ -10,7 +10,7 @@ from clika_ref_conformance.cases import Case, Check, Outcome
 from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Reason, not_run
 
 NO_NODES = "the target refuses every call that was drawn for the graph"
 """Why a case without nodes is not run."""
@@ -31,7 +31,7 @@ class Batch:
     def outcome(self, case: Case) -> Outcome:
         """Judge a case, and cut it to the nodes that fail; a graph without nodes would only pass its inputs on."""
         if not len(case.graph):
-            return Outcome(case.name, Comparison(Verdict.NOT_RUN, NO_NODES))
+            return Outcome(case.name, not_run(Reason.NO_NODES, NO_NODES))
         found = run_case(case, self.suite)
         if not found.verdict.is_failure or self.seconds <= 0:
             return found

@@ -22,7 +22,7 @@ from clika_ref_conformance.execution.case_checks import Trial, most_telling, run
 from clika_ref_conformance.execution.deviating import judge_run
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 Results = Sequence[Sequence[torch.Tensor]]
 """The outputs of each run."""
@@ -59,12 +59,14 @@ class Pack:
         """Run the pack; it passes where it shows a case to be right, and fails never: its cases are checks too."""
         cases = [c for c in self.cases if not any(self.suite.target.refusal(n) is not None for n in c.graph.nodes)]
         if not cases:
-            message = "the target refuses all of it" if self.cases else "there is nothing to compile together"
-            return Outcome(self.name, Comparison(Verdict.NOT_RUN, message))
+            if self.cases:
+                return Outcome(self.name, not_run(Reason.NO_NODES, "the target refuses all of it"))
+            return Outcome(self.name, not_run(Reason.FEW_CALLS, "there is nothing to compile together"))
         message = self._try(cases)
         if not self.found:
             message = f"none of it is right together, so each case is run by itself: {message or 'judged wrong'}"
-        return Outcome(self.name, Comparison(Verdict.PASS if self.found else Verdict.NOT_RUN, message))
+            return Outcome(self.name, not_run(Reason.NOT_TOGETHER, message))
+        return Outcome(self.name, Comparison(Verdict.PASS, message))
 
     def outcome(self, case: Case) -> Outcome:
         """Return the outcome of a case: from the pack where it passed there, or else by itself."""

@@ -34,7 +34,7 @@ from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 RECYCLE_CHECKS = 20_000
 """Checks after which a worker is replaced, if its memory has not asked for it before: starting one takes 3 s."""
@@ -360,7 +360,7 @@ class Execution:
             progress.plan = ["plan"]
         for name in progress.plan:
             if name not in progress.results:
-                self._enter(progress, _result(progress.task, name, Verdict.NOT_RUN, reason))
+                self._enter(progress, Result(progress.task, name, not_run(Reason.GIVEN_UP, reason)))
 
     def record(self, seconds: float) -> RunRecord:
         """Return what came of it."""

@@ -34,7 +34,7 @@ from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.targets.loading import load_target
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Reason, Verdict, not_run
 
 COLLECTED_SHARE = 0.25
 """Of the memory limit; below it the interpreter decides itself when it looks for garbage."""
@@ -144,7 +144,7 @@ class Worker:
         verdict, count = max(failures.items(), key=lambda item: item[1], default=(Verdict.PASS, 0))
         if not most or count < most:
             return None
-        return Outcome(check.name, Comparison(Verdict.NOT_RUN, f"after {count} failures of one kind, {verdict}"))
+        return Outcome(check.name, not_run(Reason.ENOUGH_FAILURES, f"after {count} failures of one kind, {verdict}"))
 
     def _settle(self) -> int:
         """Free memory where much is in use, and return how many bytes still are.

@@ -16,7 +16,7 @@ from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, 
 from clika_ref_conformance.judging.repeating import ExactRun, Values, repeat, run_exactly
 from clika_ref_conformance.judging.rounding import Call, is_float
 from clika_ref_conformance.judging.special_values import Expected, equal
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict
 
 CASTING = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
 """Operators whose ``dtype`` is that of a plain cast, which saturates nothing."""
@@ -215,11 +215,12 @@ def combined(found: Sequence[Comparison]) -> Comparison:
     worst = failed or max(found, key=lambda c: c.ratio)
     elements, unstable = sum(c.elements for c in found), sum(c.unstable for c in found)
     ambiguous = sum(c.ambiguous for c in found)
-    verdict, message = worst.verdict, worst.message
+    verdict, message, reason = worst.verdict, worst.message, ""
     if failed is None:
         verdict, message = Verdict.UNSTABLE if unstable and unstable == elements else Verdict.PASS, ""
         if ambiguous > MOST_AMBIGUOUS * elements:
-            verdict, message = Verdict.NOT_RUN, f"rounding decides {ambiguous} of {elements} elements: either is right"
+            verdict, reason = Verdict.NOT_RUN, Reason.AMBIGUOUS
+            message = f"rounding decides {ambiguous} of {elements} elements: either is right"
     return Comparison(
         verdict,
         message,
@@ -231,6 +232,7 @@ def combined(found: Sequence[Comparison]) -> Comparison:
         ambiguous,
         unstable,
         sum(c.strayed for c in found),
+        reason,
     )
 
 

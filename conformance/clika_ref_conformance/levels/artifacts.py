@@ -26,7 +26,7 @@ from clika_ref_conformance.execution.batches import NO_NODES
 from clika_ref_conformance.execution.case_checks import is_chosen, refusal_of, run_case, same_bits
 from clika_ref_conformance.execution.fresh import FreshProcess, FreshProcessError, digest_of, fresh_process
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 LEVEL = "artifacts"
 
@@ -66,9 +66,9 @@ def _call_carried_over(name: str, bench: Bench) -> Outcome:
     suite = bench.suite
     case = static_case(draw(suite.registry.operators[name], f"{suite.profile.seed}-artifact"), "typical")
     if case is None:
-        return Outcome("carried over", Comparison(Verdict.NOT_RUN, "eager refuses the call that was drawn"))
+        return Outcome("carried over", not_run(Reason.REFUSED_CALL, "eager refuses the call that was drawn"))
     if any(node.is_random for node in case.graph.nodes):
-        return Outcome("carried over", Comparison(Verdict.NOT_RUN, "it is random: no two runs of it agree"))
+        return Outcome("carried over", not_run(Reason.RANDOM, "it is random: no two runs of it agree"))
     return replace(bench.carried_over(case), name="carried over")
 
 
@@ -105,7 +105,7 @@ class Bench:
         for each in (here, twice, there):
             each.mkdir()
         if not len(case.graph):
-            return Comparison(Verdict.NOT_RUN, NO_NODES)
+            return not_run(Reason.NO_NODES, NO_NODES)
         target, inputs, graph = self.suite.target, case.runs[0].inputs, self.suite.lowered(case)
         refused = refusal_of(graph, self.suite)
         if refused is not None:
@@ -114,7 +114,7 @@ class Bench:
             artifact = target.compile(graph.clone(), here / "model.onnx", **options)
             outputs = target.load(artifact)([t.clone() for t in inputs])
         except Exception as error:  # noqa: BLE001 - a target may raise anything
-            return Comparison(Verdict.NOT_RUN, f"the target fails on it here too, which other levels show: {error}")
+            return not_run(Reason.FAILS_HERE, f"the target fails on it here too, which other levels show: {error}")
         target.compile(graph.clone(), twice / "model.onnx", **options)
         if digest_of(here) != digest_of(twice):
             return Comparison(Verdict.NONDETERMINISTIC, "compiling twice in one process gives other bytes")

@@ -29,7 +29,7 @@ from clika_ref_conformance.drawing.calls.vectors import typical_run
 from clika_ref_conformance.drawing.sampling import SampleError
 from clika_ref_conformance.execution.case_checks import is_reason, same_bits
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 LEVEL = "contract"
 
@@ -76,10 +76,13 @@ def _told(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcom
     except SampleError as error:
         if name == "samples":
             return Outcome(name, Comparison(Verdict.SAMPLE, error.details))
-        return Outcome(name, Comparison(Verdict.NOT_RUN, str(error)))
+        return Outcome(name, not_run(Reason.SAMPLES, str(error)))
     except _Unknown as unknown:
-        return Outcome(name, Comparison(Verdict.NOT_RUN, str(unknown)))
-    return Outcome(name, Comparison(Verdict.PASS if problem is None else verdict, problem or ""))
+        return Outcome(name, not_run(Reason.NOTHING_TO_LOOK_AT, str(unknown)))
+    if problem is None:
+        return Outcome(name, Comparison(Verdict.PASS))
+    unseen = verdict is Verdict.NOT_RUN
+    return Outcome(name, not_run(Reason.NOT_SENSITIVE, problem) if unseen else Comparison(verdict, problem))
 
 
 class _Unknown(Exception):  # noqa: N818 - no error: it cannot be looked at, for a reason that another check reports

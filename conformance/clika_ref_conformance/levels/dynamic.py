@@ -34,7 +34,7 @@ from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, draw
 from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 LEVEL = "dynamic"
 
@@ -110,7 +110,7 @@ def _expression_checks(suite: Suite) -> list[Check]:
 def _graph_outcome(name: str, case: Case, batch: Batch) -> Outcome:
     found = with_dynamic_side(case)
     if found is None:
-        return Outcome(name, Comparison(Verdict.NOT_RUN, "no side of the graph may vary"))
+        return Outcome(name, not_run(Reason.NO_SIZES, "no side of the graph may vary"))
     refused = _refusal(found.graph, batch.suite)
     if refused is not None and BATCH.name in re.findall(r"\w+", refused):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, refused))
@@ -120,7 +120,7 @@ def _graph_outcome(name: str, case: Case, batch: Batch) -> Outcome:
 def _outcome(pool: Pool, index: int, name: str, batch: Batch) -> Outcome:
     found = pool.call(index)
     if isinstance(found, str):
-        return Outcome(name, Comparison(Verdict.NOT_RUN, found))
+        return Outcome(name, not_run(Reason.RANDOM if pool.op.random is True else Reason.NO_SIZES, found))
     outcome = run_case(case_of(found, _every_run(found, _empty(found)), name), batch.suite)
     if not outcome.verdict.is_failure:
         return replace(outcome, name=name)

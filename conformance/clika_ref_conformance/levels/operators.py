@@ -26,7 +26,7 @@ from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.execution.packing import Pack
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 LEVEL = "operators"
 
@@ -174,7 +174,7 @@ class Column:
         """Run a drawn call on typical elements and on one of its vectors."""
         if index >= len(self._collected):
             text = f"there are only {len(self._collected)} different calls"
-            return Outcome(name, Comparison(Verdict.NOT_RUN, text))
+            return Outcome(name, not_run(Reason.FEW_CALLS, text))
         return self._pack.found.get(self._name(name)) or self._judged(name, self._collected[index])
 
     def packed(self) -> Outcome:
@@ -258,7 +258,7 @@ class Column:
             return Outcome(name, Comparison(Verdict.SAMPLE, row.error))
         text = shown(self.op, row.call)
         if _is_random(self.op, row.call):
-            return Outcome(name, Comparison(Verdict.NOT_RUN, f"{text} is random: no two runs of it agree"))
+            return Outcome(name, not_run(Reason.RANDOM, f"{text} is random: no two runs of it agree"))
         if runs is None:
             runs = self._runs(row, row.seed, row.vector, only=row.vector)
         before = [t.clone() for t in runs[0].inputs]
@@ -286,9 +286,8 @@ def _is_random(op: Operator, call: Call) -> bool:
 def _blamed(text: str, refused: str, row: DrawnCall) -> Comparison:
     """Return whose fault a refusal of eager is: the samples', unless the dtype is not theirs or has no kernel."""
     if "not implemented for" in refused or refused.startswith("NotImplementedError"):
-        return Comparison(Verdict.NOT_RUN, f"eager has no kernel for {text}: {refused}")
+        return not_run(Reason.NO_KERNEL, f"eager has no kernel for {text}: {refused}")
     if row.beyond:
-        return Comparison(
-            Verdict.NOT_RUN, f"eager does not take {text}, a dtype that its samples do not name: {refused}"
-        )
+        message = f"eager does not take {text}, a dtype that its samples do not name: {refused}"
+        return not_run(Reason.UNNAMED_DTYPE, message)
     return Comparison(Verdict.SAMPLE, f"the samples draw {text}, which eager refuses: {refused}")

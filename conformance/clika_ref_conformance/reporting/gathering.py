@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.record import Result, RunRecord
-from clika_ref_conformance.reporting.report import SEVERITY, Detail, Report, TaskReport
+from clika_ref_conformance.reporting.report import SEVERITY, Detail, Report, TaskReport, Unrun
 from clika_ref_conformance.verdicts import COUNTS, Verdict
 
 LIMIT_LISTING_BYTES = 2**20
@@ -22,7 +22,6 @@ def report_of(record: RunRecord, folder: Path | None = None) -> Report:
     found: dict[Task, list[Result]] = {task: [] for task in record.plan}
     for result in record.results:
         found.setdefault(result.task, []).append(result)
-    reasons = Counter(r.comparison.message or "no reason given" for r in record.results if r.verdict is Verdict.NOT_RUN)
     return Report(
         record.target,
         record.profile,
@@ -33,9 +32,18 @@ def report_of(record: RunRecord, folder: Path | None = None) -> Report:
         [_task_report(task, results, folder) for task, results in found.items()],
         [dict(deviation) for deviation in record.deviations],
         [*record.problems, *record.doubts, *record.imbalance()],
-        not_run=dict(reasons.most_common()),
+        not_run=_unrun(record.results),
         part=record.part,
     )
+
+
+def _unrun(results: Sequence[Result]) -> dict[str, Unrun]:
+    """Count what was not run by the kind of its reason, most first."""
+    found: dict[str, list[str]] = {}
+    for comparison in (r.comparison for r in results if r.verdict is Verdict.NOT_RUN):
+        found.setdefault(comparison.reason or "no reason given", []).append(comparison.message)
+    most_first = sorted(found.items(), key=lambda item: -len(item[1]))
+    return {str(reason): Unrun(len(messages), messages[0]) for reason, messages in most_first}
 
 
 def _task_report(task: Task, results: Sequence[Result], folder: Path | None) -> TaskReport:

@@ -11,7 +11,7 @@ from typing import Any
 
 from clika_ref.storage import write_atomically
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.reporting.report import Detail, Report, TaskReport
+from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, Unrun
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.reproducing.json_values import number, to_json
 from clika_ref_conformance.verdicts import COUNTS, Comparison, Verdict
@@ -51,7 +51,7 @@ def document_of(report: Report) -> dict[str, Any]:
         "verdicts": {str(verdict): count for verdict, count in report.counts.items()},
         "failures": report.failures,
         "problems": report.problems,
-        "not_run": report.not_run,
+        "not_run": {reason: asdict(unrun) for reason, unrun in report.not_run.items()},
         "deviations": report.deviations,
         "tasks": [_task(entry) for entry in report.tasks],
     }
@@ -111,7 +111,7 @@ def _read(document: Mapping[str, Any]) -> Report:
         [_read_task(entry) for entry in document["tasks"]],
         [dict(entry) for entry in document["deviations"]],
         [str(problem) for problem in document["problems"]],
-        not_run={str(reason): _count(count, "not_run") for reason, count in document["not_run"].items()},
+        not_run={str(reason): _read_unrun(str(reason), entry) for reason, entry in document["not_run"].items()},
         part=str(document.get("part", "")),
     )
     stated, summed = document["verdicts"], {str(v): c for v, c in report.counts.items()}
@@ -119,6 +119,13 @@ def _read(document: Mapping[str, Any]) -> Report:
         msg = f"the accounts do not add up: the report states {stated}, its tasks have {summed}; write it anew"
         raise ReportError(msg)
     return report
+
+
+def _read_unrun(reason: str, entry: Any) -> Unrun:
+    """Read what was not run for one reason; reports once had the message for a reason, and its count alone."""
+    if isinstance(entry, Mapping):
+        return Unrun(_count(entry["count"], "not_run"), str(entry["example"]))  # pyright: ignore[reportUnknownArgumentType]
+    return Unrun(_count(entry, "not_run"), reason)
 
 
 def _read_task(entry: Mapping[str, Any]) -> TaskReport:
@@ -133,7 +140,8 @@ def _read_task(entry: Mapping[str, Any]) -> TaskReport:
 def _read_detail(entry: Mapping[str, Any]) -> Detail:
     error, bound, ratio, quality = (number(entry[key], key) for key in ("error", "bound", "ratio", "quality"))
     counts = [_count(entry.get(key, 0), key) for key in COUNTS]
-    comparison = Comparison(Verdict(entry["verdict"]), str(entry["message"]), error, bound, ratio, quality, *counts)
+    verdict, message, reason = Verdict(entry["verdict"]), str(entry["message"]), str(entry.get("reason", ""))
+    comparison = Comparison(verdict, message, error, bound, ratio, quality, *counts, reason=reason)
     check, run, reproducer, listing = (str(entry[key]) for key in ("check", "run", "reproducer", "listing"))
     if reproducer and not _REPRODUCER.fullmatch(reproducer):
         msg = f"the reproducer {reproducer!r} lies outside the folder cases/"

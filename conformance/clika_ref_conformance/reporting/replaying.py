@@ -36,7 +36,7 @@ from clika_ref_conformance.reproducing.reproducers import FORMAT
 from clika_ref_conformance.reproducing.tensors import from_npz, rebuild
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Reason, not_run
 
 RANDOM_ORDERS = 50
 """Orders in which all passes are tried where a random one had failed, which no zip says."""
@@ -99,7 +99,7 @@ def _check_again(found: Reproducer, suite: Suite) -> Outcome:
     checks = [check for check in planned(found.task, suite) if check.name in (found.check, BROKEN_PLAN)]
     if not checks:
         gone = f"the task {found.task} has no check {found.check!r} any more"
-        return Outcome(found.check, Comparison(Verdict.NOT_RUN, gone))
+        return Outcome(found.check, not_run(Reason.GONE, gone))
     return run_check(checks[0])
 
 

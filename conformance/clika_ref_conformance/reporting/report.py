@@ -70,6 +70,15 @@ class TaskReport:
 
 
 @dataclass(frozen=True)
+class Unrun:
+    """The checks that were not run for one kind of reason."""
+
+    count: int
+    example: str
+    """What was said of the first of them."""
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole run, small enough to keep and to compare with the next one."""
 
@@ -85,8 +94,8 @@ class Report:
     problems: Sequence[str] = ()
     part: str = ""
     """What of the profile was asked for, as options; empty where all of it was."""
-    not_run: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many checks were not run, by reason."""
+    not_run: Mapping[str, Unrun] = field(default_factory=dict[str, "Unrun"])
+    """How many checks were not run, by kind of reason, those with most first."""
 
     @property
     def counts(self) -> dict[Verdict, int]:
