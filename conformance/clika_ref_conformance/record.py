@@ -59,7 +59,7 @@ class RunRecord:
     profile: str
     seed: int
     environment: Mapping[str, str]
-    """Versions, processor, variables that change numbers, the command line."""
+    """Versions, processor, limits, variables that change numbers."""
     plan: Mapping[Task, Sequence[str]]
     """The names of the checks of every task, known before the task ran."""
     results: Sequence[Result]

@@ -3,12 +3,15 @@
 import ast
 import json
 import math
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from clika_ref_conformance.cases import Task
+from clika_ref_conformance.deviations import Deviation
+from clika_ref_conformance.execution.accounts import deviation_accounts
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting import json_report
 from clika_ref_conformance.reporting.difference import difference
@@ -124,6 +127,30 @@ def test_whatever_is_not_run_says_for_which_kind_of_reason():
         if ast.unparse(node.func).endswith(("Comparison", "_result"))
     ]
     assert bare == []
+
+
+KEYS = {"environment": "NAME", "facts": "NAME", "verdicts": "VERDICT", "not_run": "REASON"}
+
+
+def places(document, path=""):
+    """Every place of a document at which something stands; keys that are no names of fields are one."""
+    if isinstance(document, list):
+        return {place for item in document for place in places(item, f"{path}[]")}
+    if not isinstance(document, dict):
+        return {path}
+    key = KEYS.get(path.rpartition(".")[2])
+    return {p for name, item in document.items() for p in places(item, f"{path}.{key or name}".lstrip("."))}
+
+
+def test_the_fields_that_are_documented_are_those_that_are_written():
+    text = (Path(__file__).parents[2] / "docs/conformance.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## report\.json\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+    documented = [name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in row.split(", ")]
+    declared = Deviation("d", ("relu",), "it does", "https://example.org", "2999-01-01")
+    run = replace(small(), deviations=deviation_accounts([declared], []), problems=["one is gone"])
+    written = places(json_report.to_json(document_of(report_of(run))))
+    assert sorted(documented) == sorted(f"`{place}`" for place in written)
+    assert f"by schema {json_report.SCHEMA}." in section
 
 
 def test_a_report_that_has_messages_for_reasons_is_read_still(tmp_path):

@@ -144,6 +144,7 @@ def test_a_worker_may_hold_what_the_user_allows(limit, verdict):
     request = request_for("roomy")  # half a gibibyte
     record = execute(plan_run(replace(request, profile=replace(request.profile, memory_bytes=limit))))
     assert [v for _, v in verdicts_of(record, "roomy")] == [Verdict.PASS, verdict, Verdict.PASS]
+    assert record.environment["limits"] == f"60 s, {limit / 2**30:g} GiB"
 
 
 def test_memory_that_is_not_given_back_costs_no_other_check_and_no_other_task():

@@ -28,6 +28,7 @@ def environment_of(suite: Suite) -> dict[str, str]:
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "suite": suite_hash(),
+        "limits": f"{suite.profile.case_seconds:g} s, {suite.profile.memory_bytes / 2**30:g} GiB",
         **libraries,
         **plugins,
         **variables,
