@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass, replace
@@ -146,6 +147,26 @@ def test_the_script_of_a_reproducer_exits_1_while_the_target_differs(suite, modu
     assert done.returncode == status, done.stdout + done.stderr
     assert said in done.stdout
     assert f"operators of relu on {module}:{target}: {verdict}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("verdict", "repeats", "status"),
+    [(Verdict.VALUE, False, 0), (Verdict.CRASH, False, 0), (Verdict.CONTRACT, True, 1)],
+)
+def test_the_script_needs_the_suite_only_to_repeat_a_check(suite, tmp_path, verdict, repeats, status):
+    outcome = failed(relu_case(torch.rand(2, 3)), verdict)
+    outcome = replace(outcome, case=None) if repeats else outcome
+    path = tmp_path / write_reproducer(outcome, TASK, suite, "onnxruntime", tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path)
+    lacking = (
+        "import runpy, sys; sys.modules['clika_ref_conformance'] = None; runpy.run_path(sys.argv[1], {}, sys.argv[2])"
+    )
+    command = [sys.executable, "-c", lacking, str(tmp_path / "repro.py"), "__main__"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert ("No module named 'clika_ref_conformance" in done.stderr) == repeats
+    assert ("the target agrees with what is stored" in done.stdout) != repeats
 
 
 def test_replay_finds_the_fault_again_and_not_where_it_is_gone(suite, module, tmp_path):

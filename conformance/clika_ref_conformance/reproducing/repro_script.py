@@ -1,7 +1,8 @@
 """Repeats one finding of the conformance suite: exits 1 while the target differs, and 0 once it does not.
 
-It needs torch, numpy, the target, and what the target imports. Unpack the archive, then run ``python repro.py``. Where
-no graph alone shows it (a declaration, a damaged file, what another process makes of an artifact) it asks the suite.
+It needs torch, numpy, clika-ref, the plugins of the target and of the operators, and what the target imports. Unpack
+the archive, then run ``python repro.py``. Where no graph alone shows it (a declaration, a damaged file, what another
+process makes of an artifact) it asks the suite, clika-ref-conformance, which also has the target ``identity``.
 """
 
 # ruff: noqa: T201 - it prints: that is its output
