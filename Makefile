@@ -14,12 +14,14 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
 DEVELOPMENT := plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help demo test conformance lint format bench clean
+.PHONY: help demo test conformance mutants alarms lint format bench clean
 
 help:
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
 	@echo "make test    run every test"
 	@echo "make conformance  hold every operator and pass against eager PyTorch, in ONNX Runtime"
+	@echo "make mutants  count which seeded faults the conformance suite finds (about 35 minutes)"
+	@echo "make alarms  count what it says against targets that are right (about 40 minutes)"
 	@echo "make lint    check format, lint, types and imports"
 	@echo "make format  write the format and the fixes that ruff knows"
 	@echo "make bench   run the benchmarks"
@@ -34,6 +36,14 @@ test: $(VENV)/development.stamp
 
 conformance: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance run --target onnxruntime --profile quick --out build/conformance
+
+# How the suite proves itself (docs/conformance.md): too long for each run of CI.
+mutants: $(VENV)/development.stamp
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance mutants --profile quick --seeds 5
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance mutants --profile ci --seeds 1
+
+alarms: $(VENV)/development.stamp
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance alarms --profile quick --seeds 10
 
 lint: $(VENV)/development.stamp
 	$(BIN)/ruff format --check .

@@ -40,8 +40,14 @@ def test_the_commands_of_the_documents_exist_in_the_makefile():
         for text in blocks(d, "console")
         for word in re.findall(r"^make (\w+)", text, re.MULTILINE)
     }
-    assert named == {"demo", "test", "lint", "conformance"}
+    assert named == {"demo", "test", "lint", "conformance", "mutants", "alarms"}
     assert named <= targets
+
+
+def test_the_help_of_the_makefile_names_every_target():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: help (.*)$", text, re.MULTILINE)
+    assert re.findall(r'echo "make (\w+) ', text) == phony.split()
 
 
 def test_the_command_lines_of_the_readme_run(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -136,6 +137,12 @@ def test_wrong_usage_ends_with_2(arguments, message):
     found = run(*arguments)
     assert found.exit_code == 2
     assert message in found.output
+
+
+def test_every_command_is_documented():
+    text = (Path(__file__).parents[2] / "docs/conformance.md").read_text(encoding="utf-8")
+    names = [command.callback.__name__ for command in app.registered_commands]
+    assert [name for name in names if f"clika-ref conformance {name}" not in text] == []
 
 
 def test_help_imports_neither_torch_nor_hypothesis():
