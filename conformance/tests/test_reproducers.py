@@ -13,6 +13,7 @@ import pytest
 import torch
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.drawing.calls.realizing import graph_of
+from clika_ref_conformance.drawing.motifs.rebuilding import OWN_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.reporting import reading
@@ -320,6 +321,15 @@ def test_the_script_of_a_finding_about_a_pass_runs_the_pass(suite, tmp_path):
     )
     done = run_script(path, tmp_path)
     assert (done.returncode, "the target agrees" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_the_script_asks_the_suite_for_operators_that_no_plugin_has(suite, tmp_path):
+    path = tmp_path / "case.zip"
+    graph = graph_of(OWN_OPERATORS["conformance_tap"], [torch.rand(2, 3)], {})
+    case = Case("tap", graph, [Run("run-0", (torch.rand(2, 3),))])
+    path.write_bytes(reproducer(failed(case), Task("passes", "fold-constants"), suite, "onnxruntime"))
+    done = run_script(path, tmp_path)
+    assert (done.returncode, "pass: " in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 def test_a_finding_about_an_artifact_replays_in_another_process(suite, tmp_path):
