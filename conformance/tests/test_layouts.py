@@ -44,7 +44,7 @@ def literal(x: torch.Tensor, y: float | torch.Tensor, *, alpha: float, k: int, d
 
 def test_literals_come_as_integers_floats_and_from_the_other_end():
     call = Call((sample(2, 3, 4), 2), {"alpha": 1.0, "k": 3, "dim": 1, "dims": (0, -1)})
-    forms = dict(literal_variants(literal, call))
+    forms = dict(literal_variants(literal, call, torch.float32))
     assert set(forms) == {"alpha-integer", "dim-other-end", "dims-other-end", "x1-float"}
     assert type(forms["alpha-integer"].attrs["alpha"]) is int
     assert forms["dim-other-end"].attrs == {**call.attrs, "dim": -2}
@@ -54,7 +54,7 @@ def test_literals_come_as_integers_floats_and_from_the_other_end():
 
 def test_a_float_with_a_fraction_and_a_side_out_of_range_have_one_form():
     call = Call((sample(2), 0.5), {"alpha": 1.5, "k": 3, "dim": 4, "dims": ()})
-    assert list(literal_variants(literal, call)) == []
+    assert list(literal_variants(literal, call, torch.float32)) == []
 
 
 @operator()
@@ -63,6 +63,14 @@ def scalar(x: torch.Tensor, y: Number) -> torch.Tensor:
     return torch.add(x, y)
 
 
-def test_a_scalar_may_be_true():
-    forms = dict(literal_variants(scalar, Call((sample(2), 0.5))))
-    assert {name: call.operands[1] for name, call in forms.items()} == {"x1-boolean": True}
+def test_a_scalar_may_be_true_and_what_narrower_dtypes_do_not_hold():
+    def operands(dtype):
+        found = literal_variants(scalar, Call((sample(2), 0.5)), dtype)
+        return {name.removeprefix("x1-"): call.operands[1] for name, call in found}
+
+    assert operands(torch.float32).keys() == {"boolean", "nan", "inf", "minus-inf", "beyond-single"}
+    assert operands(torch.float16).keys() - operands(torch.float32).keys() == {"beyond-half", "below-half"}
+    of_integers = operands(torch.int64)
+    assert of_integers["boolean"] is True
+    for name, narrow in (("beyond-double", torch.float64), ("32-bits", torch.float16), ("40-bits", torch.float32)):
+        assert torch.tensor(of_integers[name], dtype=narrow).item() != of_integers[name]

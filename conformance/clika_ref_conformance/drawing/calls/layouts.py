@@ -78,8 +78,8 @@ def literal_variants(op: Operator, call: Call, dtype: torch.dtype) -> Iterator[t
     """Yield a call with one literal in another form that PyTorch may take: a name, and the call.
 
     Whole floats become integers, integers become floats where the schema has a float, any number True where it has a
-    scalar, or one that tells dtypes apart, and sides are counted from the other end. Eager decides whether a form is legal: the caller asks it. Lists
-    need no form: a graph holds tuples.
+    scalar, or one that tells dtypes apart, and sides are counted from the other end. Eager decides whether a form is
+    legal: the caller asks it. Lists need no form: a graph holds tuples. ``dtype`` is that of the other operands.
     """
     notes = op.reference.__annotations__
     rank = next((o.rank for o in call.operands if isinstance(o, TensorSample)), 0)
@@ -100,7 +100,7 @@ def _sides(value: Any, rank: int) -> Iterator[tuple[str, Any]]:
 
 
 def _telling(dtype: torch.dtype) -> dict[str, float]:
-    """Return numbers that narrower dtypes do not hold, or hold as something else, as far as they show beside a dtype."""
+    """Return numbers that narrower dtypes do not hold, or hold as something else, as they show beside a dtype."""
     if not dtype.is_floating_point:
         return OF_INTEGERS
     return OF_FLOATS | (OF_HALVES if dtype.itemsize < torch.float32.itemsize else {})
@@ -113,5 +113,4 @@ def _numbers(value: Any, annotation: str, dtype: torch.dtype) -> Iterator[tuple[
         yield "float", float(value)
     if type(value) in (int, float) and ("bool" in annotation or "Number" in annotation):
         yield "boolean", True
-    if type(value) in (int, float) and "Number" in annotation:
         yield from ((form, number) for form, number in _telling(dtype).items() if repr(number) != repr(value))
