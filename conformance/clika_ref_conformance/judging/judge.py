@@ -11,8 +11,10 @@ from itertools import islice
 import torch
 
 from clika_ref.arithmetic import Arithmetic
+from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, ties
+from clika_ref_conformance.judging.random_nodes import depends_on_chance
 from clika_ref_conformance.judging.repeating import ExactRun, Values, repeat, run_exactly
 from clika_ref_conformance.judging.rounding import Call, is_float
 from clika_ref_conformance.judging.special_values import Expected, equal
@@ -108,6 +110,8 @@ class Reference:
                 return combined([self._judge_output(i, actual, e) for i, e in enumerate(self.expected)])
             pairs = zip(actual, self.eager, strict=True)
             others = [i for i, (a, e) in enumerate(pairs) if not bool(equal(a, e).all())]
+            if not others:
+                return Comparison(Verdict.PASS, quality=1.0, elements=sum(t.numel() for t in actual))
             outputs = [self.graph.outputs[i] for i in others]
             expected = self._expected_of(outputs, {v: actual[i] for v, i in zip(outputs, others, strict=True)})
             found = [self._judge_output(i, actual, e) for i, e in zip(others, expected, strict=True)]
@@ -131,11 +135,17 @@ class Reference:
         drawn: set[Value] = set()
         for node in self.graph.nodes:
             operands = [v for v in node.inputs if isinstance(v, Value)]
-            if node.is_random or not drawn.isdisjoint(operands) or self._is_undefined(node, operands):
+            fixed = node.op.error.kind == "exact" and same.issuperset(operands)
+            if node.is_random and fixed and not self._depends_on_chance(node):
+                same.update(node.outputs)
+            elif node.is_random or not drawn.isdisjoint(operands) or self._is_undefined(node, operands):
                 drawn.update(node.outputs)
-            elif node.op.error.kind == "exact" and same.issuperset(operands) and not self._may_choose(node):
+            elif fixed and not self._may_choose(node):
                 same.update(node.outputs)
         return same, drawn
+
+    def _depends_on_chance(self, node: Node) -> bool:
+        return depends_on_chance(node, self._eager, read_sizes(self.graph, self.inputs))
 
     def _is_undefined(self, node: Node, operands: Sequence[Value]) -> bool:
         """Whether a node casts to integers what none of them stands for: C++ leaves open what becomes of it.
@@ -182,11 +192,20 @@ class Reference:
     def _judge_output(self, index: int, actual: Sequence[torch.Tensor], expected: Expected) -> Comparison:
         tensor = actual[index].detach()
         if expected.random:
+            if self._has_alien_nan(expected.eager, tensor):
+                message = f"output {index} holds NaN, and eager draws none from inputs that are finite"
+                return Comparison(Verdict.SPECIAL, message, elements=tensor.numel())
             return Comparison(Verdict.PASS, elements=tensor.numel())
         right = expected.accepts(tensor)
         if not bool(right.all()) and len(self.graph) == 1:
             right |= self._chosen(index, actual)
         return _compared(index, expected, tensor, right, self.inputs)
+
+    def _has_alien_nan(self, eager: torch.Tensor, actual: torch.Tensor) -> bool:
+        """Whether a single random call made NaN of numbers; in a larger graph chance may bring it, as in ``0 / 0``."""
+        if len(self.graph) > 1 or not actual.is_floating_point() or not bool(actual.isnan().any()):
+            return False
+        return not bool(eager.isnan().any()) and all(bool(t.isfinite().all()) for t in self.inputs)
 
     def _chosen(self, index: int, actual: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return where the index of an operator that may choose among equal elements is as right as eager's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ SEEDS = range(4)
 FILLS = (0.5, -0.5, 3.0)
 """An operand of which a node reads no more than the type may hold each of these, and the results are the same."""
 
+DRAWS = 256
+"""Draws of a call after which it depends on chance no longer: what changes 1 element in 10 is missed once in 5e11."""
+
 Values = Mapping[Value, Tensor]
 
 
@@ -31,6 +35,21 @@ def random_nodes(graph: Graph, inputs: Sequence[Tensor]) -> tuple[int, int]:
     varying = {node for node in graph.nodes if node.is_random and _varies(node, values, sizes)}
     live = _live(graph, values, sizes)
     return sum(node.is_random for node in graph.nodes), len(varying.intersection(live))
+
+
+def depends_on_chance(node: Node, values: Values, sizes: Mapping[str, int]) -> bool:
+    """Whether a random call may give two runs different results: it does not with a dropout of probability 0.
+
+    Floating operands are one half and its negative, as `rrelu` draws for what is below zero only: what `bernoulli`
+    does with probabilities of 0 and 1, which these very operands may hold, is not seen.
+    """
+    for fill in FILLS[:2]:
+        filled = {v: _filled(values[v], fill) for v in node.inputs if isinstance(v, Value)}
+        with torch.random.fork_rng(devices=()), suppress(RuntimeError, ValueError):  # not every element is legal
+            torch.default_generator.manual_seed(0)
+            if _differ(_computed(node, filled, sizes) for _ in range(DRAWS)):
+                return True
+    return False
 
 
 def _varies(node: Node, values: Values, sizes: Mapping[str, int]) -> bool:
@@ -76,12 +95,18 @@ def _differ(results: Iterator[bytes]) -> bool:
 
 def _result(node: Node, values: Values, sizes: Mapping[str, int], seed: int) -> bytes:
     """Return the bytes of all results of a call, computed under a seed."""
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(seed)  # alone, as `torch.manual_seed` formats a stack for each other device
+        return _computed(node, values, sizes)
+
+
+def _computed(node: Node, values: Values, sizes: Mapping[str, int]) -> bytes:
+    """Return the bytes of all results of a call."""
     operands = [values[v] if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs]
     attrs: dict[str, Any] = {name: resolve(value, sizes) for name, value in node.attrs.items()}
     if node.op.takes_device and attrs["device"] is None:
         attrs["device"] = torch.device("cpu")
-    with torch.random.fork_rng(devices=()), torch.no_grad():
-        torch.default_generator.manual_seed(seed)  # alone, as `torch.manual_seed` formats a stack for each other device
+    with torch.no_grad():
         results = node.op(*operands, **attrs)
     tensors = [results] if isinstance(results, Tensor) else results
     return b"".join(bits(t).numpy().tobytes() for t in tensors)

@@ -228,14 +228,12 @@ class Pool:
 
     def call(self, index: int) -> SymbolicCall | str:
         """Return a call that has sides to vary, another one for each index, or say why there is none."""
-        if self.op.random is True:
-            return "two runs of it may differ, as it declares"
         found: SymbolicCall | str = "nothing was drawn"
         for drawing in self.drawings[index :: self.count]:
             found = self._symbolic(drawing)
-            if isinstance(found, SymbolicCall) and not next(found.graph.nodes).is_random and len(found.runs) > 1:
+            if isinstance(found, SymbolicCall) and len(found.runs) > 1:
                 return found
-        return found if isinstance(found, str) else "every call that was drawn is random, or legal at one size only"
+        return found if isinstance(found, str) else "every call that was drawn is legal at one size only"
 
     def _has_fixed_sides(self, drawing: Drawing) -> bool:
         """Whether a side that was drawn can only have the length that it was drawn with."""
