@@ -156,14 +156,6 @@ def test_the_first_row_takes_the_places_of_special_values_that_are_left(tmp_path
     assert {"nan-first:x0", "nan-last:x0"} <= names
 
 
-def test_random_calls_are_not_run_and_say_so(tmp_path, monkeypatch):
-    picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
-    monkeypatch.setattr(picky, "random", True)
-    outcome = named(checks(picky, tmp_path), "cover-00").run()
-    assert outcome.verdict is Verdict.NOT_RUN
-    assert "is random: no two runs of it agree" in outcome.comparison.message
-
-
 def test_an_output_type_that_cannot_be_inferred_breaks_the_contract(tmp_path):
     def refuse(x, **attrs):
         raise ValueError("no rule")

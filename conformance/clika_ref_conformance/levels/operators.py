@@ -24,6 +24,7 @@ from clika_ref_conformance.drawing.generation import collect_apart, shrink
 from clika_ref_conformance.drawing.sampling import SampleError
 from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
+from clika_ref_conformance.execution.moments import run_moments
 from clika_ref_conformance.execution.packing import Pack
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
@@ -35,6 +36,9 @@ COVER_PACK = "cover-pack"
 
 PACK = "drawn-pack"
 """The same of literals in other forms, of empty and of drawn calls."""
+
+MOMENTS = "moments"
+"""The check of a random operator that compares distributions; all others know structure only of what chance decides."""
 
 ANY_MAGNITUDE = ("exact", "ulp", "softmax")
 """Kinds of errors that are bounded for each element by itself, or with the largest subtracted: no size overflows."""
@@ -75,7 +79,8 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     found += [Check(PACK, column.packed)] if drawn or column.literals or column.empty else []
     for name, row in (*column.literals.items(), *column.empty):
         found.append(Check(name, functools.partial(column.typical, name, row)))
-    return [*found, *(Check(name, functools.partial(column.drawn, name, i)) for i, name in enumerate(drawn))]
+    found += [Check(name, functools.partial(column.drawn, name, i)) for i, name in enumerate(drawn)]
+    return [*found, *([Check(MOMENTS, column.moments)] if op.random else [])]
 
 
 def _samples(call: Call) -> list[TensorSample]:
@@ -177,6 +182,12 @@ class Column:
             return Outcome(name, not_run(Reason.FEW_CALLS, text))
         return self._pack.found.get(self._name(name)) or self._judged(name, self._collected[index])
 
+    def moments(self) -> Outcome:
+        """Hold the distribution of what random calls return against eager's."""
+        rows = [*self.rows, *self._collected]
+        made = [self._case(MOMENTS, row, self._typical(f"{MOMENTS}-{i}", row)) for i, row in enumerate(rows)]
+        return run_moments(MOMENTS, [case for case in made if isinstance(case, Case)], self.suite)
+
     def packed(self) -> Outcome:
         """Run all literals, empty and drawn calls as one graph."""
         return self._pack.run()
@@ -257,8 +268,6 @@ class Column:
         if row.error:
             return Outcome(name, Comparison(Verdict.SAMPLE, row.error))
         text = shown(self.op, row.call)
-        if _is_random(self.op, row.call):
-            return Outcome(name, not_run(Reason.RANDOM, f"{text} is random: no two runs of it agree"))
         if runs is None:
             runs = self._runs(row, row.seed, row.vector, only=row.vector)
         before = [t.clone() for t in runs[0].inputs]
@@ -277,10 +286,6 @@ class Column:
             return Outcome(name, Comparison(Verdict.CONTRACT, f"{text}: {error}"))
         facts = {"attrs": dict(row.call.attrs), "shapes": [list(o.shape) for o in _samples(row.call)], "call": text}
         return Case(self._name(name), graph, accepted, facts)
-
-
-def _is_random(op: Operator, call: Call) -> bool:
-    return bool(call.attrs.get(op.random)) if isinstance(op.random, str) else op.random
 
 
 def _blamed(text: str, refused: str, row: DrawnCall) -> Comparison:

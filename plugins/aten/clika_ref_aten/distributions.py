@@ -28,7 +28,9 @@ def waiting_times(op, shape, dtype):
 @operator(aten.bernoulli.default, aten.bernoulli.Tensor, random=True)
 def bernoulli(x: Tensor, p: Tensor | Number | None = None) -> Tensor:
     """1 with probability ``p``, else 0, in the shape and dtype of ``x``; without ``p`` the probabilities are ``x``."""
-    return torch.bernoulli(x) if p is None else aten.bernoulli(x, p)
+    if p is None:
+        return torch.bernoulli(x)
+    return aten.bernoulli.Tensor(x, p) if isinstance(p, Tensor) else aten.bernoulli.p(x, p)
 
 
 @bernoulli.onnx

@@ -1,0 +1,95 @@
+"""Random calls as a check: what the target draws on the same inputs, many times, is distributed as what eager draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from clika_ref.core.execution import read_sizes
+from clika_ref.core.ir import Value
+from clika_ref_conformance.cases import Case, Outcome
+from clika_ref_conformance.execution.blaming import blamed
+from clika_ref_conformance.execution.case_checks import refusal_of, same_type
+from clika_ref_conformance.judging.distributions import difference
+from clika_ref_conformance.judging.random_nodes import depends_on_chance
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
+
+DRAWS = 700
+"""How often a call is run: a mean off by half its deviation is found, one over 32 elements that is off by a tenth."""
+
+MOST_CALLS = 3
+"""Calls of one check: those of the same attributes, but for sizes, draw from the same distribution."""
+
+MOST_ELEMENTS = 32
+"""Elements of each result that are compared: the first ones."""
+
+
+def run_moments(name: str, cases: Sequence[Case], suite: Suite) -> Outcome:
+    """Draw from calls that chance decides, and hold each against eager; the first that differs decides."""
+    found = [_compared(case, suite) for case in varied(cases)]
+    if not found:
+        return Outcome(name, not_run(Reason.NOTHING_TO_LOOK_AT, "no call that was drawn depends on chance"))
+    failed = [c for c in found if c.verdict.is_failure]
+    passed = [c for c in found if c.verdict is Verdict.PASS]
+    return Outcome(name, (*failed, *passed, *found)[0])
+
+
+def varied(cases: Sequence[Case]) -> list[Case]:
+    """Return the calls to draw from: of those with the same attributes, sizes aside, the one with most elements."""
+    largest: dict[str, tuple[int, Case]] = {}
+    for case in cases:
+        (node,) = case.graph.nodes
+        size = max((v.numel() for v in (case.tensors[v] for v in case.graph.outputs)), default=0)
+        sizes = read_sizes(case.graph, case.runs[0].inputs)
+        if size and node.is_random and depends_on_chance(node, case.tensors, sizes):
+            kinds = [v if isinstance(v, bool | int | float | None) else type(v) for v in node.inputs]
+            key = repr((kinds, {k: v for k, v in node.attrs.items() if not isinstance(v, tuple)}))
+            largest[key] = max(largest.get(key, (0, case)), (size, case), key=lambda item: item[0])
+    ranked = sorted(largest.values(), key=lambda item: -item[0])
+    return [case for _, case in ranked[:MOST_CALLS]]
+
+
+def _compared(case: Case, suite: Suite) -> Comparison:
+    graph, inputs = suite.lowered(case), case.runs[0].inputs
+    refused = refusal_of(graph, suite)
+    if refused is not None:
+        return refused
+    with TemporaryDirectory(dir=suite.folder) as folder:
+        try:
+            runner = suite.target.load(suite.target.compile(graph, Path(folder) / "model.onnx"))
+            target = _sample(lambda: runner([t.clone() for t in inputs]))
+        except blamed() as error:
+            message = f"the target fails on it, which other checks show: {type(error).__name__}: {error}"
+            return not_run(Reason.FAILS_HERE, message)
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.default_generator.manual_seed(suite.profile.seed)
+        eager = _sample(_eager(case))
+    if not all(map(same_type, target, eager)):
+        return Comparison(Verdict.STRUCTURE, f"{case.facts['call']}: the results have another dtype or shape")
+    text = difference(target, eager)
+    elements = sum(t.numel() for t in target)
+    if text:
+        return Comparison(Verdict.VALUE, f"{case.facts['call']}: {text}", elements=elements)
+    return Comparison(Verdict.PASS, elements=elements)
+
+
+def _eager(case: Case) -> Callable[[], Sequence[torch.Tensor]]:
+    """Return the call alone: what interprets graphs takes longer than most draws."""
+    (node,) = case.graph.nodes
+    operands = [case.tensors[v] if isinstance(v, Value) else v for v in node.inputs]
+
+    def draw() -> Sequence[torch.Tensor]:
+        results = node.op(*operands, **node.attrs)
+        return [results] if isinstance(results, torch.Tensor) else results
+
+    return draw
+
+
+def _sample(draw: Callable[[], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """Return the first elements of each output of many runs: ``[draw, element]``."""
+    runs = [[t.flatten()[:MOST_ELEMENTS].clone() for t in draw()] for _ in range(DRAWS)]
+    return [torch.stack(each) for each in zip(*runs, strict=True)]
