@@ -1,0 +1,133 @@
+"""Calls that chance decides: their structure is judged, and their distribution held against eager's."""
+
+import math
+
+import pytest
+import random_faults
+import torch
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.judging.distributions import FALSE_ALARM, difference
+from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.levels import operators
+from clika_ref_conformance.mutants.catalogue import mutants
+from clika_ref_conformance.verdicts import Verdict
+from sampled_operators import named, suite_of
+
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
+
+REGISTRY = load_registry()
+FAULTS = [*(m for m in mutants().values() if m.name.startswith("randomness")), *random_faults.FAULTS.mutants]
+COUNT = 700
+
+
+def checks(name, folder, **changes):
+    suite = suite_of(REGISTRY.operators[name], folder=folder, **changes)
+    return operators.checks(Task("operators", name, "float32"), suite)
+
+
+@pytest.mark.parametrize("name", ["randperm", "multinomial", "native_dropout", "log_normal", "feature_alpha_dropout"])
+def test_right_lowerings_draw_what_eager_draws(tmp_path, name):
+    found = {check.name: check.run() for check in checks(name, tmp_path)}
+    assert {o.verdict for o in found.values()} == {Verdict.PASS}
+    assert found["moments"].comparison.elements > COUNT
+
+
+@pytest.mark.parametrize("mutant", FAULTS, ids=lambda m: m.name)
+def test_faults_of_randomness_are_found(tmp_path, mutant):
+    with mutant.seeded(REGISTRY):
+        found = {check.name: check.run().verdict for check in checks(mutant.subject, tmp_path, rows=12)}
+    assert found["cover-00" if mutant.subject == "rand" else "moments"].is_failure
+
+
+def test_an_operator_whose_calls_leave_nothing_to_chance_has_no_moments(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        REGISTRY.operators["dropout"],
+        "sampler",
+        lambda draw, s: s.call(draw(s.tensor(rank=1)), p=draw(s.choice(0.0, 1.0)), train=True),
+    )
+    outcome = named(checks("dropout", tmp_path), operators.MOMENTS).run()
+    assert outcome.verdict is Verdict.NOT_RUN
+    assert outcome.comparison.message == "no call that was drawn depends on chance"
+
+
+def reference(p, x, name="dropout", **attrs):
+    op, graph = REGISTRY.operators[name], Graph("call")
+    value = graph.add_input(TensorType(torch.float32, tuple(x.shape)), "x")
+    call = op.call(value, p=p, **attrs)
+    for output in graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs)).outputs:
+        graph.add_output(output)
+    return Reference(graph, [x])
+
+
+def test_a_random_call_that_leaves_nothing_to_chance_is_judged_as_any_other():
+    x = torch.tensor([1.0, -2.0])
+    assert reference(0.0, x, train=True).judge([x]).verdict is Verdict.PASS
+    assert reference(0.0, x, train=True).judge([x + 1]).verdict is Verdict.VALUE
+    assert reference(1.0, x, train=True).judge([x]).verdict is Verdict.VALUE
+    assert reference(0.1, x, train=True).judge([x + 1]).verdict is Verdict.PASS
+
+
+def test_what_chance_decides_has_the_type_of_eager_and_no_nan_of_its_own():
+    x = torch.tensor([1.0, -2.0])
+    assert reference(0.5, x, train=True).judge([x.double()]).verdict is Verdict.STRUCTURE
+    assert reference(0.5, x, train=True).judge([x[:1]]).verdict is Verdict.STRUCTURE
+    found = reference(0.5, x, train=True).judge([x * math.nan])
+    assert found.verdict is Verdict.SPECIAL
+    assert found.message == "output 0 holds NaN, and eager draws none from inputs that are finite"
+    endless = torch.tensor([math.inf, 1.0])
+    assert reference(0.5, endless, train=True).judge([endless * 0]).verdict is Verdict.PASS
+
+
+def draws(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda t: t, torch.exp, lambda t: (9 * t).exp(), torch.Tensor.half, torch.Tensor.round]
+)
+def test_samples_of_one_distribution_are_not_told_apart(kind):
+    assert [difference([kind(draws(2 * i, COUNT, 4))], [kind(draws(2 * i + 1, COUNT, 4))]) for i in range(50)] == [
+        ""
+    ] * 50
+
+
+def test_rounding_tells_nothing_apart():
+    x = torch.linspace(1, 2, 8).expand(COUNT, 8)
+    assert difference([x.nextafter(2 * x)], [x]) == ""
+    assert difference([x + 0.001], [x]).startswith("the mean of output 0 is 1.001 instead of 1 at 0; 700 draws explain")
+
+
+def test_the_bound_is_that_of_the_theorem():
+    ones = torch.ones(COUNT, 1, dtype=torch.float64)
+    t = torch.cat([ones, -ones]).reshape(2 * COUNT, 1)
+    z = math.sqrt(
+        2 * math.log(2 * 5 * 4 / FALSE_ALARM)
+    )  # of four columns: itself, its square, asinh of it, and that squared
+    most = int(z * math.sqrt(2 * COUNT)) // 2
+    t[COUNT : COUNT + most] = 1
+    flat = torch.zeros_like(t)
+    assert "the mean of output 0 is" not in difference([t], [flat])
+    t[COUNT + most : COUNT + most + 2] = 1
+    assert "the mean of output 0 is" in difference([t], [flat])
+
+
+def test_what_lies_beyond_the_range_of_eager_is_found_by_number():
+    t, e = (torch.randint(0, 8, (COUNT, 1), generator=torch.Generator().manual_seed(i)).float() for i in range(2))
+    assert difference([t], [e]) == ""
+    t[:60][t[:60] == 7] = 7
+    t[::12] = 8
+    assert difference([t], [e]).endswith("draws of output 0 by the target lie above the largest by eager, at 0")
+
+
+def test_outputs_and_neighbours_must_belong_to_each_other():
+    mask = draws(0, COUNT, 4) > 0
+    other = draws(1, COUNT, 4) > 0
+    assert difference([mask.float(), mask], [other.float(), other]) == ""
+    assert "products of output 1 and one before" in difference([mask.float(), ~mask], [other.float(), other])
+    rows, twin = mask[:, :1].expand(-1, 4).float(), other.float()
+    assert "products of neighbours in output 0" in difference([rows], [twin]) or "extremes" in difference(
+        [rows], [twin]
+    )
