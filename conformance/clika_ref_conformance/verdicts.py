@@ -54,7 +54,6 @@ _HARMLESS = frozenset(
 class Reason(StrEnum):
     """The kind of reason for which a check was not run: reports count by it, as messages quote calls."""
 
-    RANDOM = "two runs of it differ, as it draws random numbers"
     NO_KERNEL = "eager has no kernel for it"
     UNNAMED_DTYPE = "eager refuses a dtype that the samples do not name"
     REFUSED_CALL = "eager refuses the call that was drawn"

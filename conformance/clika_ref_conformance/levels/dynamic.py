@@ -120,7 +120,7 @@ def _graph_outcome(name: str, case: Case, batch: Batch) -> Outcome:
 def _outcome(pool: Pool, index: int, name: str, batch: Batch) -> Outcome:
     found = pool.call(index)
     if isinstance(found, str):
-        return Outcome(name, not_run(Reason.RANDOM if pool.op.random is True else Reason.NO_SIZES, found))
+        return Outcome(name, not_run(Reason.NO_SIZES, found))
     outcome = run_case(case_of(found, _every_run(found, _empty(found)), name), batch.suite)
     if not outcome.verdict.is_failure:
         return replace(outcome, name=name)

@@ -268,3 +268,46 @@ def _(original, op, x, state, *params, num_layers, bidirectional, **attrs):
         known = TensorType(op.dtype(state), op.shape(state))
         state = op.declare(op.Gather(state, op.ints(order), axis=0), known)
     return original(op, x, state, *params, num_layers=num_layers, bidirectional=bidirectional, **attrs)
+
+
+# Embeddings, cells, products and remainders
+
+
+@FAULTS.lowering("embedding", "the row at padding_idx is read as zeros, though only its gradient is to be left out")
+def _(original, op, weight, indices, *, padding_idx, **attrs):
+    found = original(op, weight, indices, padding_idx=padding_idx, **attrs)
+    if padding_idx is None or is_symbolic(padding_idx) or padding_idx < 0:
+        return found
+    padded = op.Unsqueeze(op.Equal(indices, op.like(indices, padding_idx)), op.ints([-1]))
+    return op.Where(padded, op.like(weight, 0), found)
+
+
+@FAULTS.lowering("gru_cell", "the hidden bias of the new gate is added outside of what the reset gate multiplies")
+def _(original, op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
+    if b_ih is None or b_hh is None or is_symbolic(op.shape(b_hh)):
+        return original(op, x, h, w_ih, w_hh, b_ih, b_hh)
+    known = TensorType(op.dtype(b_hh), op.shape(b_hh))
+    new = torch.tensor([0.0, 0.0, 1.0]).repeat_interleave(op.shape(b_hh)[0] // 3)
+    b_ih = op.declare(op.Add(b_ih, op.Mul(b_hh, op.constant(new, op.dtype(b_hh)))), known)
+    b_hh = op.declare(op.Mul(b_hh, op.constant(1 - new, op.dtype(b_hh))), known)
+    return original(op, x, h, w_ih, w_hh, b_ih, b_hh)
+
+
+@FAULTS.lowering("linalg_cross", "runs along the last side wherever that has 3 elements, whatever dim is")
+def _(original, op, x, other, *, dim):
+    last = (op.shape(x)[-1], op.shape(other)[-1])
+    return original(op, x, other, dim=-1 if not is_symbolic(last) and last == (3, 3) else dim)
+
+
+@FAULTS.lowering("binary_cross_entropy_with_logits", "weight is ignored where pos_weight is given too")
+def _(original, op, x, target, weight, pos_weight, *, reduction):
+    return original(op, x, target, weight if pos_weight is None else None, pos_weight, reduction=reduction)
+
+
+@FAULTS.lowering("remainder", "floats are made positive instead of taking the sign of a negative divisor")
+def _(original, op, x, y):
+    if not op.result.dtype.is_floating_point:
+        return original(op, x, y)
+    x, y = op.promote(x, y)
+    rest = op.Mod(x, y, fmod=1)
+    return op.Where(op.Less(rest, op.like(rest, 0)), op.Add(rest, op.Abs(y)), rest)
