@@ -42,7 +42,7 @@ def runs_of(
     tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
     samples = {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
     typical = typical_run(operands, seed)
-    numbers = [o for o in operands if type(o) in (int, float)]
+    numbers = [o for o in operands if type(o) in (int, float) and math.isfinite(o)]
     changes = _changes(samples, row, _vast if every_magnitude and row % 2 else _wide)
     vectors = [(n, c) for n, c in (*changes, (AROUND, _around(samples, numbers))) if c]
     if only is not None:
@@ -130,8 +130,6 @@ def _neighbours(number: float, sample: TensorSample) -> list[torch.Tensor]:
         held = torch.tensor(number, dtype=sample.dtype)
         ends = torch.tensor([-math.inf, math.inf], dtype=sample.dtype)
         return [held, -held, *held.nextafter(ends)]
-    if not math.isfinite(number):
-        return []
     low, high = _limits(sample)
     whole = (int(number), -int(number), int(number) - 1, int(number) + 1)
     return [torch.tensor(min(max(n, low), high), dtype=sample.dtype) for n in whole]
