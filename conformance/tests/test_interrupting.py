@@ -14,7 +14,10 @@ from clika_ref_conformance.execution.interrupting import ENDING, Interruption, i
 from clika_ref.core.errors import ClikaError
 
 HERE = Path(__file__).parent
-COMMAND = "from clika_ref.command_line.cli import main; main()"
+HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+"""What a process needs that was started where SIGINT is ignored, as behind the & of a script."""
+
+COMMAND = f"{HEEDING}; from clika_ref.command_line.cli import main; main()"
 STUCK = ["--target", "deadly_targets:Stuck", "-k", "relu/float32", "--level", "operators", "--workers", "1"]
 
 
@@ -41,9 +44,13 @@ def send_twice_within_the_block(number):
 
 
 def test_a_person_at_the_terminal_may_insist():
-    with pytest.raises(Interruption):
-        send_twice_within_the_block(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Interruption):
+            send_twice_within_the_block(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_keyboard_interrupt_that_nobody_made_is_an_error_with_its_line():
@@ -73,7 +80,7 @@ def test_a_run_that_is_asked_to_end_says_what_it_had_done_and_leaves_nothing_beh
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         folder = folder_of_the_run(tmp_path / "held", process)
         process.send_signal(number)
-        said, _ = process.communicate()
+        said, _ = process.communicate(timeout=100)
     assert process.returncode == 3
     assert " tasks are not done: the run was interrupted" in said
     assert "deadly_targets:Stuck PROVES TOO LITTLE" in said

@@ -106,11 +106,11 @@ def test_the_accounts_of_a_report_are_those_of_the_run():
 
 
 def test_what_was_not_run_is_counted_by_the_kind_of_its_reason_with_one_example():
-    texts = [(Reason.GIVEN_UP, "stopped"), (Reason.RANDOM, "randn(size=(2,))"), (Reason.RANDOM, "randn(size=())")]
+    texts = [(Reason.GIVEN_UP, "stopped"), (Reason.NO_KERNEL, "randn(size=(2,))"), (Reason.NO_KERNEL, "randn(size=())")]
     results = [Result(SUM, text, not_run(reason, text)) for reason, text in texts]
     found = report_of(record(*results, passed(SUM, "fine"))).not_run
     assert list(found.items()) == [
-        (Reason.RANDOM, Unrun(2, "randn(size=(2,))")),
+        (Reason.NO_KERNEL, Unrun(2, "randn(size=(2,))")),
         (Reason.GIVEN_UP, Unrun(1, "stopped")),
     ]
 

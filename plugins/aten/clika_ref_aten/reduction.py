@@ -278,7 +278,7 @@ def _(draw, s):
 @operator(aten.amax.default, aten.max.default, quant=SAME_SCALE, error=EXACT)
 def amax(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
     """Return the largest element over the sides ``dim`` (none given: all)."""
-    return torch.amax(x, dim or (), keepdim)
+    return torch.amax(x, () if dim is None else dim, keepdim)
 
 
 amax.types(selected_type)
@@ -289,7 +289,7 @@ amax.samples(_draw_reduction(torch.float32, torch.int64, torch.int32, torch.bool
 @operator(aten.amin.default, aten.min.default, quant=SAME_SCALE, error=EXACT)
 def amin(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
     """Return the smallest element over the sides ``dim`` (none given: all)."""
-    return torch.amin(x, dim or (), keepdim)
+    return torch.amin(x, () if dim is None else dim, keepdim)
 
 
 amin.types(selected_type)
