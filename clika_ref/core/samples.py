@@ -174,8 +174,7 @@ def realize(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
         return flat.reshape(sample.shape).to(sample.dtype)
     if not sample.dtype.is_floating_point:
         low = max(math.ceil(sample.low), torch.iinfo(sample.dtype).min)
-        return torch.randint(low, max(math.floor(sample.high), low) + 1, sample.shape, generator=generator).to(
-            sample.dtype
-        )
+        high = max(math.floor(sample.high), low)
+        return torch.randint(low, high + 1, sample.shape, generator=generator).to(sample.dtype)
     uniform = torch.rand(sample.shape, generator=generator, dtype=torch.float64)
     return (sample.low + uniform * (sample.high - sample.low)).to(sample.dtype)

@@ -219,8 +219,8 @@ class Column:
 
     def _accepts(self, call: Call) -> bool:
         """Whether eager takes a call, and makes of it no more than is worth looking at."""
-        operands = filled(call, typical_run(call.operands, 0).inputs)
-        return not holds_many(self.op, operands, call.attrs) and self._results(call) is not None
+        run = typical_run(call.operands, 0)
+        return not holds_many(self.op, filled(call, run.inputs), call.attrs) and self._refusal(call, run) is None
 
     def _results(self, call: Call) -> Sequence[torch.Tensor] | None:
         """Return what eager makes of a call on typical elements, or None where it refuses it."""

@@ -70,9 +70,7 @@ def relu(x: Tensor) -> Tensor:
 def _(op, x):
     if op.dtype(x) in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
         return x
-    if op.dtype(x) == torch.int64:
-        return extreme(op, "Max", x, op.like(x, 0))
-    return op.cast(op.Relu(op.cast(x, torch.int32)), torch.int16) if op.dtype(x) == torch.int16 else op.Relu(x)
+    return extreme(op, "Max", x, op.like(x, 0)) if op.dtype(x) in (torch.int16, torch.int64) else op.Relu(x)
 
 
 @relu.samples

@@ -14,7 +14,7 @@ from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_SCALE
 from clika_ref_aten.elementwise import ANY, NUMBERS, operand_for, sign_bit, two
-from clika_ref_aten.ordering import extreme
+from clika_ref_aten.ordering import clip, extreme
 
 aten = torch.ops.aten
 
@@ -100,10 +100,9 @@ def clamp(x: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | 
 
 @clamp.onnx
 def _(op, x, min=None, max=None):
-    dtype = op.result.dtype
     numbers = all(isinstance(bound, int | float) for bound in (min, max))
-    if numbers and dtype not in (torch.int16, torch.int64):  # for int64, Clip is as wrong as Max and Min are
-        return op.Clip(*op.promote(x, min, max))
+    if numbers and op.result.dtype != torch.int16:
+        return clip(op, *op.promote(x, min, max))
     (result,) = op.promote(x)  # not Clip: runtimes put the largest finite number in place of an absent bound
     if min is not None:
         result = extreme(op, "Max", *op.promote(result, min))

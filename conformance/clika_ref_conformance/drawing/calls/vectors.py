@@ -39,25 +39,34 @@ def runs_of(
     claims a bound for each element by itself may not overflow on the way. Where ``only`` is given, it chooses one
     vector, or none.
     """
-    tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
-    samples = {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
-    typical = typical_run(operands, seed)
-    numbers = [o for o in operands if type(o) in (int, float) and math.isfinite(o)]
+    samples = _samples(operands)
     changes = _changes(samples, row, _vast if every_magnitude and row % 2 else _wide)
-    vectors = [(n, c) for n, c in (*changes, (AROUND, _around(samples, numbers))) if c]
+    vectors = [(n, c) for n, c in (*changes, (AROUND, _around(samples, operands))) if c]
     if only is not None:
         chosen = only % (len(vectors) + 1)
         vectors = vectors[chosen - 1 : chosen] if chosen else []
+    return _runs(operands, seed, vectors)
+
+
+def runs_around(operands: Sequence[Any], seed: int) -> list[Run]:
+    """Return the runs of a call that is about its numbers: on typical elements, and on those near the numbers."""
+    around = _around(_samples(operands), operands)
+    return _runs(operands, seed, [(AROUND, around)] if around else [])
+
+
+def _samples(operands: Sequence[Any]) -> dict[int, TensorSample]:
+    """Return the tensors that are to be filled, by their place among all tensors of a call."""
+    tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
+    return {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
+
+
+def _runs(operands: Sequence[Any], seed: int, vectors: Sequence[tuple[str, Mapping[int, Fill]]]) -> list[Run]:
+    samples, typical = _samples(operands), typical_run(operands, seed)
     runs = [typical]
     for name, changed in vectors:
         filled = {i: fill(samples[i], _generator(seed, i)) for i, fill in changed.items()}
         runs.append(Run(name, tuple(filled.get(i, t) for i, t in enumerate(typical.inputs))))
     return runs
-
-
-def runs_around(operands: Sequence[Any], seed: int) -> list[Run]:
-    """Return the runs of a call that is about its numbers: on typical elements, and on those near the numbers."""
-    return [run for run in runs_of(operands, seed) if run.name in ("typical", AROUND)]
 
 
 def slots(operands: Sequence[Any]) -> int:
@@ -105,19 +114,16 @@ def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Itera
         yield name, dict.fromkeys(masks, fill)
 
 
-def _around(samples: Mapping[int, TensorSample], numbers: Sequence[float]) -> dict[int, Fill]:
+def _around(samples: Mapping[int, TensorSample], operands: Sequence[Any]) -> dict[int, Fill]:
     """Let elements be what the numbers among the operands are, and their neighbours on either side."""
-    if not numbers:
-        return {}
-    free = {i: s for i, s in samples.items() if not s.unique and s.dtype != torch.bool and math.prod(s.shape)}
-    return {i: _near(numbers) for i, s in free.items() if s.domain is None}
+    numbers = [o for o in operands if type(o) in (int, float) and math.isfinite(o)]
+    free = [i for i, s in samples.items() if s.domain is None and not s.unique and s.dtype != torch.bool]
+    return {i: _near(numbers) for i in free if numbers and math.prod(samples[i].shape)}
 
 
 def _near(numbers: Sequence[float]) -> Fill:
-    def fill(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    def fill(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
         found = [near for number in numbers for near in _neighbours(number, sample)]
-        if not found:
-            return realize(sample, generator)
         places = torch.arange(math.prod(sample.shape)) % len(found)
         return torch.stack(found)[places].reshape(sample.shape)
 
