@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from clika_ref.inputs import clika_install_inputs_catcher as clika_install_inputs_catcher
     from clika_ref.inputs import clika_move_to_device as clika_move_to_device
     from clika_ref.module import ClikaModule as ClikaModule
+    from clika_ref.quantization_settings import LayerQuantizationSettings as LayerQuantizationSettings
+    from clika_ref.quantization_settings import QuantizationSettings as QuantizationSettings
     from clika_ref.reporting.progress import SimpleProgressBar as SimpleProgressBar
     from clika_ref.settings import BaseDeploymentSettings as BaseDeploymentSettings
     from clika_ref.settings import ClikaCompileOptions as ClikaCompileOptions
@@ -38,10 +40,12 @@ HOMES = {
     "DeploymentSettings_OpenVINO_ONNX": "settings",
     "DeploymentSettings_TensorRT_LLM_ONNX": "settings",
     "DeploymentSettings_TensorRT_ONNX": "settings",
+    "LayerQuantizationSettings": "quantization_settings",
     "ModelArgType": "compiling",
     "ModelError": "core.errors",
     "PassError": "core.errors",
     "PluginError": "core.errors",
+    "QuantizationSettings": "quantization_settings",
     "SimpleProgressBar": "reporting.progress",
     "TargetError": "core.errors",
     "clika_compile": "compiling",

@@ -11,6 +11,7 @@ import torch
 
 from clika_ref.capture.inputs import refuse_no_list
 from clika_ref.core.errors import ModelError
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 
 SWITCHES = (
@@ -29,6 +30,8 @@ KINDS: Mapping[str, tuple[Any, str]] = {
         BaseDeploymentSettings,
         "deployment settings, such as DeploymentSettings_ONNXRuntime_ONNX(), or None",
     ),
+    "quantization_settings": (QuantizationSettings, "a QuantizationSettings, or None for a float model"),
+    "layer_quantization_settings": (Mapping, "a dict from the names of layers to LayerQuantizationSettings, or None"),
     "clika_compile_options": (
         ClikaCompileOptions,
         "a ClikaCompileOptions, such as ClikaCompileOptions(check_passes=True), or None",
@@ -101,6 +104,11 @@ def _check_call(name: str, function: Any, parameters: tuple[str, ...]) -> None:
 
 
 def _refuse_quantization(arguments: Mapping[str, Any]) -> None:
+    for name, settings in (arguments["layer_quantization_settings"] or {}).items():
+        if not isinstance(name, str) or not isinstance(settings, LayerQuantizationSettings):
+            raise _other(
+                "layer_quantization_settings", {name: settings}, "names of layers and LayerQuantizationSettings"
+            )
     if arguments["quantization_settings"] is not None:
         for name in ("deployment_settings", "calibration_inputs"):
             if arguments[name] is None:

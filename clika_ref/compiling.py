@@ -10,6 +10,7 @@ import torch
 
 from clika_ref.argument_checks import check_arguments
 from clika_ref.capture.inputs import ForwardFn, model_calls
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def clika_compile(
     deployment_settings: BaseDeploymentSettings | None = None,
     data_transform_fn: AnyCallable | None = None,
     forward_fn: ForwardFn | None = None,
-    quantization_settings: Any = None,
-    layer_quantization_settings: Mapping[str, Any] | None = None,
+    quantization_settings: QuantizationSettings | None = None,
+    layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
     logs_dir: Path | str | None = None,
     clika_compile_options: ClikaCompileOptions | None = None,
     discard_input_model: bool = True,

@@ -16,6 +16,8 @@ from clika_ref import (
     ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_TensorRT_ONNX,
+    LayerQuantizationSettings,
+    QuantizationSettings,
     clika_compile,
 )
 from clika_ref.core.errors import ClikaError, ModelError, TargetError
@@ -265,30 +267,32 @@ def test_options_by_name_override_those_of_the_dataclass():
     assert isinstance(module, ClikaModule)
 
 
-class Quantization:
-    weights_num_bits = 8
-
-
 def test_quantization_settings_need_deployment_settings_and_calibration_inputs():
     with pytest.raises(ValueError, match="quantization_settings needs deployment_settings as well"):
-        clika_compile(Net(), tracing_inputs=images(), quantization_settings=Quantization())
+        clika_compile(Net(), tracing_inputs=images(), quantization_settings=QuantizationSettings())
     with pytest.raises(ValueError, match="quantization_settings needs calibration_inputs as well"):
         clika_compile(
             Net(),
             tracing_inputs=images(),
             deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
-            quantization_settings=Quantization(),
+            quantization_settings=QuantizationSettings(),
         )
 
 
-@pytest.mark.parametrize("name", ["quantization_settings", "layer_quantization_settings"])
-def test_quantization_is_refused_and_not_ignored(name):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("quantization_settings", QuantizationSettings()),
+        ("layer_quantization_settings", {"conv": LayerQuantizationSettings(skip_quantization=True)}),
+    ],
+)
+def test_quantization_is_refused_and_not_ignored(name, value):
     with pytest.raises(ClikaError, match=f"{name} is given, but this version does not quantize yet; leave it out"):
         clika_compile(
             Net(),
             calibration_inputs=images(),
             deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
-            **{name: {"conv": Quantization()}},
+            **{name: value},
         )
 
 

@@ -1,0 +1,197 @@
+"""What the user may choose of quantization: for the whole model, and for single layers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from clika_ref.core.errors import ModelError
+
+LEAST_BITS, MOST_BITS = 2, 16
+LEAST_BLOCK = 16
+
+WIDTH = f"a number of bits from {LEAST_BITS} to {MOST_BITS}"
+BLOCK = f"0 for one scale per channel, or a power of two from {LEAST_BLOCK}"
+
+
+@dataclass
+class _Checked:
+    """Settings whose fields are checked whenever one is set: on construction, and by assignment later."""
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
+    """By field: what is wrong with a value, in words; nothing where it is right."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [f.name for f in dataclasses.fields(self)]
+        if name not in known:
+            msg = f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
+            raise ModelError(msg)
+        wanted = self._checks[name](value)
+        if wanted:
+            msg = f"{type(self).__name__}.{name} is {value!r}; it takes {wanted}"
+            raise ModelError(msg)
+        before = vars(self).get(name, _ABSENT)
+        object.__setattr__(self, name, value)
+        contradiction = self._contradiction() if len(vars(self)) == len(known) else ""
+        if contradiction:
+            if before is not _ABSENT:
+                object.__setattr__(self, name, before)
+            msg = f"{type(self).__name__}: {contradiction}"
+            raise ModelError(msg)
+
+    def _contradiction(self) -> str:
+        """Say which fields contradict each other, once all are set; nothing where none do."""
+        return ""
+
+
+_ABSENT = object()
+
+
+def _flag(value: Any) -> str:
+    return "" if isinstance(value, bool) else "True or False"
+
+
+def _flag_or_none(value: Any) -> str:
+    return "" if value is None or isinstance(value, bool) else "True, False, or None to decide by itself"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_width(value: Any) -> bool:
+    return _is_int(value) and LEAST_BITS <= value <= MOST_BITS
+
+
+def _is_block(value: Any) -> bool:
+    return _is_int(value) and (value == 0 or (value >= LEAST_BLOCK and value & (value - 1) == 0))
+
+
+def _one_or_more(fits: Callable[[Any], bool], value: Any) -> bool:
+    """Whether it is right, or a list of different ones that are."""
+    if not isinstance(value, list | tuple):
+        return fits(value)
+    return bool(value) and all(map(fits, value)) and len({*value}) == len(value)
+
+
+def _width(value: Any) -> str:
+    return "" if _is_width(value) else WIDTH
+
+
+def _widths(value: Any) -> str:
+    return "" if _one_or_more(_is_width, value) else f"{WIDTH}, or a list of such, of which each layer takes one"
+
+
+def _blocks(value: Any) -> str:
+    return "" if _one_or_more(_is_block, value) else f"{BLOCK}, or a list of such, of which each layer takes one"
+
+
+def _threshold(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if is_number and value >= 0 and math.isfinite(value) else "a number from 0"
+
+
+def _names(value: Any) -> str:
+    is_list = isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value)
+    return "" if is_list else "a list of the names of layers"
+
+
+def _or_none(check: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: (
+        f"{wanted}, or None for that of the model" if value is not None and (wanted := check(value)) else ""
+    )
+
+
+@dataclass
+class QuantizationSettings(_Checked):
+    """How far a model is quantized. A field may be assigned later; each value is checked as it is set.
+
+    Raises:
+        ModelError: a value is of another kind, or contradicts another one.
+    """
+
+    weights_num_bits: int | list[int] = 8
+    """Bits of a weight; of a list, each layer takes the fewest that are not too sensitive."""
+
+    activations_num_bits: int = 8
+    """Bits of a value between layers."""
+
+    quantization_sensitivity_threshold: float = 0.005
+    """A layer stays float whose quantization alone changes the outputs by a larger share of their square.
+
+    0 leaves only what does not change the numbers.
+    """
+
+    prefer_weights_only_quantization: bool = False
+    """Leave values between layers float, and store weights in few bits."""
+
+    weights_only_quantization_block_size: int | list[int] = field(default_factory=lambda: [0, 32, 64, 128, 256])
+    """Weights that share a scale where only weights are quantized, 0 for a channel; of a list, each layer takes one."""
+
+    weights_utilize_full_int_range: bool | None = None
+    """Use all 8 bits of weights; False leaves one out, for CPUs whose sums of products saturate; None asks the CPU."""
+
+    automatic_skip_quantization: bool = True
+    """Leave float what is more sensitive than the threshold; False quantizes whatever the target can."""
+
+    skip_tail_quantization: bool | None = None
+    """Leave float what comes behind the last layer with weights, and that layer; None where it is too sensitive."""
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
+        "weights_num_bits": _widths,
+        "activations_num_bits": _width,
+        "quantization_sensitivity_threshold": _threshold,
+        "prefer_weights_only_quantization": _flag,
+        "weights_only_quantization_block_size": _blocks,
+        "weights_utilize_full_int_range": _flag_or_none,
+        "automatic_skip_quantization": _flag,
+        "skip_tail_quantization": _flag_or_none,
+    }
+
+    def _contradiction(self) -> str:
+        if self.quantization_sensitivity_threshold == 0 and not self.automatic_skip_quantization:
+            return (
+                "quantization_sensitivity_threshold=0 leaves float what changes the numbers, and "
+                "automatic_skip_quantization=False leaves nothing; choose one of them"
+            )
+        return ""
+
+
+@dataclass
+class LayerQuantizationSettings(_Checked):
+    """What is otherwise for one layer; None leaves what the model has.
+
+    Raises:
+        ModelError: a value is of another kind, or contradicts another one.
+    """
+
+    skip_quantization: bool = False
+    """Leave the layer float."""
+
+    skip_quantization_until: list[str] = field(default_factory=list[str])
+    """Leave float what lies between this layer and those named, which are quantized again."""
+
+    skip_quantization_downstream: bool = False
+    """Leave float all that comes behind the layer, and the layer."""
+
+    weights_num_bits: int | list[int] | None = None
+    activations_num_bits: int | None = None
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
+        "skip_quantization": _flag,
+        "skip_quantization_until": _names,
+        "skip_quantization_downstream": _flag,
+        "weights_num_bits": _or_none(_widths),
+        "activations_num_bits": _or_none(_width),
+    }
+
+    def _contradiction(self) -> str:
+        skips = self.skip_quantization or self.skip_quantization_downstream or bool(self.skip_quantization_until)
+        if skips and (self.weights_num_bits is not None or self.activations_num_bits is not None):
+            return "a layer that stays float has no number of bits; leave one of them out"
+        if self.skip_quantization_downstream and self.skip_quantization_until:
+            return "skip_quantization_downstream goes to the end and skip_quantization_until does not; choose one"
+        return ""

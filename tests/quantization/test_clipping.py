@@ -1,0 +1,50 @@
+"""Clipped scales are never worse than whole ones, and better where a few weights are far larger than all others."""
+
+import pytest
+import torch
+
+from clika_ref.quantization.clipping import clipped_scales
+from clika_ref.quantization.scales import Integers, weight_scales
+
+S8 = Integers(is_signed=True, is_symmetric=True)
+S4 = Integers(bits=4, is_signed=True, is_symmetric=True)
+
+
+def error(weight, scales, integers, axis, importance=1.0):
+    shape = [-1 if d == axis else 1 for d in range(weight.ndim)]
+    scales = scales.reshape(shape) if scales.ndim else scales
+    steps = (weight / scales).round().clamp(integers.low, integers.high)
+    return ((steps * scales - weight).square() * importance).double().sum()
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("integers", [S8, S4], ids=["8 bits", "4 bits"])
+def test_clipped_scales_miss_no_more_than_whole_ones_in_any_channel(axis, integers):
+    weight = torch.randn(6, 5, 3, 3, generator=torch.Generator().manual_seed(0))
+    whole, clipped = weight_scales(weight, axis, integers), clipped_scales(weight, axis, integers)
+    assert clipped.shape == whole.shape
+    assert (clipped <= whole).all()
+    channels = range(weight.shape[axis]) if axis is not None else [None]
+    for c in channels:
+        part = weight if c is None else weight.select(axis, c)
+        ends = [s if c is None else s[c] for s in (clipped, whole)]
+        assert error(part, ends[0], integers, None) <= error(part, ends[1], integers, None)
+    if integers is S4:  # with 256 steps there is next to nothing to gain
+        assert error(weight, clipped, integers, axis) < 0.95 * error(weight, whole, integers, axis)
+
+
+def test_an_outlier_is_clipped_where_many_gain_by_it_and_kept_where_it_is_important():
+    weight = torch.rand(1, 4000, generator=torch.Generator().manual_seed(0))
+    weight[0, 7] = 3.0
+    importance = torch.ones(4000)
+    importance[7] = 1e6
+    whole = weight_scales(weight, 0, S4)
+    assert clipped_scales(weight, 0, S4).item() < 0.7 * whole.item()
+    assert clipped_scales(weight, 0, S4, importance).item() > 0.9 * whole.item()
+
+
+def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_a_normal_scale():
+    weight = torch.tensor([[0.0, 0.0], [1e-42, 1e-42], [1.0, 2.0]], dtype=torch.float32)
+    scales = clipped_scales(weight, 0, S8)
+    assert torch.isfinite(weight / scales.reshape(-1, 1)).all()
+    assert (scales >= torch.finfo(torch.float32).tiny).all()

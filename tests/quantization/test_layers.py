@@ -1,0 +1,102 @@
+"""Settings of layers: which nodes a key names, which of several settings hold, and what an unknown key is told."""
+
+import pytest
+import torch
+
+from clika_ref import LayerQuantizationSettings as Layer
+from clika_ref import ModelError, QuantizationSettings, clika_compile
+from clika_ref.quantization.layers import choices
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.second = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x))) + x
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Linear(4, 4)
+        self.blocks = torch.nn.Sequential(Block(), Block())
+        self.head = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)))
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return clika_compile(Net(), tracing_inputs=[torch.ones(1, 4)])._clika_graph
+
+
+def scopes_skipped(graph, layers):
+    found = choices(graph, QuantizationSettings(), layers)
+    return {node.origin.scope for node, choice in found.items() if choice.skipped}
+
+
+def test_a_node_has_the_settings_of_the_model_where_no_key_names_it(graph):
+    found = choices(graph, QuantizationSettings(weights_num_bits=[8, 4], activations_num_bits=16), {})
+    assert [*found] == [*graph.nodes]
+    assert {(c.weights_num_bits, c.activations_num_bits, c.skipped) for c in found.values()} == {((8, 4), 16, "")}
+
+
+def test_a_path_stands_for_all_within_and_a_wildcard_for_each_that_it_matches(graph):
+    skip = Layer(skip_quantization=True)
+    assert scopes_skipped(graph, {"blocks.0": skip}) == {"blocks.0", "blocks.0.first", "blocks.0.second"}
+    assert scopes_skipped(graph, {"blocks.*.first": skip}) == {"blocks.0.first", "blocks.1.first"}
+    assert scopes_skipped(graph, {"blocks.?": skip}) == scopes_skipped(graph, {"blocks": skip})
+
+
+def test_a_node_is_named_by_what_the_graph_calls_it(graph):
+    (add, *_) = [node for node in graph.nodes if node.kind == "add"]
+    found = choices(graph, QuantizationSettings(), {add.name: Layer(skip_quantization=True)})
+    assert [node for node, choice in found.items() if choice.skipped] == [add]
+    assert found[add].skipped == f"skip_quantization of {add.name!r}"
+
+
+def test_the_most_specific_number_of_bits_wins_in_whatever_order_they_are_given(graph):
+    linear = next(node for node in graph.nodes if node.origin.scope == "blocks.0.first")
+    settings = {
+        linear.name: Layer(weights_num_bits=2),
+        "blocks.0": Layer(weights_num_bits=3, activations_num_bits=16),
+        "blocks.0.first": Layer(weights_num_bits=[4, 5]),
+        "*": Layer(weights_num_bits=6),
+    }
+    for names, bits in [
+        ([linear.name, "blocks.0", "*"], (2,)),
+        (["blocks.0.first", "blocks.0", "*"], (4, 5)),
+        (["*", "blocks.0"], (3,)),
+        (["*"], (6,)),
+    ]:
+        found = choices(graph, QuantizationSettings(), {name: settings[name] for name in names})[linear]
+        assert found.weights_num_bits == bits
+        assert found.activations_num_bits == (16 if "blocks.0" in names else 8)
+
+
+def test_downstream_goes_to_the_end_and_until_stops_before_the_layers_named(graph):
+    skipped = scopes_skipped(graph, {"blocks.1": Layer(skip_quantization_downstream=True)})
+    assert skipped == {"blocks.1", "blocks.1.first", "blocks.1.second", "head"}
+    until = Layer(skip_quantization_until=["blocks.1.second"])
+    assert scopes_skipped(graph, {"blocks.1.first": until}) == {"blocks.1.first", "blocks.1"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "what"),
+    [
+        ({"blocks.0.frist": Layer()}, "layer_quantization_settings: 'blocks.0.frist' is the name of no layer of Net"),
+        ({"blocks.0.frist": Layer()}, "near it are 'blocks.0.first'"),
+        ({"zzz": Layer()}, "among them are "),
+        ({"blocks.[5-9]": Layer()}, "is the name of no layer"),
+        ({"stem": Layer(skip_quantization_until=["haed"])}, "skip_quantization_until of 'stem': 'haed' is the name of"),
+        ({"head": Layer(skip_quantization_until=["stem"])}, "'stem' reads nothing that 'head' makes; name a layer"),
+    ],
+)
+def test_a_key_that_names_nothing_is_refused_with_names_near_it(graph, layers, what):
+    with pytest.raises(ModelError) as caught:
+        choices(graph, QuantizationSettings(), layers)
+    assert what in str(caught.value)

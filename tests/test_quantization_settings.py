@@ -1,0 +1,117 @@
+"""Settings of quantization are checked as they are set, whenever that is."""
+
+import copy
+import pickle
+
+import pytest
+
+from clika_ref import LayerQuantizationSettings, ModelError, QuantizationSettings, clika_compile
+
+NUMBER = "a number of bits from 2 to 16"
+
+
+def test_settings_have_the_published_names_and_defaults():
+    assert vars(QuantizationSettings()) == {
+        "weights_num_bits": 8,
+        "activations_num_bits": 8,
+        "quantization_sensitivity_threshold": 0.005,
+        "prefer_weights_only_quantization": False,
+        "weights_only_quantization_block_size": [0, 32, 64, 128, 256],
+        "weights_utilize_full_int_range": None,
+        "automatic_skip_quantization": True,
+        "skip_tail_quantization": None,
+    }
+    assert vars(LayerQuantizationSettings()) == {
+        "skip_quantization": False,
+        "skip_quantization_until": [],
+        "skip_quantization_downstream": False,
+        "weights_num_bits": None,
+        "activations_num_bits": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("weights_num_bits", 1, NUMBER),
+        ("weights_num_bits", 8.0, NUMBER),
+        ("weights_num_bits", True, NUMBER),
+        ("weights_num_bits", [], "or a list of such, of which each layer takes one"),
+        ("weights_num_bits", [8, 8], "or a list of such"),
+        ("weights_num_bits", [8, 99], "or a list of such"),
+        ("activations_num_bits", [8], NUMBER),
+        ("activations_num_bits", None, NUMBER),
+        ("quantization_sensitivity_threshold", -0.1, "a number from 0"),
+        ("quantization_sensitivity_threshold", float("nan"), "a number from 0"),
+        ("quantization_sensitivity_threshold", float("inf"), "a number from 0"),
+        ("quantization_sensitivity_threshold", "low", "a number from 0"),
+        ("prefer_weights_only_quantization", "no", "True or False"),
+        ("weights_only_quantization_block_size", 33, "0 for one scale per channel, or a power of two from 16"),
+        ("weights_only_quantization_block_size", [0, 8], "a power of two from 16"),
+        ("weights_utilize_full_int_range", 1, "True, False, or None"),
+        ("automatic_skip_quantization", None, "True or False"),
+        ("skip_tail_quantization", "auto", "True, False, or None"),
+    ],
+)
+def test_a_value_of_another_kind_says_what_the_field_takes(name, value, wanted):
+    with pytest.raises(ModelError) as caught:
+        QuantizationSettings(**{name: value})
+    assert f"QuantizationSettings.{name} is {value!r}; it takes " in str(caught.value)
+    assert wanted in str(caught.value)
+
+
+def test_an_assignment_is_checked_and_a_refused_one_changes_nothing():
+    settings = QuantizationSettings(weights_num_bits=[8, 4], weights_only_quantization_block_size=(0, 32))
+    settings.quantization_sensitivity_threshold = 0.35
+    with pytest.raises(ModelError, match="it takes a number from 0"):
+        settings.quantization_sensitivity_threshold = -1
+    with pytest.raises(ModelError, match="QuantizationSettings has no 'weight_bits'; it has weights_num_bits, "):
+        settings.weight_bits = 4
+    assert settings.quantization_sensitivity_threshold == 0.35
+    assert not hasattr(settings, "weight_bits")
+
+
+def test_settings_that_contradict_each_other_are_refused_when_the_second_is_set():
+    with pytest.raises(ModelError, match="automatic_skip_quantization=False leaves nothing; choose one"):
+        QuantizationSettings(quantization_sensitivity_threshold=0, automatic_skip_quantization=False)
+    settings = QuantizationSettings(quantization_sensitivity_threshold=0)
+    with pytest.raises(ModelError, match="choose one"):
+        settings.automatic_skip_quantization = False
+    assert settings.automatic_skip_quantization is True
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"skip_quantization": True, "weights_num_bits": 4}, "a layer that stays float has no number of bits"),
+        ({"skip_quantization_until": ["head"], "activations_num_bits": 8}, "has no number of bits"),
+        ({"skip_quantization_downstream": True, "skip_quantization_until": ["head"]}, "goes to the end"),
+        ({"skip_quantization_until": "head"}, "it takes a list of the names of layers"),
+        ({"weights_num_bits": 0}, "it takes a number of bits from 2 to 16, or a list of such, of which each layer"),
+        ({"weights_num_bits": 0}, "or None for that of the model"),
+    ],
+)
+def test_settings_of_a_layer_are_checked_alike(fields, what):
+    with pytest.raises(ModelError, match=what):
+        LayerQuantizationSettings(**fields)
+
+
+def test_settings_are_copied_and_pickled():
+    settings = QuantizationSettings(weights_num_bits=[8, 4])
+    for other in (copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):  # noqa: S301 - our own
+        assert other == settings
+        with pytest.raises(ModelError):
+            other.weights_num_bits = 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ({"quantization_settings": {"weights_num_bits": 8}}, "a QuantizationSettings, or None for a float model"),
+        ({"layer_quantization_settings": ["conv"]}, "a dict from the names of layers to LayerQuantizationSettings"),
+        ({"layer_quantization_settings": {"conv": True}}, "names of layers and LayerQuantizationSettings"),
+    ],
+)
+def test_compile_says_what_it_takes_in_their_place(arguments, wanted):
+    with pytest.raises(ModelError, match=wanted):
+        clika_compile(lambda x: x, tracing_inputs=[1], **arguments)
