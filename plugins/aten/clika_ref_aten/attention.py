@@ -143,7 +143,7 @@ def _grouped(op, a, b, enabled):
 
 @scaled_dot_product_attention.samples
 def _(draw, s):
-    batch = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 1))))
+    batch = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.choice(0, 1, 1, 2))))
     shared, grouped = draw(s.integers(1, 3)), draw(s.choice(False, False, True))
     heads = shared * draw(s.integers(1, 3)) if grouped else shared
     kind = draw(s.choice("bool", "none", "float", "causal"))
@@ -151,8 +151,9 @@ def _(draw, s):
     if kind == "bool":
         keys = draw(s.choice(1, 2, 3))  # few, so that some row is left without any
     x = draw(s.tensor(shape=(*batch, heads, length, width)))
-    key = draw(s.tensor(shape=(*batch, shared, keys, width)))
-    value = draw(s.tensor(shape=(*batch, shared, keys, out)))
+    others = (1,) * len(batch) if draw(s.choice(False, False, True)) else batch  # of which all calls read the same
+    key = draw(s.tensor(shape=(*others, shared, keys, width)))
+    value = draw(s.tensor(shape=(*others, shared, keys, out)))
     mask = None
     if kind in ("bool", "float"):
         shape = (*(draw(s.choice(n, 1)) for n in (*batch, heads)), length, keys)[draw(s.integers(0, len(batch) + 1)) :]

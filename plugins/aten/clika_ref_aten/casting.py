@@ -31,7 +31,8 @@ def _(draw, s):
     x = draw(s.tensor(dtype=ANY, low=0, high=9))
     dtype = draw(s.choice(*ANY))
     if x.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
-        x = replace(x, domain=(0, 127), nan=False)  # C leaves open what a float becomes that the integer cannot hold
+        ends = torch.iinfo(dtype).min // 2, torch.iinfo(dtype).max // 2
+        x = replace(x, low=max(-9, ends[0]), domain=ends, nan=False)  # C leaves open what no integer can hold
     return s.call(x, dtype=dtype)
 
 

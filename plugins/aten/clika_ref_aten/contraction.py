@@ -91,7 +91,7 @@ def _summed_by_products(op, equation, tensors):
 
 EQUATIONS = (
     "ij,jk->ik", "bhid,bhjd->bhij", "ij,jk", "ii->i", "ii", "bii,bi->b", "...ij,...jk->...ik", "i...,i...->...",
-    "...ij,jk", "A b, b C -> C A", "aB,Bc", "i,j,k->kij", "ij,k->ik", "bn,anm,bm->ba", "ij->ji", "...i->...",
+    "...ij,jk", "A b, b C -> C A", "aB,BC", "i,j,k->kij", "ij,k->ik", "bn,anm,bm->ba", "ij->ji", "...i->...",
 )  # fmt: skip
 
 
