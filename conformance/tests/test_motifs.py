@@ -3,12 +3,16 @@
 from dataclasses import replace
 from functools import cache
 
+import pytest
 import torch
 from clika_ref_cleanup.fold_batch_norm import RANKS
 from clika_ref_cleanup.layouts import ON_LAST_SIDE
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.growing import Growth
-from clika_ref_conformance.drawing.motifs.finding import cut, find_motifs
+from clika_ref_conformance.drawing.motifs import finding
+from clika_ref_conformance.drawing.motifs.cutting import cut, smallest
+from clika_ref_conformance.drawing.motifs.finding import Goal, find_motifs
+from clika_ref_conformance.drawing.motifs.optional_operands import operand_given_or_taken
 from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
 from clika_ref_conformance.drawing.motifs.varying import call_redrawn, random_instead
 
@@ -22,10 +26,10 @@ SEEDS = range(4)
 
 
 @cache
-def nodes_of(name):
+def nodes_of(name, *seeds):
     """Return every node of the motifs that are found for a pass; what chance leaves out of one seed, another has."""
     p, every = REGISTRY.passes[name], REGISTRY.operators
-    found = [find_motifs(p, every, seed=seed, wanted=10, tries=4000, patience=400) for seed in SEEDS]
+    found = [find_motifs(p, every, seed=seed, wanted=10, tries=4000, patience=400) for seed in seeds or SEEDS]
     return [node for motifs in found for c in (*motifs.cases, *motifs.varied, *motifs.listed) for node in c.graph.nodes]
 
 
@@ -47,9 +51,33 @@ def test_each_table_of_a_pass_has_a_motif():
     assert ON_LAST_SIDE & {node.kind for node in nodes_of("push-transposes")}
 
 
-def test_each_operator_of_a_rule_takes_the_number_that_is_neutral_to_it():
-    taken = {(node.kind, v) for node in nodes_of("remove-identities") for v in node.inputs if type(v) in (int, float)}
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_operator_of_a_rule_is_what_the_rule_removes_and_does_not_merely_stand_beside_it(seed):
+    nodes = nodes_of("remove-identities", seed)
+    taken = {(node.kind, v) for node in nodes for v in node.inputs if type(v) in (int, float)}
     assert {("add", 0), ("sub", 0), ("mul", 1), ("div", 1), ("pow", 1)} <= taken
+
+
+def test_cutting_an_output_takes_what_only_it_read_lest_a_pass_fire_where_nobody_looks():
+    case = case_of(lambda build, x: [build("neg", build("exp", x)), build("abs", x)], torch.ones(3))
+    assert [[n.kind for n in cut(case, None, drop=i).graph.nodes] for i in range(2)] == [["abs"], ["exp", "neg"]]
+    small = smallest(case, lambda c: any(n.kind == "exp" for n in c.graph.nodes))
+    assert [value.producer.kind for value in small.graph.outputs] == ["exp"]
+
+
+def test_what_a_pass_replaces_is_seen_but_where_the_graph_was_drawn_without_an_output():
+    nodes = nodes_of("remove-identities")
+    assert sum(any(v.uses for v in node.outputs) for node in nodes) > 0.95 * len(nodes)
+
+
+def test_what_nobody_reads_any_more_is_returned():
+    case = case_of(lambda build, x: [build("neg", build("exp", x))], torch.ones(3))
+    new = Rebuilding.of(case)
+    new.take_leaves()
+    exp, neg = case.graph.nodes
+    assert new.take(exp)
+    assert new.take(neg, [case.graph.inputs[0]])
+    assert new.unread == [new.now(exp.output)]
 
 
 def test_an_attribute_comes_in_several_lengths():
@@ -95,3 +123,26 @@ def test_a_call_is_drawn_anew_on_what_it_read_and_what_follows_reads_it():
         assert kinds["neg"].inputs[0] is kinds["layer_norm"].output
         shapes.add(kinds["layer_norm"].attrs["normalized_shape"])
     assert len(shapes) > 1
+
+
+def test_an_operand_that_a_call_may_do_without_is_left_out_and_one_that_it_lacks_is_given():
+    def made(build, x, weight, bias):
+        return [build("linear", x, weight, bias), build("linear", x, weight, None)]
+
+    case = case_of(made, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4))
+    found = [made for made in operand_given_or_taken(case, REGISTRY.operators) if made]
+    kinds = [[node.inputs[2] is not None for node in made.graph.nodes if node.kind == "linear"] for made in found]
+    assert kinds == [[False, False], [True, True]]
+    assert found[1].graph.constants["given"].type.shape == (4,)
+
+
+def test_a_goal_that_the_motif_of_another_reaches_is_not_silent(monkeypatch):
+    """A pass was said to fire on no graph where its rule, which was looked for later, had been found to."""
+    begun = []
+    late = Goal("late", lambda _: bool(begun), ())
+    easy = Goal("easy", lambda _: begun.append(True) or True, ())
+    monkeypatch.setattr(finding, "goals_of", lambda *_: [late, easy])
+    p = REGISTRY.passes["remove-identities"]
+    found = find_motifs(p, REGISTRY.operators, seed=0, wanted=1, tries=3, patience=3)
+    assert found.cases
+    assert found.silent == []

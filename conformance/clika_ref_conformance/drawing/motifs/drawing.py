@@ -16,7 +16,7 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.drawing.growing import Growth, Leaf
 from clika_ref_conformance.drawing.motifs.echoes import echo, telling
-from clika_ref_conformance.drawing.sampling import sampled
+from clika_ref_conformance.drawing.sampling import UnjudgedError, sampled
 
 ATTENTION = "scaled_dot_product_attention"  # it divides by the number of shared heads, which may be 0
 TRUSTING = (
@@ -63,7 +63,10 @@ class Drawing:
         """
         if op.sampler is None:
             return None
-        full = sampled(op, self._driver(pool))
+        try:
+            full = sampled(op, self._driver(pool))
+        except UnjudgedError as error:
+            return self.growth.reject(op, str(error))
         operands = [self._operand(o) for o in full.operands]
         if echoing and op.name not in UNCHECKED:
             attrs = echo(self.random, self.growth.graph, op.name, full.attrs)

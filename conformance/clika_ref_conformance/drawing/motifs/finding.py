@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -18,8 +18,10 @@ from clika_ref.core.passes import Pass
 from clika_ref.core.rewriting import Rule, apply_rules
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.growing import Growth
+from clika_ref_conformance.drawing.motifs.cutting import cut, smallest
 from clika_ref_conformance.drawing.motifs.drawing import Drawing
 from clika_ref_conformance.drawing.motifs.mentions import mentions, rules_of
+from clika_ref_conformance.drawing.motifs.near_misses import sort_of
 from clika_ref_conformance.drawing.motifs.varying import other_kind, same_kinds
 
 LENGTHS = (1, 2, 2, 3, 3, 4)
@@ -42,6 +44,12 @@ PLACES = 3
 
 SHORT = 100
 """All that are tried for a table, where it is so short that each may have more."""
+
+REMEMBERING = 100
+"""Chains that return all that nobody reads; if no motif is among them, some leave out an output from then on."""
+
+FORGETTING = 4
+"""One chain in so many does."""
 
 Fires = Callable[[Graph], bool]
 
@@ -96,27 +104,34 @@ def _known(rule: Rule, operators: Mapping[str, Operator]) -> tuple[str, ...]:
 
 
 def find_motifs(
-    p: Pass, operators: Mapping[str, Operator], *, seed: int, wanted: int, tries: int, patience: int
+    p: Pass,
+    operators: Mapping[str, Operator],
+    *,
+    seed: int,
+    wanted: int,
+    tries: int,
+    patience: int,
+    varied: bool = True,
 ) -> Motifs:
     """Draw chains until each goal of a pass has ``wanted`` different motifs, or ``patience`` chains bring no new one.
 
     A goal that has none yet is tried up to ``tries`` times. What a pass offers in ``motifs`` comes first: functions of
-    a builder that return the outputs of a graph. What was found is then varied: see `_Search.vary`.
+    a builder that return the outputs of a graph. What was found is then ``varied``: see `_Search.vary`.
     """
-    found = Motifs([*offered(p, operators)])
-    for goal in goals_of(p, operators):
+    found, goals = Motifs([*offered(p, operators)]), goals_of(p, operators)
+    for goal in goals:
         random = Random(f"{p.name}-{goal.name}-{seed}")  # noqa: S311 - no secret
         search = _Search(goal, operators, random, wanted, [case for case in found.cases if _fires(goal, case)])
         known = len(search.own)
         search.draw(tries, patience)
         drawn = len(search.own)
-        search.vary()
-        found.cases += search.own[known:drawn]
-        found.varied += search.own[drawn : search.plain + wanted]
-        found.listed += search.own[search.plain + wanted :]
+        found.cases += search.own[known:]
+        if varied:
+            search.vary()
+            found.varied += search.own[drawn : search.plain + wanted]
+            found.listed += search.own[search.plain + wanted :]
         found.tried += search.tried
-        if not search.own:
-            found.silent.append(goal.name)
+    found.silent = [goal.name for goal in goals if not any(_fires(goal, case) for case in found.cases)]
     return found
 
 
@@ -132,6 +147,8 @@ class _Search:
     tried: int = 0
     plain: int = 0
     """How many there were before those that differ in an operator only."""
+    forgets: bool = False
+    """Whether some chains leave out an output, where nobody sees faults, as none that returned all was a motif."""
 
     def draw(self, tries: int, patience: int) -> None:
         """Draw chains until there are as many different motifs as are wanted."""
@@ -143,7 +160,9 @@ class _Search:
             if len(self.own) >= self.wanted or (self.own and attempt - latest >= patience):
                 return
             self.tried += 1
-            case = chain(self.random, self.operators, self.goal.groups, self.goal.last, attempt)
+            forgets = attempt >= REMEMBERING and (self.forgets or not self.own)
+            self.forgets |= forgets
+            case = chain(self.random, self.operators, self.goal, attempt, forgets=forgets and attempt % FORGETTING == 0)
             if case is None or not _fires(self.goal, case):
                 continue
             small = smallest(case, lambda c: _fires(self.goal, c))
@@ -161,7 +180,7 @@ class _Search:
         drawn with other sorts of attributes and operands, then one with each operator of the groups.
         """
         drawn = list(self.own)
-        traits = set().union(*map(_traits, drawn))
+        traits = set().union(*(_traits(_fired(self.goal, case) or ()) for case in drawn))
         for group in self.goal.groups:
             if all(kind not in group for kind, *_ in traits):
                 strangers = (self._instead(group, kind, drawn, kin=False) for kind in [*group[:STRANGERS]] * ROUNDS)
@@ -185,11 +204,12 @@ class _Search:
     def _first(self, cases: Iterator[Case], known: set[Any]) -> set[Any]:
         """Add the first case that is a motif and has traits that are not known; return its traits."""
         for case in cases:
-            if not _traits(case) <= known and _fires(self.goal, case):
+            if not _traits(case.graph.nodes) <= known and not _traits(_fired(self.goal, case) or ()) <= known:
                 small = smallest(cut(case, None), lambda c: _fires(self.goal, c))
-                if not _traits(small) <= known:
+                shown = _traits(_fired(self.goal, small) or ())
+                if not shown <= known:
                     self._add(small)
-                    return _traits(small)
+                    return shown
         return set()
 
     def _add(self, case: Case) -> None:
@@ -198,13 +218,33 @@ class _Search:
 
 def _fires(goal: Goal, case: Case) -> bool:
     """Whether a goal is reached; a pass that fails on a graph has at least looked at it."""
+    return _fired(goal, case) is not None
+
+
+def _fired(goal: Goal, case: Case) -> list[Node] | None:
+    """Return the nodes that go where a goal is reached, or that nobody reads any more; all where that is none of them.
+
+    What merely stands beside them shows nothing of the rule. None where the goal is not reached.
+    """
     try:
-        return goal.fires(case.graph.clone())
+        return _replaced(goal, case)
     except Exception as error:  # noqa: BLE001 - a pass may raise anything; the checks of the motif will say so
         is_full = isinstance(error, MemoryError)
     if is_full:  # of the graph of a pass that never ends, which refers to itself
         gc.collect()
-    return True
+    return list(case.graph.nodes)
+
+
+def _replaced(goal: Goal, case: Case) -> list[Node] | None:
+    graph = case.graph.clone()
+    before = list(graph.nodes)
+    if not goal.fires(graph):
+        return None
+    left = {node for node in graph.nodes if any(v.uses for v in node.outputs)}
+    pairs = [
+        (old, twin) for old, twin in zip(case.graph.nodes, before, strict=True) if any(v.uses for v in old.outputs)
+    ]
+    return [old for old, twin in pairs if twin not in left] or list(case.graph.nodes)
 
 
 def offered(p: Pass, operators: Mapping[str, Operator]) -> Iterator[Case]:
@@ -227,14 +267,11 @@ def _elements(graph: Graph, seed: int) -> tuple[torch.Tensor, ...]:
     )
 
 
-def chain(
-    random: Random,
-    operators: Mapping[str, Operator],
-    groups: Sequence[Sequence[str]],
-    last: Sequence[str],
-    attempt: int = 0,
-) -> Case | None:
-    """Draw a chain of calls, each on what the one before returned, ending in one of the operators ``last``."""
+def chain(random: Random, operators: Mapping[str, Operator], goal: Goal, attempt: int, *, forgets: bool) -> Case | None:
+    """Draw a chain of calls, each on what the one before returned, ending in one of the operators that a goal asks for.
+
+    All is returned that nobody reads, but for the first of it where the chain ``forgets``.
+    """
     growth = Growth()
     drawing = Drawing(random, growth, 0.9, random.choice((0.0, 0.5, 1.0, 1.0)))
     everything = sorted(operators)
@@ -242,12 +279,12 @@ def chain(
     length = random.choice(LENGTHS)
     kinds: list[str] = []
     for position in range(length):
-        if position == length - 1 and last:
-            kind = last[attempt % len(last)]
+        if position == length - 1 and goal.last:
+            kind = goal.last[attempt % len(goal.last)]
         elif position == length - 1 and kinds and random.random() < UNDOING:
             kind = kinds[0]
         else:
-            kind = random.choice(random.choice(groups) if groups and random.random() < 3 / 4 else everything)
+            kind = random.choice(random.choice(goal.groups) if goal.groups and random.random() < 3 / 4 else everything)
         kinds.append(kind)
         node = drawing.call(operators[kind], pool, echoing=True)
         if node is not None:
@@ -256,8 +293,7 @@ def chain(
         return None
     _repeat(random, growth)
     outputs = [v for node in growth.graph.nodes for v in node.outputs if not v.uses]
-    kept = outputs[1:] if len(outputs) > 1 and random.random() < 1 / 8 else outputs
-    return growth.finish("chain", kept)
+    return growth.finish("chain", outputs[1:] if forgets and len(outputs) > 1 else outputs)
 
 
 def _repeat(random: Random, growth: Growth) -> None:
@@ -278,7 +314,7 @@ def _signature(case: Case) -> tuple[Any, ...]:
     """What tells motifs apart: operators, in order, where their operands come from, and sorts of attributes."""
 
     def attributes(node: Node) -> tuple[Any, ...]:
-        return tuple(_sort_of(v) for _, v in sorted(node.attrs.items()) if not isinstance(v, float))
+        return tuple(sort_of(v) for _, v in sorted(node.attrs.items()) if not isinstance(v, float))
 
     return tuple((n.kind, tuple(map(_role, n.inputs)), attributes(n)) for n in case.graph.nodes)
 
@@ -289,84 +325,10 @@ def _role(item: Any) -> str:
     return "constant" if item.is_constant else item.producer.kind if item.producer else "input"
 
 
-def _sort_of(value: Any) -> Any:
-    """What a pass may ask of an attribute: how long a tuple is and whether in order, whether a number is small."""
-    if isinstance(value, tuple):
-        return len(value), value == tuple(sorted(value, key=repr)), len(set(value)) < len(value)
-    return min(max(value, -1), 2) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
-
-
-def _traits(case: Case) -> set[Any]:
-    """What a motif shows of each operator: the sorts of its attributes, and which operands are there and numbers."""
+def _traits(nodes: Iterable[Node]) -> set[Any]:
+    """What nodes show of each operator: the sorts of its attributes, and which operands are there and numbers."""
     found: set[Any] = set()
-    for node in case.graph.nodes:
-        found.add((node.kind, tuple(type(v).__name__ for v in node.inputs)))
-        found.update((node.kind, name, _sort_of(v)) for name, v in node.attrs.items() if not isinstance(v, float))
-    return found
-
-
-def smallest(case: Case, wanted: Callable[[Case], bool]) -> Case:
-    """Cut nodes and outputs off a case as long as it stays what is wanted; what a cut node made becomes an input."""
-    again = True
-    while again:
-        again = False
-        for smaller in _smaller(case):
-            if wanted(smaller):
-                case, again = smaller, True
-                break
-    return case
-
-
-def _smaller(case: Case) -> Iterator[Case]:
-    if len(case.graph.outputs) > 1:
-        for position in range(len(case.graph.outputs)):
-            yield cut(case, None, drop=position)
-    if len(case.graph) > 1:
-        for position in range(len(case.graph)):
-            yield cut(case, position)
-
-
-def cut(case: Case, position: int | None, drop: int | None = None) -> Case:
-    """Return a case without the node at a position, whose results become inputs, and without one output."""
-    (run, *_) = case.runs
-    graph = case.graph.clone()
-    nodes = list(graph.nodes)
-    inputs = list(run.inputs)
-    gone = None if position is None else nodes[position]
-    if position is not None:
-        for value, old in zip(nodes[position].outputs, list(case.graph.nodes)[position].outputs, strict=True):
-            if any(isinstance(use.user, Node) for use in value.uses):
-                graph.replace(value, graph.add_input(value.type, f"cut_{value.name}"))
-                inputs.append(case.tensors[old])
-    return _copied(case.name, graph, inputs, gone, drop)
-
-
-def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node | None, drop: int | None) -> Case:
-    """Copy what a graph without a node and an output still needs; where it returns leaves only, what is unread."""
-    left = Graph(graph.name)
-    held = dict(zip(graph.inputs, tensors, strict=True))
-    mapping: dict[Value, Value] = {}
-    feeds: list[torch.Tensor] = []
-    nodes = [n for n in graph.nodes if n is not gone]
-    read = {v for n in nodes for v in n.inputs if isinstance(v, Value)}
-    for value in graph.inputs:
-        if value in read:
-            mapping[value] = left.add_input(value.type, value.name)
-            feeds.append(held[value])
-    for value in graph.constants.values():
-        if value in read and value.data is not None:
-            mapping[value] = left.add_constant(value.data, value.name)
     for node in nodes:
-        inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
-        twin = left.insert(Node(node.op, inputs, node.attrs), [v.type for v in node.outputs])
-        mapping.update(zip(node.outputs, twin.outputs, strict=True))
-    for position, value in enumerate(graph.outputs):
-        if position != drop and value in mapping and value.producer is not None and value.producer is not gone:
-            left.add_output(mapping[value])
-    for value in gone.inputs if gone else ():  # what nobody reads any more would be dead, and compared with nothing
-        if isinstance(value, Value) and value.producer is not None and not mapping[value].uses:
-            left.add_output(mapping[value])
-    if not left.outputs:
-        for value in [v for n in left.nodes for v in n.outputs if not v.uses]:
-            left.add_output(value)
-    return Case(name, left, [Run("typical", tuple(feeds))])
+        found.add((node.kind, tuple(type(v).__name__ for v in node.inputs)))
+        found.update((node.kind, name, sort_of(v)) for name, v in node.attrs.items() if not isinstance(v, float))
+    return found

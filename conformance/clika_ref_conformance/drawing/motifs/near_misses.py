@@ -21,7 +21,7 @@ from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.growing import Leaf
 from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED
 from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding, conformance_step, conformance_tap, is_checked
-from clika_ref_conformance.drawing.sampling import sampled
+from clika_ref_conformance.drawing.sampling import described
 
 Operators = Mapping[str, Operator]
 Makes = Callable[[Case, Operators], Iterator[Case | None]]
@@ -53,6 +53,25 @@ def attribute_changed(case: Case, _: Operators) -> Iterator[Case | None]:
     return _changed_calls(case, changes)
 
 
+def attribute_of_another_sort(case: Case, _: Operators) -> Iterator[Case | None]:
+    """Give one attribute another value of the operator's samples, one of each sort that it has not."""
+
+    def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
+        for name, value in node.attrs.items():
+            others = {sort_of(other): other for other in _sampled(node.op, name) if sort_of(other) != sort_of(value)}
+            for other in [*others.values()][:MOST_SORTS]:
+                yield f"{name}={other!r}", node.inputs, {**node.attrs, name: other}
+
+    return _changed_calls(case, changes)
+
+
+def sort_of(value: Any) -> Any:
+    """What a pass may ask of an attribute: how long a tuple is and whether in order, whether a number is small."""
+    if isinstance(value, tuple):
+        return len(value), value == tuple(sorted(value, key=repr)), len(set(value)) < len(value)
+    return min(max(value, -1), 2) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+
 def other_values(op: Operator, name: str, value: Any) -> list[Any]:
     """Return other values of an attribute: near ones, and those that the operator's samples have."""
     return _unlike(value, (*_near(value), *_sampled(op, name)))[:MOST_VALUES]
@@ -71,6 +90,9 @@ def _unlike(value: Any, others: Iterable[Any]) -> list[Any]:
 
 MOST_VALUES = 7
 """Other values per attribute."""
+
+MOST_SORTS = 3
+"""Values of other sorts per attribute."""
 
 
 def _near(value: Any) -> Iterator[Any]:
@@ -103,7 +125,7 @@ SAMPLED = 8
 @cache
 def sampled_attrs(op: Operator) -> list[Mapping[str, Any]]:
     """Return the attributes of some sampled calls of an operator."""
-    return [sampled(op, random_draw(Random(n))).attrs for n in range(SAMPLED if op.sampler else 0)]  # noqa: S311 - no secret
+    return [described(op, random_draw(Random(n))).attrs for n in range(SAMPLED if op.sampler else 0)]  # noqa: S311 - no secret
 
 
 def operands_swapped(case: Case, _: Operators) -> Iterator[Case | None]:
@@ -269,7 +291,28 @@ LARGE = (2**24 + 1, 2**53 + 1)
 
 
 def special_elements(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Put NaN, Inf and -0.0 first and last into every float input, and the ends of the dtype into every integer one."""
+    """Put NaN, Inf and -0.0 first and last into every float input, and the ends of the dtype into every integer one.
+
+    Constants become inputs in a second graph, and all floats where none is: what a pass does to a weight or to integers
+    it may do to any value.
+    """
+    for one in (case, *_of_float_inputs(case)):
+        accepted = [run for run in _special_runs(one) if _accepts(one, run)]
+        if accepted:
+            yield Case("special elements", one.graph, accepted)
+
+
+def _of_float_inputs(case: Case) -> Iterator[Case]:
+    new = Rebuilding.of(case)
+    has_floats = any(tensor.is_floating_point() for _, tensor in new.leaves)
+    if has_floats and not any(v.is_constant for v, _ in new.leaves):
+        return
+    new.take_leaves(lambda _, leaf: Leaf(leaf.tensor if has_floats else leaf.tensor.float(), name=leaf.name))
+    if new.take_nodes():
+        yield new.done("inputs of floats")
+
+
+def _special_runs(case: Case) -> list[Run]:
     inputs = [t for t in case.runs[0].inputs if t.numel()]
     runs = [
         Run(
@@ -285,9 +328,7 @@ def special_elements(case: Case, _: Operators) -> Iterator[Case | None]:
         for turn in range(4)
         if any(t.dtype in INTEGERS for t in inputs) and is_checked(case)
     ]
-    accepted = [run for run in runs if _accepts(case, run)]
-    if accepted:
-        yield Case("special elements", case.graph, accepted)
+    return runs
 
 
 def large_constants(case: Case, _: Operators) -> Iterator[Case | None]:

@@ -94,6 +94,13 @@ class Rebuilding:
         """Return what an operand has become."""
         return self.mapping.get(item, item) if isinstance(item, Value) else item
 
+    @property
+    def unread(self) -> list[Value]:
+        """The results that were read in the case and that nobody reads any more: what is wrong there would not show."""
+        returned = {self.now(v) for v in self.case.graph.outputs}
+        read = [self.now(v) for node in self.case.graph.nodes for v in node.outputs if v.uses]
+        return [v for v in read if not v.uses and v not in returned]
+
     def done(self, name: str, extra: Sequence[Value] = (), *, first: bool = False, tapped: bool = True) -> Case:
         """Return the case, with outputs before or behind its own.
 

@@ -49,7 +49,7 @@ def same_kinds(random: Random, motif: Case) -> Iterator[Iterator[Case]]:
 
 
 def _finished(new: Rebuilding, motif: Case) -> Case:
-    return new.growth.finish("varied", [new.now(v) for v in motif.graph.outputs])
+    return new.growth.finish("varied", [*(new.now(v) for v in motif.graph.outputs), *new.unread])
 
 
 def call_redrawn(case: Case, _: Operators, *, draws: int = NEAR_DRAWS) -> Iterator[Case | None]:
@@ -57,7 +57,7 @@ def call_redrawn(case: Case, _: Operators, *, draws: int = NEAR_DRAWS) -> Iterat
     random = Random(case.name)  # noqa: S311 - no secret
     for position, node in enumerate(case.graph.nodes):
         for new in _redrawn(random, case, position, node.op, draws=draws):
-            yield new.done(f"{node.kind} {position} drawn anew")
+            yield new.done(f"{node.kind} {position} drawn anew", new.unread)
 
 
 def _ways(random: Random, motif: Case, position: int, op: Operator) -> Iterator[Rebuilding]:
@@ -193,4 +193,4 @@ def random_instead(case: Case, operators: Operators) -> Iterator[Case | None]:
             new = _until(case, position)
             placed = new and Drawing(random, new.growth, 1.0, 1.0).call(op, [new.now(v) for v in tensors])
             if new and placed and _stands(new, nodes[position:], placed, random):
-                yield new.done(f"{op.name} at {position}")
+                yield new.done(f"{op.name} at {position}", new.unread)

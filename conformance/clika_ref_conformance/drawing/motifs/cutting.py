@@ -1,0 +1,88 @@
+"""Motifs cut small: without a node, whose results become inputs, or without an output and what only it read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref_conformance.cases import Case, Run
+
+
+def smallest(case: Case, wanted: Callable[[Case], bool]) -> Case:
+    """Cut nodes and outputs off a case as long as it stays what is wanted; what a cut node made becomes an input."""
+    again = True
+    while again:
+        again = False
+        for smaller in _smaller(case):
+            if wanted(smaller):
+                case, again = smaller, True
+                break
+    return case
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    if len(case.graph.outputs) > 1:
+        for position in range(len(case.graph.outputs)):
+            yield cut(case, None, drop=position)
+    if len(case.graph) > 1:
+        for position in range(len(case.graph)):
+            yield cut(case, position)
+
+
+def cut(case: Case, position: int | None, drop: int | None = None) -> Case:
+    """Return a case without the node at a position, whose results become inputs, and without one output."""
+    (run, *_) = case.runs
+    graph = case.graph.clone()
+    nodes = list(graph.nodes)
+    inputs = list(run.inputs)
+    gone = None if position is None else nodes[position]
+    if position is not None:
+        for value, old in zip(nodes[position].outputs, list(case.graph.nodes)[position].outputs, strict=True):
+            if any(isinstance(use.user, Node) for use in value.uses):
+                graph.replace(value, graph.add_input(value.type, f"cut_{value.name}"))
+                inputs.append(case.tensors[old])
+    return _copied(case.name, graph, inputs, gone, drop)
+
+
+def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node | None, drop: int | None) -> Case:
+    """Copy what a graph without a node and an output still needs; where it returns leaves only, what is unread."""
+    left = Graph(graph.name)
+    held = dict(zip(graph.inputs, tensors, strict=True))
+    mapping: dict[Value, Value] = {}
+    feeds: list[torch.Tensor] = []
+    idle = set[Node]() if drop is None else _read_for(graph, drop)
+    nodes = [n for n in graph.nodes if n is not gone and n not in idle]
+    read = {v for n in nodes for v in n.inputs if isinstance(v, Value)}
+    for value in graph.inputs:
+        if value in read:
+            mapping[value] = left.add_input(value.type, value.name)
+            feeds.append(held[value])
+    for value in graph.constants.values():
+        if value in read and value.data is not None:
+            mapping[value] = left.add_constant(value.data, value.name)
+    for node in nodes:
+        inputs = [mapping[v] if isinstance(v, Value) else v for v in node.inputs]
+        twin = left.insert(Node(node.op, inputs, node.attrs), [v.type for v in node.outputs])
+        mapping.update(zip(node.outputs, twin.outputs, strict=True))
+    for position, value in enumerate(graph.outputs):
+        if position != drop and value in mapping and value.producer is not None and value.producer is not gone:
+            left.add_output(mapping[value])
+    for value in gone.inputs if gone else ():  # what nobody reads any more would be dead, and compared with nothing
+        if isinstance(value, Value) and value.producer is not None and not mapping[value].uses:
+            left.add_output(mapping[value])
+    if not left.outputs:
+        for value in [v for n in left.nodes for v in n.outputs if not v.uses]:
+            left.add_output(value)
+    return Case(name, left, [Run("typical", tuple(feeds))])
+
+
+def _read_for(graph: Graph, output: int) -> set[Node]:
+    """Return the nodes that nobody reads but for one output: they go with it, lest a pass fire on what is not seen."""
+    found: set[Node] = set()
+    for node in reversed(list(graph.nodes)):
+        uses = [use for v in node.outputs for use in v.uses]
+        if uses and all(use.user in found or use == Use(graph, output) for use in uses):
+            found.add(node)
+    return found

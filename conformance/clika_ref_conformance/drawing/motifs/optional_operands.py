@@ -1,0 +1,44 @@
+"""Near misses that take an operand from a call which may do without, or give it one that it did without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from clika_ref.core.ir import Node, Value
+from clika_ref_conformance.cases import Case
+from clika_ref_conformance.drawing.growing import Leaf
+from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED
+from clika_ref_conformance.drawing.motifs.near_misses import Operators
+from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
+
+
+def operand_given_or_taken(case: Case, _: Operators) -> Iterator[Case | None]:
+    """Leave each operand out, and put a constant where there is none; eager says whether that is a call."""
+    for position, node in enumerate(case.graph.nodes):
+        for index, item in enumerate(node.inputs) if node.kind not in UNCHECKED else ():
+            name = f"{node.kind} {position}: operand {index}"
+            if isinstance(item, Value):
+                yield _with_operand(case, node, index, None, f"{name} left out")
+            elif item is None:
+                fitting = (_with_operand(case, node, index, leaf, f"{name} given") for leaf in _leaves(node))
+                yield next(filter(None, fitting), None)
+
+
+def _leaves(node: Node) -> Iterator[Leaf]:
+    """Yield constants as long as a side of the result or of an operand, of which one fits if it goes along a side."""
+    values = [*node.outputs, *(v for v in node.inputs if isinstance(v, Value))]
+    lengths = dict.fromkeys(int(side) for v in values for side in v.type.shape if isinstance(side, int))
+    dtype = node.outputs[0].type.dtype
+    yield from (Leaf((torch.arange(n) % 5 - 1).to(dtype), constant=True, name="given") for n in lengths)
+
+
+def _with_operand(case: Case, node: Node, index: int, operand: Leaf | None, name: str) -> Case | None:
+    new = Rebuilding.of(case)
+    new.take_leaves()
+    inputs: list[Any] = list(node.inputs)
+    inputs[index] = None if operand is None else new.growth.leaf(operand)
+    legal = all(new.take(n, inputs) if n is node else new.take(n) for n in case.graph.nodes)
+    return new.done(name, new.unread) if legal else None
