@@ -76,7 +76,7 @@ def diff(
     *,
     debug: Debug = False,
 ) -> None:
-    """Say what got worse, was fixed, is new and is gone. Exit status: 1 where something got worse, else 0."""
+    """Say what got worse, was fixed, is new and is gone. Exit status: 0 nothing got worse, 1 it did, 2 wrong usage."""
     with plain_errors(debug=debug):
         raise typer.Exit(_late("reporting.reading").diff_and_show(old, new))
 
@@ -106,7 +106,7 @@ def mutants(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what became of each into this file.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Count which seeded faults the suite finds. Exit status: 0 enough of them with each seed, 1 too few."""
+    """Count which seeded faults the suite finds. Exit status: 0 enough with each seed, 1 too few, 2 wrong usage."""
     with plain_errors(debug=debug), interruptible():
         show = _late("mutants.showing").kill_and_show
         settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
@@ -124,7 +124,7 @@ def alarms(
     workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
-    """Run targets that are right, and count what fails all the same. Exit status: 0 nothing, 1 something."""
+    """Run targets that are right, and count what fails. Exit status: 0 nothing, 1 something, 2 wrong usage."""
     with plain_errors(debug=debug), interruptible():
         show = _late("mutants.showing").sound_and_show
         settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}

@@ -41,7 +41,9 @@ class Profile:
 ALL_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")
 
 PROFILES = {
-    "quick": Profile("quick", drawn=5, drawn_further=3, graphs=120, trusts_eager=True, most_failures=5),
+    "quick": Profile(
+        "quick", rows=16, drawn=3, drawn_further=2, graphs=80, pass_graphs=150, trusts_eager=True, most_failures=5
+    ),
     "ci": Profile(
         "ci",
         dtypes=ALL_DTYPES,

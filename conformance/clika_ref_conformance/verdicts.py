@@ -56,6 +56,7 @@ class Reason(StrEnum):
 
     NO_KERNEL = "eager has no kernel for it"
     UNNAMED_DTYPE = "eager refuses a dtype that the samples do not name"
+    UNJUDGED_DTYPE = "it needs a dtype that is not judged"
     REFUSED_CALL = "eager refuses the call that was drawn"
     FEW_CALLS = "there are fewer different calls than are planned"
     AMBIGUOUS = "rounding decides too many of its elements"

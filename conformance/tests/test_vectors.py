@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_of, slots
 
@@ -122,12 +123,15 @@ def test_a_domain_keeps_special_values_and_other_elements_out():
 def test_elements_lie_around_the_numbers_of_a_call():
     (run,) = (run for run in runs_of([sample(shape=(8,)), 2.5], 0) if run.name == "around")
     assert set(run.inputs[0].sign().tolist()) == {1.0, -1.0}
-    assert run.inputs[0].unique().tolist() == [-2.5, *(2.5 + step * 2.0**-22 for step in (-1, 0, 1))]
+    assert run.inputs[0].unique().tolist() == [-2.5, *(2.5 + step * 2.0**-22 for step in (-1, 0, 1)), 7.5]
     (run,) = (run for run in runs_of([sample(torch.int32, (8,)), 2**31, math.nan], 0) if run.name == "around")
     assert run.inputs[0].unique().tolist() == [-(2**31), 2**31 - 1]
     half = [run for run in runs_of([sample(torch.float16, (4,)), 70000.0], 0) if run.name == "around"]
     assert half[0].inputs[0].abs().max() == math.inf
-    assert not any(run.name == "around" for run in runs_of([sample(), sample()], 0))
+    (run,) = (r for r in runs_of([sample(shape=(8,))], 0, attributes=[0.3, 7, True, "mean"]) if r.name == "around")
+    assert run.inputs[0].abs().double().unique().tolist() == pytest.approx([0.3, 0.3, 0.3, 0.9])
+    assert (run.inputs[0] == torch.tensor(0.3)).any()
+    assert not any(run.name == "around" for run in runs_of([sample(), sample()], 0, attributes=[7, math.inf]))
 
 
 def test_integers_that_are_one_float64_meet_in_all_operands():

@@ -19,7 +19,11 @@ from clika_ref.core.symbols import resolve
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.eager_values import type_of
-from clika_ref_conformance.drawing.sampling import sampled
+from clika_ref_conformance.drawing.sampling import described
+from clika_ref_conformance.judged_dtypes import is_judged
+
+NOT_JUDGED = "of a dtype that is not judged"
+"""Why a call is not taken of which a tensor has such a dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,11 @@ class Growth:
                 result = op(*tensors, **given)
             results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
             types = _types(op, kinds, attrs, results, dynamic=bool(self.sizes))
+            is_alien = not all(is_judged(r.dtype) for r in results)
         except Exception as error:  # noqa: BLE001 - whatever eager or inference refuses is no legal call
             return self.reject(op, str(error).partition("\n")[0])
-        problem = self.objection(Tried(Node(op, kinds, dict(attrs)), tensors, results, types))
+        tried = Tried(Node(op, kinds, dict(attrs)), tensors, results, types)
+        problem = NOT_JUDGED if is_alien else self.objection(tried)
         if problem is not None:
             return self.reject(op, problem)
         leaves = {id(o): self.leaf(o) for o in {id(o): o for o in operands if isinstance(o, Leaf)}.values()}
@@ -124,7 +130,7 @@ def _is_always_inferable(op: Operator) -> bool:
     """
     for seed in range(SAMPLED):
         draw = random_draw(Random(seed))  # noqa: S311 - no secret
-        full = sampled(op, draw)
+        full = described(op, draw)
         kinds = [TensorType(o.dtype, o.shape) if isinstance(o, TensorSample) else o for o in full.operands]
         try:
             infer(op, kinds, full.attrs)

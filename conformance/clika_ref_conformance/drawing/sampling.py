@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import Call, Descriptions, Draw
+from clika_ref.core.samples import Call, Choice, Descriptions, Draw, TensorDescription, TensorSample
+from clika_ref_conformance.judged_dtypes import is_judged, unjudged
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+T = TypeVar("T")
 
 PASSED_ON = ("hypothesis", "clika_ref_conformance")
 """Packages whose exceptions are no faults: a driver asks by them for another draw."""
@@ -21,6 +29,40 @@ class SampleError(ClikaError):
     def __init__(self, op: Operator, problem: str, details: str = "") -> None:
         super().__init__(f"the samples of {op.name} {problem}; see contract/{op.name}")
         self.details = f"the samples of {op.name} {problem}{details}"
+
+    @property
+    def comparison(self) -> Comparison:
+        """What becomes of a check that needs the samples."""
+        return Comparison(Verdict.SAMPLE, str(self))
+
+
+class UnjudgedError(SampleError):
+    """The samples draw a tensor of a dtype that the suite does not judge, which is no fault of theirs."""
+
+    def __init__(self, op: Operator, dtype: torch.dtype) -> None:
+        super().__init__(op, f"draw {dtype}")
+        self.op = op
+        self.dtype = dtype
+
+    @property
+    def comparison(self) -> Comparison:
+        """What becomes of a check that has no other calls: it is not run."""
+        return unjudged(self.op.name, self.dtype)
+
+
+class JudgedDescriptions(Descriptions):
+    """Descriptions that leave out dtypes that are not judged, where that leaves any option."""
+
+    def tensor(self, **settings: Any) -> TensorDescription:
+        """Describe a tensor, of the judged ones of its dtypes."""
+        found = super().tensor(**settings)
+        judged = tuple(d for d in found.dtypes if is_judged(d))
+        return found if len(judged) in (0, len(found.dtypes)) else replace(found, dtypes=judged)
+
+    def choice(self, *options: Any) -> Choice:
+        """Describe one of the options, of which a dtype may be that of the result."""
+        judged = tuple(o for o in options if not isinstance(o, torch.dtype) or is_judged(o))
+        return Choice(judged or options)
 
 
 @contextlib.contextmanager
@@ -35,7 +77,8 @@ def blaming(op: Operator) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if type(error).__module__.partition(".")[0] in PASSED_ON:
             raise
-        at = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        at = next((f for f in reversed(frames) if f.filename != __file__), frames[-1])
         place = f" (in {Path(at.filename).name}, line {at.lineno}: {at.line})"
         raise SampleError(op, f"raise {type(error).__name__}: {error}", place) from error
 
@@ -44,9 +87,48 @@ def sampled(op: Operator, draw: Draw) -> Call:
     """Return a call that an operator's sampler made, every attribute spelled out.
 
     Raises:
+        UnjudgedError: a tensor of it has a dtype that is not judged.
+        SampleError: the sampler raises, or returns no call of the operator.
+    """
+    call = described(op, draw)
+    dtype = unjudged_operand(call)
+    if dtype is not None:
+        raise UnjudgedError(op, dtype)
+    return call
+
+
+def described(op: Operator, draw: Draw, s: Descriptions | None = None) -> Call:
+    """Return the same whatever the dtypes of its tensors are; they are `JudgedDescriptions` where ``s`` is not given.
+
+    Raises:
         SampleError: the sampler raises, or returns no call of the operator.
     """
     assert op.sampler is not None, f"{op.name} has samples: a level asks no operator without"
     with blaming(op):
-        call = op.sampler(draw, Descriptions())
+        call = op.sampler(draw, s or JudgedDescriptions())
         return op.call(*call.operands, **call.attrs)
+
+
+def unjudged_operand(call: Call) -> torch.dtype | None:
+    """Return the first dtype among the tensors of a call that is not judged, or None."""
+    tensors = (o for o in call.operands if isinstance(o, TensorSample | torch.Tensor))
+    return next((t.dtype for t in tensors if not is_judged(t.dtype)), None)
+
+
+def judged(draws: Iterable[Callable[[], T]]) -> list[T]:
+    """Return what is drawn, without calls of dtypes that are not judged.
+
+    Raises:
+        UnjudgedError: there are no others.
+        SampleError: a sampler raises.
+    """
+    found: list[T] = []
+    problem: UnjudgedError | None = None
+    for draw in draws:
+        try:
+            found.append(draw())
+        except UnjudgedError as error:
+            problem = error
+    if problem is not None and not found:
+        raise problem
+    return found

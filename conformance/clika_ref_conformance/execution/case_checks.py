@@ -19,6 +19,7 @@ from clika_ref_conformance.cases import Case, Check, Outcome, Run
 from clika_ref_conformance.execution.blaming import blamed
 from clika_ref_conformance.execution.declared_types import mistyped
 from clika_ref_conformance.execution.deviating import errors_expected, expected_error, judge_run
+from clika_ref_conformance.judged_dtypes import unjudged_in
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import COUNTS, Comparison, Verdict
@@ -37,6 +38,9 @@ def run_case(case: Case, suite: Suite) -> Outcome:
 
     The first failure is the verdict. Otherwise it is a deviation where one was seen, and the worst comparison is kept.
     """
+    other = unjudged_in(case.graph)
+    if other is not None:
+        return Outcome(case.name, other)
     start = time.perf_counter()
     with TemporaryDirectory(dir=suite.folder) as folder:
         trial = Trial(case, suite, Path(folder))

@@ -26,7 +26,7 @@ def planned(task: Task, suite: Suite, levels: Mapping[str, str] = LEVELS) -> Seq
     try:
         return level_at(levels[task.level]).checks(task, suite)
     except SampleError as error:
-        found = Outcome(BROKEN_PLAN, Comparison(Verdict.SAMPLE, str(error)))
+        found = Outcome(BROKEN_PLAN, error.comparison)
         return [Check(BROKEN_PLAN, lambda: found)]
     except blamed() as error:  # whatever a level or a sampler raises fails its task alone
         shown = _traceback(error)
@@ -39,7 +39,7 @@ def run_check(check: Check) -> Outcome:
     try:
         outcome = replace(check.run(), name=check.name)
     except SampleError as error:
-        outcome = Outcome(check.name, Comparison(Verdict.SAMPLE, str(error)))
+        outcome = Outcome(check.name, error.comparison)
     except blamed() as error:  # one check may cost no other
         verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.CONTRACT
         outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))

@@ -51,18 +51,19 @@ def check_pass(p: Pass, operators: Operators, case: Case) -> Finding:
 def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> Finding:
     """Run passes one after another on a clone of a graph, and hold what each makes against all rules."""
     graph, fired, compared, worst, decided = case.graph, False, 0, Comparison(Verdict.PASS), ""
-    for p in passes:
+    for place, p in enumerate(passes):
+        name = f"{p.name}, run behind {', '.join(other.name for other in passes[:place])}" if place else p.name
         before, graph = graph, graph.clone()
         try:
             changed = _run_checked(p, operators, graph, before)
             results = _numbers(p, before, graph, case.runs) if changed else []
         except BrokenRuleError as broken:
-            shown = f"{p.name}: {broken}\nbefore:\n{before}\nafter:\n{graph}"
+            shown = f"{name}: {broken}\nbefore:\n{before}\nafter:\n{graph}"
             return Finding(Comparison(broken.verdict, shown), fired=True)
         fired, compared = fired or changed, compared + len(results)
         for run, found in results:
             if found.verdict.is_failure:
-                message = f"{p.name}: {found.message}\nbefore:\n{before}\nafter:\n{graph}"
+                message = f"{name}: {found.message}\nbefore:\n{before}\nafter:\n{graph}"
                 return Finding(_with_message(found, message), run, fired, compared)
             if found.ratio > worst.ratio:
                 worst, decided = found, run

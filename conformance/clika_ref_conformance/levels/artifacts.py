@@ -25,6 +25,7 @@ from clika_ref_conformance.drawing.symbolic.resizing import draw
 from clika_ref_conformance.execution.batches import NO_NODES
 from clika_ref_conformance.execution.case_checks import is_chosen, refusal_of, run_case, same_bits, same_type
 from clika_ref_conformance.execution.fresh import FreshProcess, FreshProcessError, digest_of, fresh_process
+from clika_ref_conformance.judged_dtypes import unjudged_in
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
@@ -105,7 +106,7 @@ class Bench:
         if not len(case.graph):
             return not_run(Reason.NO_NODES, NO_NODES)
         target, inputs, graph = self.suite.target, case.runs[0].inputs, self.suite.lowered(case)
-        refused = refusal_of(graph, self.suite)
+        refused = unjudged_in(case.graph) or refusal_of(graph, self.suite)
         if refused is not None:
             return refused
         try:

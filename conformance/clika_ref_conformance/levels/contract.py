@@ -8,7 +8,8 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random
 from types import CodeType, FrameType
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator, schema_text
-from clika_ref.core.samples import Call
+from clika_ref.core.samples import Call, Descriptions, random_draw
 from clika_ref.onnx_emission.emission import emit
 from clika_ref_conformance.cases import Check, Outcome, Task
 from clika_ref_conformance.drawing.calls.covering import covering_calls
@@ -26,8 +27,9 @@ from clika_ref_conformance.drawing.calls.dtypes import columns
 from clika_ref_conformance.drawing.calls.neighbours import TracedCall, neighbours, traced_call
 from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.drawing.calls.vectors import typical_run
-from clika_ref_conformance.drawing.sampling import SampleError
+from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, described, judged
 from clika_ref_conformance.execution.case_checks import is_reason, same_bits
+from clika_ref_conformance.judged_dtypes import is_judged
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
@@ -73,6 +75,8 @@ def _told(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcom
     """Return what a check found: nothing, or a problem in words."""
     try:
         problem = look()
+    except UnjudgedError as error:
+        return Outcome(name, error.comparison)
     except SampleError as error:
         if name == "samples":
             return Outcome(name, Comparison(Verdict.SAMPLE, error.details))
@@ -95,6 +99,7 @@ class Contract:
 
     op: Operator
     suite: Suite
+    _unjudged: torch.dtype | None = field(default=None, init=False)
 
     def schema(self) -> str | None:
         """Say which operands and attributes have no type, or whether nobody says what the operator computes."""
@@ -111,7 +116,8 @@ class Contract:
                 f"{self.op.name} has no samples, so nothing is known of it; declare some with @{self.op.name}.samples"
             )
         self._same_again()  # which shows as well whether they can be drawn
-        once = [name for name in self.op.attributes if name not in ELSEWHERE and len(self.values(name)) < 2]
+        names = [name for name in self.op.attributes if name not in ELSEWHERE]
+        once = [name for name in names if len(self.values(name)) < 2 and not self._varies_unjudged(name)]
         if once:
             return f"the samples of {self.op.name} draw one value only of {', '.join(once)}: draw at least two"
         fixed = [p for p in self.op.operands if not p.variadic]
@@ -126,7 +132,7 @@ class Contract:
         Raises:
             SampleError: other calls are drawn.
         """
-        for name, traced in zip(self._names, self._traced, strict=True):
+        for name, traced in self._traced.items():
             call, other = traced.call, self._drawn(traced_call, name).call
             if not _alike(call, other):
                 problem = f"draw {shown(self.op, call)}, and with the same seed {shown(self.op, other)}"
@@ -134,11 +140,14 @@ class Contract:
                 raise SampleError(self.op, problem, advice)
 
     def refusal(self) -> str | None:
-        """Say whether the target neither runs the operator nor says why not."""
-        graphs = list(self._graphs())
-        if not graphs:
+        """Say whether the target neither runs the operator nor says why not, in one call of each choice of dtypes.
+
+        The operator level asks the same of each of its calls.
+        """
+        nodes = {str([v.type.dtype for v in graph.inputs]): n for graph in self._graphs() for n in graph.nodes}
+        if not nodes:
             raise _Unknown(f"no call of {self.op.name} becomes a graph")
-        for node in (node for graph in graphs for node in graph.nodes):
+        for node in nodes.values():
             reason = self.suite.target.refusal(node)
             if reason is not None and not is_reason(reason):
                 return f"{self.suite.target.name} refuses {self.op.name} without a reason: {reason!r}"
@@ -163,6 +172,7 @@ class Contract:
                         f"which eager computes differently with {name}={other.attrs[name]!r}"
                     )
         if self.op.attributes and not any(self.pairs.values()):
+            self._say_unjudged()
             raise _Unknown(f"no two drawn calls of {self.op.name} differ in one attribute and in the result")
         return None
 
@@ -170,6 +180,7 @@ class Contract:
         """Say whether no drawn call depends on an attribute: nobody can see then whether a target honours it."""
         if self.pairs.get(name):
             return None
+        self._say_unjudged()
         known = f"{name} never changes what" if name in self.pairs else f"no two calls differ in {name} alone that"
         return f"{known} the samples of {self.op.name} draw: whether a target honours it is not tested"
 
@@ -179,7 +190,7 @@ class Contract:
         found: dict[str, list[tuple[Call, Call]]] = {}
         tries: Counter[str] = Counter()
         wanted = self.op.attributes.keys() - ELSEWHERE
-        for traced in self._traced:
+        for traced in self._traced.values():
             for name, call in neighbours(self.op, traced):
                 pairs = found.setdefault(name, [])
                 if len(pairs) < PAIRS and tries[name] < TRIES:
@@ -195,15 +206,20 @@ class Contract:
 
         Raises:
             _Unknown: there are no samples.
+            UnjudgedError: they draw no dtype that is judged.
             SampleError: they raise.
         """
-        traced = [t.call for t in self._traced]
+        traced = [t.call for t in self._traced.values()]
         (dtype,) = columns(self.op, (torch.float32,))
         return [*(row.call for row in self._drawn(covering_calls, dtype, self.suite.profile.seed)), *traced]
 
     @functools.cached_property
-    def _traced(self) -> list[TracedCall]:
-        return [self._drawn(traced_call, name) for name in self._names]
+    def _traced(self) -> dict[str, TracedCall]:
+        """Random calls whose dtypes are judged, by what they are drawn from."""
+        return dict(judged(functools.partial(self._named, name) for name in self._names))
+
+    def _named(self, name: str) -> tuple[str, TracedCall]:
+        return name, self._drawn(traced_call, name)
 
     @property
     def _names(self) -> list[str]:
@@ -219,6 +235,11 @@ class Contract:
         """Return the values that the calls give an attribute, those apart that are equal but of another type."""
         return list({(type(v), repr(v)): v for v in (call.attrs[name] for call in self.calls)}.values())
 
+    def _varies_unjudged(self, name: str) -> bool:
+        """Whether an attribute has several values where dtypes that are not judged are drawn too."""
+        draws = (random_draw(Random(seed)) for seed in self._names)  # noqa: S311 - no secret
+        return len({repr(described(self.op, draw, Descriptions()).attrs[name]) for draw in draws}) > 1
+
     def _graphs(self) -> Iterator[Graph]:
         for call in self.calls:
             graph = self._graph(call)
@@ -232,14 +253,22 @@ class Contract:
             return None
 
     def _eager(self, call: Call) -> list[torch.Tensor] | None:
-        """Return what eager computes, every random number from one seed; None where it refuses."""
+        """Return what eager computes, every random number from one seed; None where it refuses, or none is judged."""
         torch.default_generator.manual_seed(0)  # alone: for every other device `torch.manual_seed` formats a stack
         try:
             with torch.no_grad():
                 result = self.op(*filled(call, typical_run(call.operands, 0).inputs), **call.attrs)
         except Exception:  # noqa: BLE001 - any refusal will do
             return None
-        return [result] if isinstance(result, torch.Tensor) else list(result)
+        results = [result] if isinstance(result, torch.Tensor) else list(result)
+        alien = next((r.dtype for r in results if not is_judged(r.dtype)), None)
+        self._unjudged = self._unjudged or alien
+        return None if alien else results
+
+    def _say_unjudged(self) -> None:
+        """Raise where results that might have told calls apart are of a dtype that is not judged."""
+        if self._unjudged is not None:
+            raise UnjudgedError(self.op, self._unjudged)
 
     def _differ(self, call: Call, other: Call) -> bool:
         """Whether eager takes both calls and computes different results, NaN being equal to NaN."""

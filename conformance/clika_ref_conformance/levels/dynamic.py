@@ -22,6 +22,7 @@ from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
 from clika_ref_conformance.drawing.reducing.sides import fixed_at
+from clika_ref_conformance.drawing.sampling import UnjudgedError, judged
 from clika_ref_conformance.drawing.symbolic.calls import (
     SymbolicCall,
     has_no_elements,
@@ -84,7 +85,10 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 
 def _share(op: Operator, seed: int) -> int:
     """Return how many times the calls of others an operator has."""
-    drawn = (draw(op, f"{seed}-{turn}") for turn in range(LOOKS))
+    try:
+        drawn = judged(partial(draw, op, f"{seed}-{turn}") for turn in range(LOOKS))
+    except UnjudgedError:  # each check says so, if it finds no other call
+        return 1
     sized = any(has_sizes_among_numbers(drawing) for drawing in drawn)
     if op.type_rule is None:
         return OWN_RULE if sized else 1
@@ -206,7 +210,7 @@ class Pool:
         Of equals it is the one with most sides. By count, calls of many decisions would always come first. What shows
         little of its decisions comes last.
         """
-        left = [draw(self.op, f"{self.seed}-{turn}") for turn in range(PATIENCE * self.count)]
+        left = judged(partial(draw, self.op, f"{self.seed}-{turn}") for turn in range(PATIENCE * self.count))
         pairs = {id(drawing): set(combinations(_decisions(drawing), 2)) for drawing in left}
         chosen: list[Drawing] = []
         last: list[Drawing] = []

@@ -19,13 +19,14 @@ from clika_ref_conformance.drawing.calls.dtypes import columns
 from clika_ref_conformance.drawing.calls.hypothesis_driver import calls
 from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_variants
 from clika_ref_conformance.drawing.calls.realizing import graph_of, holds_many
-from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_around, runs_of, slots, typical_run
+from clika_ref_conformance.drawing.calls.vectors import AROUND, SPECIAL, runs_around, runs_of, slots, typical_run
 from clika_ref_conformance.drawing.generation import collect_apart, shrink
 from clika_ref_conformance.drawing.sampling import SampleError
 from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.execution.case_checks import run_case, same_bits
 from clika_ref_conformance.execution.moments import run_moments
 from clika_ref_conformance.execution.packing import Pack
+from clika_ref_conformance.judged_dtypes import unjudged_in
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
@@ -65,8 +66,8 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     try:
         rows = covering_calls(op, dtype, profile.seed, profile.rows)
     except SampleError as error:
-        text = str(error)
-        return [Check("cover", lambda: Outcome("cover", Comparison(Verdict.SAMPLE, text)))]
+        found = Outcome("cover", error.comparison)
+        return [Check("cover", lambda: found)]
     column = Column(op, dtype, suite, rows)
     alone, *together = [
         Check(name, functools.partial(column.covered, name, index)) for index, name in enumerate(column.covers)
@@ -146,15 +147,16 @@ class Column:
     def _vectors(self, name: str, index: int) -> list[Run]:
         """Return the vectors of a row; the first row takes the places that the others leave out.
 
-        Once special values have stood at every place, each round of further rows has every other of the other vectors.
+        Once special values have stood at every place, each round of further rows has every other of the other vectors;
+        what lies near the numbers of a call is another in each row.
         """
         row = self.rows[index]
         typical, *runs = self._runs(row, self._seed(name), index)
         places = slots(row.call.operands)
         rounds = index // places if places else 0
         if rounds:
-            special = [run for run in runs if run.name.startswith(tuple(SPECIAL))]
-            runs = [*special, *[run for run in runs if run not in special][rounds % 2 :: 2]]
+            own = [run for run in runs if run.name.startswith((*SPECIAL, AROUND))]
+            runs = [*own, *[run for run in runs if run not in own][rounds % 2 :: 2]]
         runs = [typical, *runs]
         names = {run.name for run in runs}
         for later in range(len(self.rows), places) if not index else ():
@@ -173,7 +175,7 @@ class Column:
         return self._pack.found.get(self._name(name)) or self._judged(name, row, self._typical(name, row))
 
     def _typical(self, name: str, row: DrawnCall) -> list[Run]:
-        return runs_around(row.call.operands, self._seed(name))
+        return runs_around(row.call.operands, self._seed(name), row.call.attrs.values())
 
     def drawn(self, name: str, index: int) -> Outcome:
         """Run a drawn call on typical elements and on one of its vectors."""
@@ -215,7 +217,10 @@ class Column:
         return zlib.crc32(f"{self.op.name}/{self.dtype}/{name}/{self.suite.profile.seed}".encode()) % 2**24
 
     def _runs(self, row: DrawnCall, seed: int, turn: int, only: int | None = None) -> list[Run]:
-        return runs_of(row.call.operands, seed, turn, every_magnitude=self.op.error.kind in ANY_MAGNITUDE, only=only)
+        vast = self.op.error.kind in ANY_MAGNITUDE
+        return runs_of(
+            row.call.operands, seed, turn, attributes=row.call.attrs.values(), every_magnitude=vast, only=only
+        )
 
     def _accepts(self, call: Call) -> bool:
         """Whether eager takes a call, and makes of it no more than is worth looking at."""
@@ -284,6 +289,9 @@ class Column:
             graph = graph_of(self.op, filled(row.call, accepted[0].inputs), row.call.attrs)
         except ClikaError as error:
             return Outcome(name, Comparison(Verdict.CONTRACT, f"{text}: {error}"))
+        other = unjudged_in(graph)
+        if other is not None:
+            return Outcome(name, other)
         facts = {"attrs": dict(row.call.attrs), "shapes": [list(o.shape) for o in _samples(row.call)], "call": text}
         return Case(self._name(name), graph, accepted, facts)
 

@@ -374,3 +374,9 @@ def _(original, op, *, fill_value, **attrs):
     whole = isinstance(fill_value, int) and not isinstance(fill_value, bool)
     rounded = int(torch.tensor(fill_value, dtype=torch.float32).double()) if whole else fill_value
     return original(op, fill_value=rounded, **attrs)
+
+
+@FAULTS.lowering("to", "a float becomes an integer by rounding down, which differs where it is negative")
+def _(original, op, x, *, dtype):
+    down = op.dtype(x).is_floating_point and not dtype.is_floating_point and dtype != torch.bool
+    return original(op, op.declare(op.Floor(x), op.dtype(x)) if down else x, dtype=dtype)

@@ -16,7 +16,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Floats, Integers, TensorDescription, TensorSample
 from clika_ref_conformance.drawing.calls.drawn import DrawnCall
 from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count, shows
-from clika_ref_conformance.drawing.sampling import SampleError, sampled
+from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, sampled
 
 MOST_OPTIONS = 8
 """Options of one choice that are told apart; of a longer list the first and some others are taken."""
@@ -154,20 +154,27 @@ def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16)
     """Return calls that show ``dtype``, the plainest first, at most ``limit``.
 
     Raises:
+        UnjudgedError: no call was drawn whose dtypes are judged.
         SampleError: the sampler raises.
     """
     rng = random.Random(f"{op.name}/{dtype}/{seed}")  # noqa: S311 - no secret
     cover, rows, idle = Cover(rng), list[DrawnCall](), 0
+    problem: UnjudgedError | None = None
     while len(rows) < limit and idle < IDLE_ROWS:
         axis = DtypeAxis(dtype, choices=bool(choices_count(op, dtype)))
         draw = CoveringDraw(cover, axis)
-        call = sampled(op, draw)
+        try:
+            call = sampled(op, draw)
+        except UnjudgedError as error:
+            call, problem = None, error
         new = cover.add(draw.row)
         idle = 0 if new else idle + 1
-        if (new or not rows) and (shows(call, dtype) or choices_count(op, dtype) is None):
+        if call and (new or not rows) and (shows(call, dtype) or choices_count(op, dtype) is None):
             rows.append(DrawnCall(call, beyond=axis.beyond))
         if not draw.row:
             break
+    if problem is not None and not rows:
+        raise problem
     return rows
 
 

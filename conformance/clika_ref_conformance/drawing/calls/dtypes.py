@@ -11,7 +11,7 @@ import torch
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import FLOATING, Call, Choice, TensorDescription, TensorSample, random_draw
-from clika_ref_conformance.drawing.sampling import SampleError, sampled
+from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, sampled
 
 ANY_FLOAT = (torch.float32,)
 """The dtypes of a description that names none: it means any float."""
@@ -95,6 +95,8 @@ def _shown(op: Operator, dtype: torch.dtype, *, choices: bool) -> int:
         decide = random_draw(random.Random(seed))  # noqa: S311 - no secret
         try:
             call = sampled(op, lambda d, axis=axis, decide=decide: decide(axis.narrow(d)))
+        except UnjudgedError:
+            continue
         except SampleError:
             count += axis.met
             continue
@@ -114,6 +116,8 @@ def _own(op: Operator) -> torch.dtype:
     decide = random_draw(random.Random(0))  # noqa: S311 - no secret
     try:
         call = sampled(op, lambda d: decide(axis.narrow(d)))
+    except UnjudgedError as error:
+        return error.dtype
     except SampleError:  # the run reports it
         return torch.float32
     return next((o.dtype for o in call.operands if isinstance(o, TensorSample)), torch.float32)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from hypothesis import assume
+from hypothesis import assume, reject
 from hypothesis import strategies as st
 
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Floats, Integers, TensorDescription, TensorSample
 from clika_ref_conformance.drawing.calls.drawn import DrawnCall
 from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count, shows
-from clika_ref_conformance.drawing.sampling import SampleError, sampled
+from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, sampled
 
 
 def calls(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
@@ -29,6 +29,8 @@ def calls(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
         call = Call(())
         try:
             call = sampled(op, lambda d: _decided(draw, axis.narrow(d)))
+        except UnjudgedError:
+            reject()
         except SampleError as error:
             problem = str(error)
         assume(problem or choices_count(op, dtype) is None or shows(call, dtype))

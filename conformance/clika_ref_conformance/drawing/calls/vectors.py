@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ SPECIAL = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "minus-zero
 """Put into one element of one operand at a time: two of them in one tensor would hide each other."""
 
 AROUND = "around"
-"""The vector of elements that are near the numbers among the operands."""
+"""The vector of elements that are near the numbers among operands and attributes."""
 
 Fill = Callable[[TensorSample, torch.Generator], torch.Tensor]
 
@@ -29,28 +29,34 @@ def typical_run(operands: Sequence[Any], seed: int) -> Run:
 
 
 def runs_of(
-    operands: Sequence[Any], seed: int, row: int = 0, *, every_magnitude: bool = False, only: int | None = None
+    operands: Sequence[Any],
+    seed: int,
+    row: int = 0,
+    *,
+    attributes: Iterable[Any] = (),
+    every_magnitude: bool = False,
+    only: int | None = None,
 ) -> list[Run]:
     """Return the runs of a call: one on typical elements, and one for each vector that is legal for its operands.
 
     A tensor that the sampler made itself is the same in all of them. Special values stand first or last in one of the
     operands; ``row`` says where, so that consecutive rows of a cover take turns, and `slots` of them reach every place.
     With ``every_magnitude`` every other row has elements of which neither squares nor products fit the dtype: whoever
-    claims a bound for each element by itself may not overflow on the way. Where ``only`` is given, it chooses one
-    vector, or none.
+    claims a bound for each element by itself may not overflow on the way. Of ``attributes`` floats count as numbers of
+    the call, near which elements are. Where ``only`` is given, it chooses one vector, or none.
     """
     samples = _samples(operands)
     changes = _changes(samples, row, _vast if every_magnitude and row % 2 else _wide)
-    vectors = [(n, c) for n, c in (*changes, (AROUND, _around(samples, operands))) if c]
+    vectors = [(n, c) for n, c in (*changes, (AROUND, _around(samples, operands, attributes))) if c]
     if only is not None:
         chosen = only % (len(vectors) + 1)
         vectors = vectors[chosen - 1 : chosen] if chosen else []
     return _runs(operands, seed, vectors)
 
 
-def runs_around(operands: Sequence[Any], seed: int) -> list[Run]:
+def runs_around(operands: Sequence[Any], seed: int, attributes: Iterable[Any] = ()) -> list[Run]:
     """Return the runs of a call that is about its numbers: on typical elements, and on those near the numbers."""
-    around = _around(_samples(operands), operands)
+    around = _around(_samples(operands), operands, attributes)
     return _runs(operands, seed, [(AROUND, around)] if around else [])
 
 
@@ -114,9 +120,10 @@ def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Itera
         yield name, dict.fromkeys(masks, fill)
 
 
-def _around(samples: Mapping[int, TensorSample], operands: Sequence[Any]) -> dict[int, Fill]:
-    """Let elements be what the numbers among the operands are, and their neighbours on either side."""
-    numbers = [o for o in operands if type(o) in (int, float) and math.isfinite(o)]
+def _around(samples: Mapping[int, TensorSample], operands: Sequence[Any], attributes: Iterable[Any]) -> dict[int, Fill]:
+    """Let elements be what the numbers of a call are, and their neighbours on either side; integers may be sides."""
+    numbers = [o for o in operands if type(o) in (int, float)] + [a for a in attributes if type(a) is float]
+    numbers = [n for n in numbers if math.isfinite(n)]
     free = [i for i, s in samples.items() if s.domain is None and not s.unique and s.dtype != torch.bool]
     return {i: _near(numbers) for i in free if numbers and math.prod(samples[i].shape)}
 
@@ -131,11 +138,14 @@ def _near(numbers: Sequence[float]) -> Fill:
 
 
 def _neighbours(number: float, sample: TensorSample) -> list[torch.Tensor]:
-    """Return a number as the dtype holds it, its opposite, and what lies on either side of it; none is beyond ints."""
+    """Return a number as the dtype holds it, its opposite, and what lies on either side of it; none is beyond ints.
+
+    Of floats three times the number, too, which is rounded otherwise: quotients are whole, or nearly so.
+    """
     if sample.dtype.is_floating_point:
-        held = torch.tensor(number, dtype=sample.dtype)
+        held, thrice = torch.tensor([number, 3 * number], dtype=sample.dtype)
         ends = torch.tensor([-math.inf, math.inf], dtype=sample.dtype)
-        return [held, -held, *held.nextafter(ends)]
+        return [held, -held, *held.nextafter(ends), thrice]
     low, high = _limits(sample)
     whole = (int(number), -int(number), int(number) - 1, int(number) + 1)
     return [torch.tensor(min(max(n, low), high), dtype=sample.dtype) for n in whole]

@@ -14,7 +14,6 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.samples import (
     Call,
     Choice,
-    Descriptions,
     Draw,
     Integers,
     TensorDescription,
@@ -24,8 +23,8 @@ from clika_ref.core.samples import (
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.drawing.eager_values import is_undefined
 from clika_ref_conformance.drawing.graphs.steering import Again, Steered, changes_for, plain
-from clika_ref_conformance.drawing.growing import Growth, Leaf, Tried
-from clika_ref_conformance.drawing.sampling import blaming
+from clika_ref_conformance.drawing.growing import NOT_JUDGED, Growth, Leaf, Tried
+from clika_ref_conformance.drawing.sampling import JudgedDescriptions, blaming, unjudged_operand
 
 MOST_ELEMENTS = 4096
 """Of any tensor: larger ones cost time and find nothing more."""
@@ -92,7 +91,7 @@ class GraphDrawing:
         while True:
             try:
                 with blaming(op):
-                    call = op.sampler(steered, Descriptions())
+                    call = op.sampler(steered, JudgedDescriptions())
                     operands = tuple(map(plain, call.operands))
                     return op.call(*operands, **{k: plain(v) for k, v in call.attrs.items()})
             except Again as again:
@@ -103,6 +102,8 @@ class GraphDrawing:
         self.tried += 1
         if any(isinstance(o, TensorSample) and math.prod(o.shape) > MOST_ELEMENTS for o in call.operands):
             return self.growth.reject(op, "too large")
+        if unjudged_operand(call) is not None:
+            return self.growth.reject(op, NOT_JUDGED)
         operands = {id(o): self._operand(o) for o in call.operands if isinstance(o, TensorSample | torch.Tensor)}
         node = self.growth.place(op, [operands.get(id(o), o) for o in call.operands], call.attrs)
         if node is not None:

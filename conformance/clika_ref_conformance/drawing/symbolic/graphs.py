@@ -18,7 +18,7 @@ from clika_ref.core.samples import TensorDescription, random_draw
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.sampling import sampled
+from clika_ref_conformance.drawing.sampling import described
 
 BATCH = named("batch")
 
@@ -140,5 +140,5 @@ def _without_ties(op: Operator) -> bool:
         return decide(description)
 
     for _ in range(PROBES if op.sampler is not None else 0):
-        sampled(op, draw)
+        described(op, draw)
     return any(seen)

@@ -1,0 +1,40 @@
+"""Which dtypes the suite judges, and what it says of an operator or a graph that needs another one."""
+
+from __future__ import annotations
+
+import torch
+
+from clika_ref.core.ir import Graph, Value
+from clika_ref_conformance.profiles import ALL_DTYPES
+from clika_ref_conformance.verdicts import Comparison, Reason, not_run
+
+JUDGED = tuple(getattr(torch, name) for name in (*ALL_DTYPES, "int16"))
+"""Those that profiles have columns of, and int16, which is drawn where samples list it beside others."""
+
+
+def is_judged(dtype: torch.dtype) -> bool:
+    """Whether vectors, bounds and comparisons are made for a dtype."""
+    return dtype in JUDGED
+
+
+def unjudged(operator: str, dtype: torch.dtype) -> Comparison:
+    """Return what stands for a check of an operator that takes or returns a dtype that is not judged."""
+    known = ", ".join(_name(d) for d in JUDGED)
+    message = (
+        f"{operator} takes or returns {_name(dtype)}, which the suite does not judge: let its samples draw calls that "
+        f"take and return nothing but {known}, or hold it against eager in a test of your own"
+    )
+    return not_run(Reason.UNJUDGED_DTYPE, message)
+
+
+def unjudged_in(graph: Graph) -> Comparison | None:
+    """Return the same of the first node of a graph that reads or makes such a value; None where none does."""
+    for node in graph.nodes:
+        for value in (*node.inputs, *node.outputs):
+            if isinstance(value, Value) and not is_judged(value.type.dtype):
+                return unjudged(node.op.name, value.type.dtype)
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,200 @@
+"""What needs a dtype that the suite does not judge is not run, says so in one sentence, and costs nothing else."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from broken_passes import Broken
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.drawing.calls.covering import covering_calls
+from clika_ref_conformance.drawing.generation import collect
+from clika_ref_conformance.drawing.graphs.growth import graph_cases
+from clika_ref_conformance.drawing.graphs.pairs import Pairing
+from clika_ref_conformance.drawing.growing import Growth
+from clika_ref_conformance.drawing.motifs.drawing import Drawing
+from clika_ref_conformance.drawing.motifs.finding import Motifs, offered
+from clika_ref_conformance.drawing.sampling import SampleError, described, sampled
+from clika_ref_conformance.execution.checking import planned, run_check
+from clika_ref_conformance.judged_dtypes import JUDGED, is_judged, unjudged_in
+from clika_ref_conformance.levels import operators, passes
+from clika_ref_conformance.profiles import ALL_DTYPES
+from clika_ref_conformance.targets.identity import Identity
+from clika_ref_conformance.verdicts import Reason, Verdict
+from sampled_operators import suite_of
+from torch import Tensor
+
+from clika_ref.core.operators import operator
+from clika_ref.core.registry import load_registry
+from clika_ref.core.samples import Descriptions, random_draw
+from clika_ref.core.types import TensorType
+
+OPERATORS = load_registry().operators
+
+
+def scaled(*dtypes):
+    @operator()
+    def scale(x: Tensor, *, k: int = 1) -> Tensor:
+        """``k * x``."""
+        return x * k
+
+    scale.samples(lambda draw, s: s.call(draw(s.tensor(rank=(1, 2), dtype=dtypes)), k=draw(s.choice(1, 2))))
+    return scale
+
+
+def branched():
+    @operator()
+    def branch(x: Tensor, *, k: int = 1) -> Tensor:
+        """``k * x``."""
+        return x * k
+
+    @branch.samples
+    def _(draw, s):
+        dtype = torch.complex64 if draw(s.booleans()) else torch.float32
+        return s.call(draw(s.tensor(rank=(1, 2), dtype=dtype)), k=draw(s.choice(1, 2)))
+
+    return branch
+
+
+def returning(dtype):
+    @operator()
+    def turn(x: Tensor, *, k: int = 1) -> Tensor:
+        """``k * x`` in another dtype."""
+        return (x * k).to(dtype)
+
+    turn.samples(lambda draw, s: s.call(draw(s.tensor(rank=(1, 2))), k=draw(s.choice(1, 2))))
+    return turn
+
+
+def asked():
+    @operator()
+    def ask(x: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``x`` in a dtype."""
+        return x.to(dtype)
+
+    offered = (torch.complex64, torch.float32, torch.uint16)
+    ask.samples(lambda draw, s: s.call(draw(s.tensor(rank=(1, 2))), dtype=draw(s.choice(*offered))))
+    return ask
+
+
+def suite(op, folder):
+    return replace(suite_of(op, folder=folder, shape_profiles=14), target=Identity())
+
+
+def ran(task, op, folder):
+    return [run_check(check) for check in planned(task, suite(op, folder))]
+
+
+def told(outcomes):
+    return {o.comparison.message for o in outcomes if o.comparison.reason == Reason.UNJUDGED_DTYPE}
+
+
+def test_what_profiles_have_columns_of_is_judged_and_int16_too():
+    assert {str(d).removeprefix("torch.") for d in JUDGED} == {*ALL_DTYPES, "int16"}
+    assert not any(map(is_judged, (torch.complex64, torch.complex128, torch.float8_e5m2, torch.uint16)))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint32], ids=str)
+@pytest.mark.parametrize("level", ["contract", "operators", "dynamic", "artifacts"])
+def test_an_operator_that_takes_no_other_dtype_is_not_run(tmp_path, level, dtype):
+    op = scaled(dtype)
+    found = ran(Task(level, "scale", str(dtype).removeprefix("torch.")), op, tmp_path)
+    (message,) = told(found)
+    assert message == (
+        f"scale takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge: let its samples "
+        "draw calls that take and return nothing but float32, float16, bfloat16, float64, int8, uint8, int32, int64, "
+        "bool, int16, or hold it against eager in a test of your own"
+    )
+    assert {o.verdict for o in found if o.name != "schema"} == {Verdict.NOT_RUN}
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("level", ["contract", "operators", "dynamic", "artifacts"])
+def test_an_operator_that_returns_such_a_dtype_is_not_run_beyond_its_declaration(tmp_path, level, dtype):
+    found = ran(Task(level, "turn", "float32"), returning(dtype), tmp_path)
+    (message,) = told(found)
+    assert f"turn takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge" in message
+    passed = {o.name for o in found if o.verdict is Verdict.PASS}
+    assert passed == ({"schema", "samples", "refusal"} if level == "contract" else set())
+    assert {o.verdict for o in found if o.name not in passed} == {Verdict.NOT_RUN}
+
+
+@pytest.mark.parametrize("make", [lambda: scaled(torch.complex64, torch.float32), branched], ids=["list", "branch"])
+def test_of_several_dtypes_the_judged_ones_are_drawn(tmp_path, make):
+    op = make()
+    (task,) = [t for t in operators.tasks(suite(op, tmp_path)) if t.dtype == "float32"]
+    assert {o.verdict for o in ran(task, op, tmp_path)} == {Verdict.PASS}
+    assert {o.verdict for o in ran(Task("dynamic", op.name, "float32"), op, tmp_path)} == {Verdict.PASS}
+    found = {o.name: o.verdict for o in ran(Task("contract", op.name), op, tmp_path)}
+    assert found["samples"] is found["sensitivity-k"] is Verdict.PASS
+
+
+def test_no_draw_of_a_list_with_a_judged_dtype_is_lost():
+    op = scaled(torch.complex64, torch.int64, torch.float32)
+    drawn = {sampled(op, random_draw(Random(seed))).operands[0].dtype for seed in range(20)}
+    assert drawn == {torch.int64, torch.float32}
+
+
+def test_the_plan_names_the_dtype_and_keeps_its_checks(tmp_path):
+    @operator()
+    def mix(x: Tensor, y: Tensor) -> Tensor:
+        """``x + y``."""
+        return x + y
+
+    mix.samples(lambda draw, s: s.call(draw(s.tensor(rank=1)), draw(s.tensor(rank=0, dtype=torch.complex64))))
+    assert [t.dtype for t in operators.tasks(suite(mix, tmp_path))] == ["complex64"]
+    assert [o.name for o in ran(Task("dynamic", "mix", "float32"), mix, tmp_path)] == ["sizes-0", "sizes-1"]
+
+
+def test_an_attribute_asks_for_judged_dtypes_and_its_samples_are_not_blamed_for_the_one_that_is_left(tmp_path):
+    op = asked()
+    assert {row.call.attrs["dtype"] for row in covering_calls(op, torch.float32, 0)} == {torch.float32}
+    found = {o.name: o.verdict for o in ran(Task("contract", "ask"), op, tmp_path)}
+    assert (found["samples"], found["sensitivity-dtype"]) == (Verdict.PASS, Verdict.NOT_RUN)
+    assert {o.verdict for o in ran(Task("operators", "ask", "float32"), op, tmp_path)} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("op", [scaled(torch.complex64), scaled(torch.float8_e5m2), returning(torch.complex64)])
+def test_random_graphs_motifs_and_pairs_do_not_take_such_values(op):
+    known = [OPERATORS["neg"], OPERATORS["add"]]
+    cases = collect(graph_cases([op, *known]), 8, 0)
+    assert all(unjudged_in(case.graph) is None for case in cases)
+    assert {node.kind for case in cases for node in case.graph.nodes} == {"neg", "add"}
+    growth = Growth()
+    assert Drawing(Random(0), growth).call(op) is None
+    assert [rejected for rejected, _ in growth.rejected] == [op]
+    assert not [*Pairing(op, 0).cases(OPERATORS["neg"], fork=True)]
+    assert not [*Pairing(OPERATORS["neg"], 0).cases(op, fork=False)]
+
+
+def test_what_a_pass_brings_that_is_not_judged_is_not_run_either(tmp_path):
+    op = returning(torch.complex64)
+
+    def turned(build):
+        return build(op, build.graph.add_input(TensorType(torch.float32, (2, 3)), "x"), k=1)
+
+    class Bringing(Broken):
+        motifs = (turned,)
+
+    trial = passes.Trial(Bringing(lambda *_: None, "bringing"), suite(op, tmp_path))
+    trial.motifs = Motifs([*offered(trial.p, OPERATORS)])
+    found = trial.motifs_kept()
+    assert (found.verdict, found.comparison.reason) == (Verdict.NOT_RUN, Reason.UNJUDGED_DTYPE)
+    assert found.comparison.message.startswith("turn takes or returns complex64, ")
+
+
+def test_a_wrong_word_in_a_description_is_blamed_on_the_line_of_the_samples():
+    op = scaled(torch.float32)
+    op.samples(lambda draw, s: s.call(draw(s.tensor(dtypes=torch.float32))))
+    with pytest.raises(SampleError) as caught:
+        sampled(op, random_draw(Random(0)))
+    assert "in test_judged_dtypes.py, line" in caught.value.details
+
+
+def test_the_operators_of_the_project_are_drawn_as_before():
+    for op in OPERATORS.values():
+        for seed in range(4 if op.sampler else 0):
+            every = described(op, random_draw(Random(seed)), Descriptions())
+            here = sampled(op, random_draw(Random(seed)))
+            assert repr(every.attrs) == repr(here.attrs)
+            assert repr(every.operands) == repr(here.operands)
