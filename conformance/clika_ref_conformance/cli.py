@@ -19,6 +19,9 @@ app = typer.Typer(
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
+LEVELS = "contract, operators, passes, pairs, graphs, blocks, dynamic, artifacts or quantization"
+Levels = Annotated[list[str] | None, typer.Option(metavar="LEVEL", help=f"Only {LEVELS}; may be given again.")]
+
 
 @app.command()
 def run(
@@ -29,7 +32,7 @@ def run(
     word: Annotated[
         list[str] | None, typer.Option("-k", help="Only tasks whose name holds this; may be given again.")
     ] = None,
-    level: Annotated[list[str] | None, typer.Option(help="Only this level; may be given again.")] = None,
+    level: Levels = None,
     out: Annotated[Path | None, typer.Option(help="Write the report and reproducers into this folder.")] = None,
     workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     memory_limit: Annotated[
@@ -120,7 +123,7 @@ def alarms(
     profile: Annotated[str, typer.Option(help="How thorough: quick, ci or nightly.")] = "quick",
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 10,
     word: Annotated[list[str] | None, typer.Option("-k", help="Only tasks whose name holds this.")] = None,
-    level: Annotated[list[str] | None, typer.Option(help="Only this level; may be given again.")] = None,
+    level: Levels = None,
     workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import typer
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.cli import app
+from clika_ref_conformance.cli import LEVELS, app
+from clika_ref_conformance.execution import levels
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting import showing
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -126,6 +127,7 @@ def test_problems_and_deviations_are_printed(answer):
         (["--target", "nobody"], "no target is called 'nobody'"),
         (["--profile", "slow"], "there is no profile 'slow'"),
         (["--level", "operator"], "there is no level 'operator'; did you mean operators?"),
+        (["--level", "xyz"], "there is no level 'xyz'. Levels are contract, operators,"),
         (["-k", "rellu", "--level", "operators"], "no task of the levels operators contains rellu; did you mean relu"),
         (["--out", "/proc/nowhere"], "the folder /proc/nowhere for the report cannot be made"),
         (["--workers", "0"], "Invalid value for '--workers'"),
@@ -143,6 +145,11 @@ def test_every_command_is_documented():
     text = (Path(__file__).parents[2] / "docs/conformance.md").read_text(encoding="utf-8")
     names = [command.callback.__name__ for command in app.registered_commands]
     assert [name for name in names if f"clika-ref conformance {name}" not in text] == []
+
+
+def test_help_names_every_level():
+    assert LEVELS.replace(" or ", ", ").split(", ") == [*levels.LEVELS]
+    assert "contract, operators" in run("--help").output
 
 
 def test_help_imports_neither_torch_nor_hypothesis():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from random import Random
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
 from clika_ref_conformance.drawing.motifs.varying import call_redrawn, random_instead
 
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.registry import load_registry
+from clika_ref.core.rewriting import Skip, apply_rules, rule
 from clika_ref.core.types import TensorType
 
 REGISTRY = load_registry()
@@ -146,3 +148,29 @@ def test_a_goal_that_the_motif_of_another_reaches_is_not_silent(monkeypatch):
     found = find_motifs(p, REGISTRY.operators, seed=0, wanted=1, tries=3, patience=3)
     assert found.cases
     assert found.silent == []
+
+
+@rule("mul")
+def fuse_silu(node: Node, build: Builder):
+    """``x * sigmoid(x)`` is ``silu(x)``."""
+    match node.inputs:
+        case (Value() as x, Value(producer=Node("sigmoid", (y,)))) if x is y and x.type.dtype.is_floating_point:
+            return build("silu", x)
+    return Skip("is no such product")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_paths_that_meet_again_are_a_motif(seed):
+    goal = Goal("rule", lambda graph: apply_rules(graph, [fuse_silu], REGISTRY.operators) > 0, ("mul",), [("sigmoid",)])
+    random = Random(seed)
+    chains = (finding.chain(random, REGISTRY.operators, goal, i, forgets=False) for i in range(2000))
+    assert sum(case is not None and goal.fires(case.graph) for case in chains) > 15
+
+
+def test_siblings_that_read_one_tensor_still_do_when_a_call_is_drawn_anew():
+    def made(build, x, one, other):
+        return [build("linear", x, one, None), build("linear", x, other, None)]
+
+    case = case_of(made, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 3))
+    found = [[node for node in made.graph.nodes if node.kind == "linear"] for made in call_redrawn(case, {}, draws=20)]
+    assert {first.inputs[0] is second.inputs[0] for first, second in found} == {True, False}

@@ -37,7 +37,7 @@ def chosen_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> 
     unknown = [name for name in wanted if name not in levels]
     if unknown:
         near = difflib.get_close_matches(unknown[0], levels, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         msg = f"there is no level {unknown[0]!r}{hint} Levels are {', '.join(levels)}."
         raise ClikaError(msg)
     return {name: module for name, module in levels.items() if not wanted or name in wanted}

@@ -19,7 +19,7 @@ from clika_ref.core.rewriting import Rule, apply_rules
 from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.drawing.growing import Growth
 from clika_ref_conformance.drawing.motifs.cutting import cut, smallest
-from clika_ref_conformance.drawing.motifs.drawing import Drawing
+from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED, Drawing
 from clika_ref_conformance.drawing.motifs.mentions import mentions, rules_of
 from clika_ref_conformance.drawing.motifs.near_misses import sort_of
 from clika_ref_conformance.drawing.motifs.varying import other_kind, same_kinds
@@ -44,6 +44,9 @@ PLACES = 3
 
 SHORT = 100
 """All that are tried for a table, where it is so short that each may have more."""
+
+MEETING = 1 / 4
+"""The share of calls that read again what another reads or made."""
 
 REMEMBERING = 100
 """Chains that return all that nobody reads; if no motif is among them, some leave out an output from then on."""
@@ -270,6 +273,8 @@ def _elements(graph: Graph, seed: int) -> tuple[torch.Tensor, ...]:
 def chain(random: Random, operators: Mapping[str, Operator], goal: Goal, attempt: int, *, forgets: bool) -> Case | None:
     """Draw a chain of calls, each on what the one before returned, ending in one of the operators that a goal asks for.
 
+    Now and then a call may also read what nobody has read yet, or reads again what others read, as in
+    ``x * sigmoid(x)``.
     All is returned that nobody reads, but for the first of it where the chain ``forgets``.
     """
     growth = Growth()
@@ -288,12 +293,33 @@ def chain(random: Random, operators: Mapping[str, Operator], goal: Goal, attempt
         kinds.append(kind)
         node = drawing.call(operators[kind], pool, echoing=True)
         if node is not None:
+            node = _meeting(random, growth, node)
             pool = [*node.outputs, *(pool if random.random() < 1 / 4 else ())]
     if not len(growth.graph):
         return None
     _repeat(random, growth)
     outputs = [v for node in growth.graph.nodes for v in node.outputs if not v.uses]
     return growth.finish("chain", outputs[1:] if forgets and len(outputs) > 1 else outputs)
+
+
+def _meeting(random: Random, growth: Growth, node: Node) -> Node:
+    """Sometimes let a call read what another reads or made in the place of a new tensor, so that paths meet."""
+    if node.kind in UNCHECKED or random.random() > MEETING:
+        return node
+    operands = list(node.inputs)
+    new = [i for i, v in enumerate(operands) if isinstance(v, Value) and v.producer is None and len(v.uses) == 1]
+    others = [other for other in growth.graph.nodes if other is not node]
+    known = {v: None for other in others for v in (*other.inputs, *other.outputs) if isinstance(v, Value)}
+    if not new or not known:
+        return node
+    place, other = random.choice(new), random.randrange(len(operands))
+    operands[place] = random.choice([*known])
+    operands[place], operands[other] = operands[other], operands[place]
+    met = growth.place(node.op, operands, node.attrs)
+    if met is None:
+        return node
+    growth.graph.erase(node)
+    return met
 
 
 def _repeat(random: Random, growth: Growth) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -90,7 +91,7 @@ def _redrawn(random: Random, motif: Case, position: int, op: Operator, *, draws:
     node = list(motif.graph.nodes)[position]
     for _ in range(draws if op.name not in UNCHECKED else 0):
         new = _until(motif, position)
-        drawn = new and Drawing(random, new.growth, 1.0).call(op, _made(new, node))
+        drawn = new and Drawing(random, new.growth, 1.0).call(op, _made(random, new, node))
         if not new or drawn is None:
             continue
         operands = _operands(new, node, drawn)
@@ -105,9 +106,11 @@ def _until(motif: Case, position: int) -> Rebuilding | None:
     return new if all(map(new.take, list(motif.graph.nodes)[:position])) else None
 
 
-def _made(new: Rebuilding, node: Node) -> list[Value]:
-    """Return what stands for the operands of a node that other nodes made."""
-    return [new.now(v) for v in node.inputs if isinstance(v, Value) and v.producer is not None]
+def _made(random: Random, new: Rebuilding, node: Node) -> list[Value]:
+    """Return what stands for the operands of a node that other nodes made, and every other time for those they read."""
+    readers = 1 if random.random() < 1 / 2 else math.inf
+    values = [v for v in node.inputs if isinstance(v, Value)]
+    return [new.now(v) for v in values if v.producer is not None or len(v.uses) > readers]
 
 
 def _operands(new: Rebuilding, old: Node, drawn: Node) -> list[Any]:
@@ -168,7 +171,7 @@ def _stands(new: Rebuilding, nodes: Sequence[Node], placed: Node, random: Random
 def _follows(random: Random, new: Rebuilding, node: Node, *, keep: bool) -> bool:
     """Add a node on operands that fit what it reads, with its own attributes where they are legal if asked."""
     for _ in range(DRAWS // 2 if node.kind not in UNCHECKED else 0):
-        drawn = Drawing(random, new.growth, 1.0, 1.0).call(node.op, _made(new, node))
+        drawn = Drawing(random, new.growth, 1.0, 1.0).call(node.op, _made(random, new, node))
         if drawn is not None and len(drawn.outputs) == len(node.outputs):
             kept = new.growth.place(node.op, drawn.inputs, node.attrs) if keep else None
             if kept is not None and len(kept.outputs) == len(node.outputs):
