@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from clika_ref.quantization.observers import CLIPPED
-from clika_ref.quantization.scales import LEAST_SCALE, Integers, weight_scales
+from clika_ref.quantization.scales import LEAST_SCALE, weight_scales
+from clika_ref.quantization_scheme import Integers
 
 
 def clipped_scales(weight: Tensor, axis: int | None, integers: Integers, importance: Tensor | None = None) -> Tensor:

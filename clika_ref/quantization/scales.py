@@ -8,34 +8,13 @@ import torch
 from torch import Tensor
 
 from clika_ref.quantization.observers import Range
+from clika_ref.quantization_scheme import Integers
 
 LEAST_SCALE = float(torch.finfo(torch.float32).tiny)
 """A smaller scale is no normal float32: runtimes flush it to 0, and what is divided by it is infinite."""
 
 BIAS_LIMIT = 2**31 - 128
 """The largest float32 below what 32 bits hold: no bias may need more steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Integers:
-    """A kind of integers that stand for floats."""
-
-    bits: int = 8
-    is_signed: bool = False
-    is_symmetric: bool = False
-    """Whether the zero point is 0 whatever the range is, so that signed ones cover as much below as above."""
-    is_narrow: bool = False
-    """Whether the least of signed ones is left out, so that the negative of each is one of them."""
-
-    @property
-    def low(self) -> int:
-        """The least of them."""
-        return -(2 ** (self.bits - 1)) + self.is_narrow if self.is_signed else 0
-
-    @property
-    def high(self) -> int:
-        """The greatest of them."""
-        return 2 ** (self.bits - 1) - 1 if self.is_signed else 2**self.bits - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from clika_ref.quantization.clipping import clipped_scales
-from clika_ref.quantization.scales import Integers, weight_scales
+from clika_ref.quantization.scales import weight_scales
+from clika_ref.quantization_scheme import Integers
 
 S8 = Integers(is_signed=True, is_symmetric=True)
 S4 = Integers(bits=4, is_signed=True, is_symmetric=True)

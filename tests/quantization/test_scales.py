@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from clika_ref.quantization.observers import Range
 from clika_ref.quantization.scales import (
     LEAST_SCALE,
-    Integers,
     quantized_bias,
     raised_for_bias,
     scale_of,
     weight_scales,
 )
+from clika_ref.quantization_scheme import Integers
 
 U8 = Integers()
 S8 = Integers(is_signed=True, is_symmetric=True)

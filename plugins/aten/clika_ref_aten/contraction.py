@@ -61,11 +61,14 @@ def _(*tensors, equation):
 
 
 def _alone(equation, shapes):
-    """Return the letters, with their sides, that one operand alone sums over."""
+    """Return the letters, with their sides, that one operand alone sums over: in all others there are none, or of 1."""
     left, _, right = equation.partition("->")
-    terms = left.split(",")
-    sides = {c: side for term, shape in zip(terms, shapes, strict=True) for c, side in zip(term, shape, strict=True)}
-    return {c: side for c, side in sides.items() if c not in right and sum(c in term for term in terms) == 1}
+    found: dict[str, list[Any]] = {}
+    for term, shape in zip(left.split(","), shapes, strict=True):
+        for letter, side in dict(zip(term, shape, strict=True)).items():
+            found.setdefault(letter, []).append(side)
+    longer = {letter: [side for side in sides if side != 1] for letter, sides in found.items() if letter not in right}
+    return {c: (sides or [1])[0] for c, sides in longer.items() if len(sides) == 1 or len(found[c]) == 1}
 
 
 @einsum.onnx
@@ -104,7 +107,9 @@ def _(draw, s):
     for term in equation.replace(" ", "").partition("->")[0].split(","):
         own = hidden[draw(s.integers(0, 2)) :]
         before, dots, after = term.partition("...")
-        shape = [*(sides[c] for c in before), *(own if dots else ()), *(sides[c] for c in after)]
+        once = {c for c in sides if term.count(c) == 1 and draw(s.choice(False, False, False, True))}  # these spread
+        lengths = {c: 1 if c in once else side for c, side in sides.items()}
+        shape = [*(lengths[c] for c in before), *(own if dots else ()), *(lengths[c] for c in after)]
         tensors.append(draw(s.tensor(shape=shape, dtype=dtype)))
     return s.call(*tensors, equation=equation)
 

@@ -13,6 +13,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.elementwise import HALVES
 from clika_ref_aten.indexing import broadcast_shape
 from clika_ref_aten.loss import MEAN, averaging, draw_reduction, is_number, reduced
 from clika_ref_aten.moving import quotient
@@ -269,8 +270,8 @@ def cosine_embedding_loss(
 @cosine_embedding_loss.onnx
 @averaging
 def _(op, x1, x2, target, *, margin, reduction):
-    axes = op.ints([op.rank(target)])
-    x1, x2 = op.promote(x1, x2)
+    axes, dtype = op.ints([op.rank(target)]), op.result.dtype
+    x1, x2 = op.promote(x1, x2, to=torch.float32 if dtype in HALVES else dtype)  # half precision has no such epsilon
     product = op.ReduceSum(op.Mul(x1, x2), axes, keepdims=0)
     tiny = op.like(x1, 1e-12)  # Source: ATen's Loss.cpp, `EPSILON`
     squares = [op.Add(op.ReduceSumSquare(x, axes, keepdims=0), tiny) for x in (x1, x2)]
@@ -278,7 +279,8 @@ def _(op, x1, x2, target, *, margin, reduction):
     zero = op.like(x1, 0)
     alike = op.Where(is_number(op, target, 1), op.Sub(op.like(x1, 1), cosine), zero)
     apart = op.Relu(op.Sub(cosine, op.like(x1, margin)))
-    return reduced(op, op.Add(alike, op.Where(is_number(op, target, -1), apart, zero)), reduction)
+    loss = op.Add(alike, op.Where(is_number(op, target, -1), apart, zero))
+    return op.cast(reduced(op, loss, reduction), dtype)
 
 
 @cosine_embedding_loss.samples
