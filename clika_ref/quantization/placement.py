@@ -1,0 +1,148 @@
+"""Placement: which values of a graph become integers, from the traits of operators and the scheme of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref.quantization_scheme import QuantizationScheme
+
+COMPUTE = "compute"
+"""The kind of trait of operators that multiply and add up, which is where integers save time."""
+
+
+@dataclass
+class Placement:
+    """What becomes of the values and nodes of one graph."""
+
+    scaled_as: dict[Value, Value] = field(default_factory=dict[Value, Value])
+    """Each value that is quantized, and the one whose range gives its scale: itself, or what it was moved from."""
+    layers: dict[Node, Value] = field(default_factory=dict[Node, Value])
+    """Nodes with weights that run in integers, and what the runtime makes of each along with what it absorbs."""
+    elementwise: dict[Node, Value] = field(default_factory=dict[Node, Value])
+    """Other nodes that do, and what the runtime makes of them likewise."""
+    floats: dict[Node, str] = field(default_factory=dict[Node, str])
+    """Nodes that multiply and add up, but stay float, and why."""
+
+
+def place(
+    graph: Graph, scheme: QuantizationScheme, has_range: Callable[[Value], bool], skipped: Mapping[Node, str]
+) -> Placement:
+    """Plan what runs in integers.
+
+    Args:
+        graph: as it is going to be written.
+        scheme: what the target runs in integers.
+        has_range: whether calibration found bounded elements of a value; masks have none.
+        skipped: nodes that stay float, and why.
+    """
+    return _Placing(graph, scheme, has_range, skipped).run()
+
+
+class _Placing:
+    def __init__(
+        self, graph: Graph, scheme: QuantizationScheme, has_range: Callable[[Value], bool], skipped: Mapping[Node, str]
+    ) -> None:
+        self.graph, self.scheme, self.has_range, self.skipped = graph, scheme, has_range, skipped
+        self.found = Placement()
+        self.moved: dict[Value, Value] = {}
+        """Values that would be integers for nothing, as they were moved from such, and the range that they have."""
+
+    def run(self) -> Placement:
+        for node in self.graph.nodes:
+            if node.op.trait.kind == COMPUTE:
+                reason = self._refusal(node)
+                if reason:
+                    self.found.floats[node] = reason
+                else:
+                    self.found.layers[node] = self._tail(node)
+        wanted = {_operand(node) for node in self.found.layers}
+        wanted |= {tail for node, tail in self.found.layers.items() if node.kind in self.scheme.closed}
+        for value in self.graph.inputs:
+            if value in wanted:
+                self.found.scaled_as[value] = value
+        for node in self.graph.nodes:
+            self._visit(node, wanted)
+        return self.found
+
+    def _refusal(self, node: Node) -> str:
+        """Say why a node that multiplies and adds up stays float; nothing where it need not."""
+        if node in self.skipped:
+            return self.skipped[node]
+        if node.kind not in self.scheme.layers:
+            return f"the target computes {node.kind} in float"
+        weight = node.inputs[node.op.trait.weight or 0]
+        if not isinstance(weight, Value) or not weight.is_constant or weight.name in self.graph.state:
+            return "both operands are computed"
+        if weight.type.dtype != torch.float32:
+            return f"its weight is {weight.type.dtype}"
+        if not self.has_range(_moved_from(_operand(node))):
+            return "its input has no range: it is a mask, or calibration saw no element"
+        if node.kind in self.scheme.closed and not self.has_range(_moved_from(self._tail(node))):
+            return "its result has no range"
+        return ""
+
+    def _tail(self, node: Node) -> Value:
+        """Return what the runtime makes of a node along with those that it absorbs."""
+        value = node.output
+        while node.kind in self.scheme.closed | self.scheme.elementwise and len(value.uses) == 1:
+            (use,) = value.uses
+            if not isinstance(use.user, Node) or use.user.kind not in self.scheme.absorbed or use.position != 0:
+                break
+            value = use.user.output
+        return value
+
+    def _visit(self, node: Node, wanted: set[Value]) -> None:
+        """Decide on the results of a node; what it reads is decided on."""
+        found = self.found.scaled_as
+        if node.kind in self.scheme.elementwise and self._is_all_integers(node):
+            for value in _tensors(node):
+                self._keep(value)
+            self.found.elementwise[node] = self._tail(node)
+            wanted.add(self._tail(node))
+        source = self._held(_operand(node)) if node.kind in self.scheme.moving else None
+        for value in node.outputs:
+            if source is not None and value.index == 0:
+                self.moved[value] = source
+            if value in wanted:
+                self._keep(value)
+                found.setdefault(value, _moved_from(value))
+
+    def _is_all_integers(self, node: Node) -> bool:
+        """Whether whatever a node reads is integers already, and what it returns can be."""
+        if node in self.skipped or not self.has_range(self._tail(node)):
+            return False
+        tensors = [*_tensors(node)]
+        others = any(not isinstance(v, Value) for v in node.inputs if v is not None)
+        return not others and bool(tensors) and all(self._held(v) is not None for v in tensors)
+
+    def _held(self, value: Value) -> Value | None:
+        """Return the value whose scale the integers of a value have, if they are integers."""
+        return self.found.scaled_as.get(value) or self.moved.get(value)
+
+    def _keep(self, value: Value) -> None:
+        """Let a value that was moved from integers be integers, and all between."""
+        while value in self.moved and value not in self.found.scaled_as:
+            self.found.scaled_as[value] = self.moved[value]
+            assert value.producer is not None
+            value = _operand(value.producer)
+
+
+def _operand(node: Node) -> Value:
+    """Return the first operand, which is a tensor of whatever multiplies or moves."""
+    return next(v for v in node.inputs if isinstance(v, Value))
+
+
+def _tensors(node: Node) -> Iterator[Value]:
+    return (v for v in node.inputs if isinstance(v, Value))
+
+
+def _moved_from(value: Value) -> Value:
+    """Return the value that calibration looked at: the one that a value was moved from."""
+    while value.producer is not None and value.producer.op.trait is SAME_SCALE:
+        value = _operand(value.producer)
+    return value

@@ -1,0 +1,104 @@
+"""A graph with integers in it: ``quantize`` and ``dequantize`` around what a plan says, weights as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.types import TensorType
+from clika_ref.quantization.scales import Scale, quantized_bias
+from clika_ref.quantization_scheme import Integers, QuantizationScheme
+
+
+@dataclass
+class Plan:
+    """The scales of a quantized graph, by the names of its values and nodes."""
+
+    activations: dict[str, Scale] = field(default_factory=dict[str, Scale])
+    """Of each value that becomes integers."""
+    weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Of each layer, ``float32[channels]``."""
+
+
+def quantize_graph(graph: Graph, plan: Plan, scheme: QuantizationScheme, operators: Mapping[str, Operator]) -> None:
+    """Put the integers of a plan into a graph, which keeps the float weights that nothing reads any more."""
+    nodes = list(graph.nodes)
+    after = dict(zip(nodes, [*nodes[1:], None], strict=True))
+    for node in nodes:
+        if node.name in plan.weights:
+            _quantize_layer(graph, node, plan, scheme, operators)
+    for value, scale in _scaled(graph, plan):
+        before = nodes[0] if value.producer is None else after[value.producer]
+        _insert_pair(graph, value, scale, scheme.activations, Builder(graph, operators, before))
+
+
+def _scaled(graph: Graph, plan: Plan) -> list[tuple[Value, Scale]]:
+    values = [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
+    return [(v, plan.activations[v.name]) for v in values if v.name in plan.activations]
+
+
+def _insert_pair(graph: Graph, value: Value, scale: Scale, kind: Integers, build: Builder) -> None:
+    """Let all who read a value read what integers hold of it."""
+    readers = value.uses
+    integers = build("quantize", value, scale.scale, scale.zero_point, **attributes_of(kind))
+    held = build("dequantize", integers, scale.scale, scale.zero_point)
+    for use in readers:
+        _read_instead(graph, use, held)
+
+
+def _read_instead(graph: Graph, use: Use, value: Value) -> None:
+    if isinstance(use.user, Node):
+        graph.set_input(use.user, int(use.position), value)
+    elif isinstance(use.position, int):
+        graph.set_output(use.position, value)
+    else:
+        graph.set_state(use.position, value)
+
+
+def _quantize_layer(
+    graph: Graph, node: Node, plan: Plan, scheme: QuantizationScheme, operators: Mapping[str, Operator]
+) -> None:
+    """Make integers of the weight of a layer, and of its bias where the target adds it to the sum of products."""
+    trait, build, scales = node.op.trait, Builder(graph, operators, node, node.origin), plan.weights[node.name]
+    assert trait.weight is not None
+    weight = node.inputs[trait.weight]
+    axis = None if not scales.ndim else (trait.axis or 0) % weight.type.rank
+    integers = build.constant(
+        partial(integers_of, weight, scales, axis, scheme.weights, operators["quantize"]),
+        f"{weight.name}_integers",
+        TensorType(torch.int8, weight.type.shape),
+    )
+    scale = build.constant(scales, f"{weight.name}_scale")
+    graph.set_input(node, trait.weight, build("dequantize", integers, scale, axis=axis))
+    read = node.inputs[0]
+    bias = node.inputs[trait.bias] if trait.bias is not None else None
+    if scheme.has_integer_bias and isinstance(bias, Value) and bias.is_constant and read.name in plan.activations:
+        assert bias.data is not None
+        steps, own = quantized_bias(bias.data, plan.activations[read.name].scale, scales)
+        whole = build.constant(steps, f"{bias.name}_integers")
+        held = build("dequantize", whole, build.constant(own, f"{bias.name}_scale"), axis=0 if own.ndim else None)
+        graph.set_input(node, int(trait.bias or 0), held)
+
+
+def integers_of(weight: Value, scales: Tensor, axis: int | None, kind: Integers, quantize: Operator) -> Tensor:
+    """Return a weight as ``int8`` of its shape."""
+    assert weight.data is not None
+    zeros = torch.zeros_like(scales, dtype=torch.int8)
+    with torch.no_grad():
+        return quantize(weight.data.detach(), scales, zeros, axis=axis, **attributes_of(kind))
+
+
+def attributes_of(kind: Integers) -> dict[str, Any]:
+    """Return the attributes of ``quantize`` for a kind of integers."""
+    dtype = torch.int8 if kind.is_signed else torch.uint8
+    ends = torch.iinfo(dtype)
+    low, high = (None if end == own else end for end, own in ((kind.low, ends.min), (kind.high, ends.max)))
+    return {"dtype": dtype, "quant_min": low, "quant_max": high}

@@ -1,0 +1,55 @@
+"""How a target wants numbers quantized, as data that it declares; placement joins it with the traits of operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A kind of integers that stand for floats."""
+
+    bits: int = 8
+    is_signed: bool = False
+    is_symmetric: bool = False
+    """Whether the zero point is 0 whatever the range is, so that signed ones cover as much below as above."""
+    is_narrow: bool = False
+    """Whether the least of signed ones is left out, so that the negative of each is one of them."""
+
+    @property
+    def low(self) -> int:
+        """The least of them."""
+        return -(2 ** (self.bits - 1)) + self.is_narrow if self.is_signed else 0
+
+    @property
+    def high(self) -> int:
+        """The greatest of them."""
+        return 2 ** (self.bits - 1) - 1 if self.is_signed else 2**self.bits - 1
+
+
+def _none() -> frozenset[str]:
+    return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationScheme:
+    """What a target computes in integers, and in which.
+
+    A target has one as an attribute ``scheme``; whoever has none computes in float. Operators are said by their names.
+    """
+
+    activations: Integers
+    weights: Integers
+    """Of a weight, one scale for each output channel."""
+    layers: frozenset[str] = field(default_factory=_none)
+    """Operators with weights that run in integers, where what they read is quantized."""
+    closed: frozenset[str] = field(default_factory=_none)
+    """Of those, the ones that do so only if their result is quantized, too."""
+    absorbed: frozenset[str] = field(default_factory=_none)
+    """Operators that the runtime computes along with the one before them, which is said to return what they do."""
+    elementwise: frozenset[str] = field(default_factory=_none)
+    """Operators that run in integers if all tensors that they read and return are quantized, each with its scale."""
+    moving: frozenset[str] = field(default_factory=_none)
+    """Operators that hand integers on, with the scale that they had."""
+    has_integer_bias: bool = False
+    """Whether a bias is an integer of 32 bits, whose scale is that of the input times that of the weight."""

@@ -1,0 +1,95 @@
+"""Placement: which values become integers, whose scale they have, and why a layer stays float."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from clika_ref import clika_compile
+from clika_ref.quantization.placement import place
+from clika_ref.quantization_scheme import Integers, QuantizationScheme
+
+SCHEME = QuantizationScheme(
+    Integers(),
+    Integers(is_signed=True, is_symmetric=True),
+    layers=frozenset({"conv2d", "linear", "matmul"}),
+    closed=frozenset({"conv2d"}),
+    absorbed=frozenset({"relu"}),
+    elementwise=frozenset({"add", "mul", "cat"}),
+    moving=frozenset({"max_pool2d", "reshape", "permute", "flatten"}),
+)
+
+
+def placed(module, *inputs, has_range=lambda _: True, skipped=None):
+    graph = clika_compile(module, tracing_inputs=[inputs]).graph
+    named = {node.name: node for node in graph.nodes}
+    skipped = {named[name]: why for name, why in (skipped or {}).items()}
+    return graph, place(graph, SCHEME, has_range, skipped)
+
+
+def kinds(values):
+    return sorted(v.producer.kind if v.producer else "input" for v in values)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.one, self.two = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.stem(x)), 3, 1, 1)
+        return F.relu(self.two(F.relu(self.one(x))) + x)
+
+
+def test_a_convolution_and_what_it_absorbs_return_integers_and_what_moves_them_keeps_their_scale():
+    graph, found = placed(Residual(), torch.ones(1, 3, 8, 8))
+    assert [tail.producer.kind for tail in found.layers.values()] == ["relu", "relu", "conv2d"]
+    assert kinds(found.scaled_as) == ["conv2d", "input", "max_pool2d", "relu", "relu", "relu"]
+    (pool,) = [v for v in found.scaled_as if v.producer and v.producer.kind == "max_pool2d"]
+    assert found.scaled_as[pool].producer.kind == "relu"
+    assert [(node.kind, tail) for node, tail in found.elementwise.items()] == [("add", graph.outputs[0])]
+
+
+class Feedforward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def test_a_linear_layer_reads_integers_and_returns_floats_so_that_a_sum_of_it_stays_float():
+    _, found = placed(Feedforward(), torch.ones(2, 3, 4))
+    assert kinds(found.scaled_as) == ["gelu", "layer_norm"]
+    assert found.elementwise == {}
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear, self.other = nn.Conv2d(3, 4, 3), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        x = self.conv(x).flatten(2).permute(0, 2, 1)
+        return self.linear(x), self.other(y.reshape(-1, 4)), x @ x.transpose(1, 2)
+
+
+def test_what_was_moved_from_integers_is_integers_where_a_layer_reads_it_and_all_between():
+    graph, found = placed(Heads(), torch.ones(1, 3, 8, 8), torch.ones(2, 2, 4))
+    sources = {v.producer.kind: s.producer.kind for v, s in found.scaled_as.items() if v.producer and s.producer}
+    assert sources["permute"] == "conv2d"
+    assert found.scaled_as[graph.inputs[0]] is graph.inputs[0]
+    (moved,) = [v for v, source in found.scaled_as.items() if source is graph.inputs[1]]
+    assert moved.producer is not None  # of a float that is moved, the result only
+    assert [*found.floats.values()] == ["both operands are computed"]
+
+
+def test_a_layer_stays_float_whose_operand_has_no_range_or_that_was_skipped_and_says_why():
+    _, found = placed(Feedforward(), torch.ones(2, 3, 4), has_range=lambda v: v.producer.kind != "gelu")
+    assert kinds(found.scaled_as) == ["layer_norm"]
+    assert [reason.startswith("its input has no range") for reason in found.floats.values()] == [True]
+    graph, _ = placed(Residual(), torch.ones(1, 3, 8, 8))
+    name = next(node.name for node in graph.nodes if node.kind == "conv2d")
+    _, found = placed(Residual(), torch.ones(1, 3, 8, 8), skipped={name: "the user skips it"})
+    assert [*found.floats.values()] == ["the user skips it"]
+    assert len(found.layers) == 2
