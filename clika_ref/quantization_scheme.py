@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,9 @@ class QuantizationScheme:
     """Operators with weights that run in integers, where what they read is quantized."""
     closed: frozenset[str] = field(default_factory=_none)
     """Of those, the ones that do so only if their result is quantized, too."""
-    absorbed: frozenset[str] = field(default_factory=_none)
-    """Operators that the runtime computes along with the one before them, which is said to return what they do."""
+    absorbed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """Operators that the runtime computes along with the one before them, which is said to return what they do; with
+    the attributes that they must have."""
     elementwise: frozenset[str] = field(default_factory=_none)
     """Operators that run in integers if all tensors that they read and return are quantized, each with its scale."""
     moving: frozenset[str] = field(default_factory=_none)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clika_ref.quantization.observers import CLIPPED
 from clika_ref.quantization.scales import LEAST_SCALE, weight_scales
 from clika_ref.quantization_scheme import Integers
+
+STEP = 1 / 32
+"""Shares of the whole that are tried lie so far apart."""
+
+FEW_BITS = 4
+"""With so few, coarse steps cost more than what is clipped: shares are tried down to a third, else to two thirds."""
 
 
 def clipped_scales(weight: Tensor, axis: int | None, integers: Integers, importance: Tensor | None = None) -> Tensor:
@@ -28,8 +33,8 @@ def clipped_scales(weight: Tensor, axis: int | None, integers: Integers, importa
     weighs = None if importance is None else _rows(importance.detach().expand_as(weight), axis)
     whole = weight_scales(weight, axis, integers).reshape(-1, 1)
     best, least = whole, _error(rows, whole, integers, weighs)
-    for share in CLIPPED[1:]:
-        scales = (whole * share).clamp(min=LEAST_SCALE)
+    for step in range(1, 22 if integers.bits <= FEW_BITS else 11):
+        scales = (whole * (1 - step * STEP)).clamp(min=LEAST_SCALE)
         error = _error(rows, scales, integers, weighs)
         best = torch.where(error < least, scales, best)
         least = torch.minimum(error, least)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -64,30 +63,41 @@ def least_error(statistics: Statistics, *, levels: int = 256) -> Range:
         statistics: of the value.
         levels: how many integers there are.
     """
-    found = extremes(statistics)
+    shares = torch.tensor(CLIPPED, dtype=torch.float64)
+    low, high = min(statistics.low, 0.0), max(statistics.high, 0.0)
+    found = Range(low, high)
     for _ in range(2):  # the best of one end depends on the other, a little
-        highs = [Range(found.low, statistics.high * share) for share in CLIPPED]
-        found = min(highs, key=lambda r: quantization_error(statistics, r, levels))
-        lows = [Range(statistics.low * share, found.high) for share in CLIPPED]
-        found = min(lows, key=lambda r: quantization_error(statistics, r, levels))
+        highs = high * shares
+        found = Range(found.low, _best(highs, quantization_errors(statistics, torch.tensor(found.low), highs, levels)))
+        lows = low * shares
+        found = Range(_best(lows, quantization_errors(statistics, lows, torch.tensor(found.high), levels)), found.high)
     return found
+
+
+def _best(ends: Tensor, errors: Tensor) -> float:
+    return float(ends[errors.argmin()])
 
 
 def quantization_error(statistics: Statistics, chosen: Range, levels: int = 256) -> float:
     """Return the mean square of what integers in a range miss of the elements, as far as the histogram tells."""
-    counts = statistics.histogram.counts.double()
-    total = counts.sum()
-    if not total:
-        return 0.0
-    return float((_missed(statistics.histogram.centers, chosen, levels).square() * counts).sum() / total)
+    low, high = torch.tensor([chosen.low, chosen.high], dtype=torch.float64)
+    return float(quantization_errors(statistics, low, high, levels))
 
 
-def _missed(x: Tensor, chosen: Range, levels: int) -> Tensor:
-    if chosen.is_point:
-        return x
-    scale = (chosen.high - chosen.low) / (levels - 1)
-    offset = math.floor(-chosen.low / scale + 0.5)
-    return (torch.round(x / scale) + offset).clamp(0, levels - 1).sub(offset).mul(scale) - x
+def quantization_errors(statistics: Statistics, low: Tensor, high: Tensor, levels: int = 256) -> Tensor:
+    """Return `quantization_error` of many ranges at once, ``float64`` of the shape of their ends, which broadcast."""
+    counts = statistics.histogram.counts
+    seen = counts.nonzero().squeeze(1)
+    x, counts = statistics.histogram.centers[seen], counts[seen].double()
+    low, high = (end.double().unsqueeze(-1) for end in torch.broadcast_tensors(low, high))
+    scale = ((high - low) / (levels - 1)).clamp(min=TINIEST)
+    offset = torch.floor(-low / scale + 0.5)
+    missed = (x / scale).round_().add_(offset).clamp_(0, levels - 1).sub_(offset).mul_(scale).sub_(x)
+    return missed.square_().mul_(counts).sum(-1) / counts.sum().clamp(min=1)
+
+
+TINIEST = 2.0**-1000
+"""The step of a range of one point, at which whatever is not 0 is missed whole."""
 
 
 OBSERVERS: Mapping[str, Observer] = {

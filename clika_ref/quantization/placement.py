@@ -91,10 +91,14 @@ class _Placing:
         value = node.output
         while node.kind in self.scheme.closed | self.scheme.elementwise and len(value.uses) == 1:
             (use,) = value.uses
-            if not isinstance(use.user, Node) or use.user.kind not in self.scheme.absorbed or use.position != 0:
+            if not isinstance(use.user, Node) or not self._is_absorbed(use.user) or use.position != 0:
                 break
             value = use.user.output
         return value
+
+    def _is_absorbed(self, node: Node) -> bool:
+        wanted = self.scheme.absorbed.get(node.kind)
+        return wanted is not None and all(node.attrs[name] == value for name, value in wanted.items())
 
     def _visit(self, node: Node, wanted: set[Value]) -> None:
         """Decide on the results of a node; what it reads is decided on."""

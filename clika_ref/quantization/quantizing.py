@@ -22,22 +22,24 @@ from clika_ref.quantization_scheme import Integers, QuantizationScheme
 class Plan:
     """The scales of a quantized graph, by the names of its values and nodes."""
 
+    scheme: QuantizationScheme
+    """What its integers are."""
     activations: dict[str, Scale] = field(default_factory=dict[str, Scale])
     """Of each value that becomes integers."""
     weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Of each layer, ``float32[channels]``."""
 
 
-def quantize_graph(graph: Graph, plan: Plan, scheme: QuantizationScheme, operators: Mapping[str, Operator]) -> None:
+def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
     """Put the integers of a plan into a graph, which keeps the float weights that nothing reads any more."""
     nodes = list(graph.nodes)
     after = dict(zip(nodes, [*nodes[1:], None], strict=True))
     for node in nodes:
         if node.name in plan.weights:
-            _quantize_layer(graph, node, plan, scheme, operators)
+            _quantize_layer(graph, node, plan, operators)
     for value, scale in _scaled(graph, plan):
         before = nodes[0] if value.producer is None else after[value.producer]
-        _insert_pair(graph, value, scale, scheme.activations, Builder(graph, operators, before))
+        _insert_pair(graph, value, scale, plan.scheme.activations, Builder(graph, operators, before))
 
 
 def _scaled(graph: Graph, plan: Plan) -> list[tuple[Value, Scale]]:
@@ -63,16 +65,14 @@ def _read_instead(graph: Graph, use: Use, value: Value) -> None:
         graph.set_state(use.position, value)
 
 
-def _quantize_layer(
-    graph: Graph, node: Node, plan: Plan, scheme: QuantizationScheme, operators: Mapping[str, Operator]
-) -> None:
+def _quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str, Operator]) -> None:
     """Make integers of the weight of a layer, and of its bias where the target adds it to the sum of products."""
     trait, build, scales = node.op.trait, Builder(graph, operators, node, node.origin), plan.weights[node.name]
     assert trait.weight is not None
     weight = node.inputs[trait.weight]
     axis = None if not scales.ndim else (trait.axis or 0) % weight.type.rank
     integers = build.constant(
-        partial(integers_of, weight, scales, axis, scheme.weights, operators["quantize"]),
+        partial(integers_of, weight, scales, axis, plan.scheme.weights, operators["quantize"]),
         f"{weight.name}_integers",
         TensorType(torch.int8, weight.type.shape),
     )
@@ -80,7 +80,7 @@ def _quantize_layer(
     graph.set_input(node, trait.weight, build("dequantize", integers, scale, axis=axis))
     read = node.inputs[0]
     bias = node.inputs[trait.bias] if trait.bias is not None else None
-    if scheme.has_integer_bias and isinstance(bias, Value) and bias.is_constant and read.name in plan.activations:
+    if plan.scheme.has_integer_bias and isinstance(bias, Value) and bias.is_constant and read.name in plan.activations:
         assert bias.data is not None
         steps, own = quantized_bias(bias.data, plan.activations[read.name].scale, scales)
         whole = build.constant(steps, f"{bias.name}_integers")

@@ -13,7 +13,7 @@ SCHEME = QuantizationScheme(
     Integers(is_signed=True, is_symmetric=True),
     layers=frozenset({"conv2d", "linear", "matmul"}),
     closed=frozenset({"conv2d"}),
-    absorbed=frozenset({"relu"}),
+    absorbed={"relu": {}},
     elementwise=frozenset({"add", "mul", "cat"}),
     moving=frozenset({"max_pool2d", "reshape", "permute", "flatten"}),
 )

@@ -1,0 +1,128 @@
+"""Quantization sensitivity (QS): how much of a model's output each layer would spoil, by random output probes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.quantization.placement import Placement
+from clika_ref.quantization.quantizing import Plan, attributes_of, integers_of
+from clika_ref.quantization.scales import Scale
+from clika_ref.quantization_scheme import Integers
+
+PROBES = 16
+"""Random directions of the output in which errors are measured; each costs one pass backward."""
+
+
+def sensitivities(
+    graph: Graph,
+    placement: Placement,
+    plan: Plan,
+    operators: Mapping[str, Operator],
+    inputs: Sequence[Tensor],
+    *,
+    probes: int = PROBES,
+) -> dict[Node, float]:
+    """Return of each layer ``||Q - F||^2 / ||F||^2`` at the outputs, were only that layer quantized.
+
+    What a layer in integers returns otherwise than in float is computed; to first order the Jacobian of all behind it
+    makes of that the error at the outputs. A probe is a direction ``u`` of random normal numbers: one pass backward
+    gives ``u @ J`` behind every layer at once, and the mean of the squares of its products with an error is the square
+    of what the error becomes. So no layer needs a run of its own. Samples of a batch, whose errors are independent, are
+    squared one by one, which makes as many probes of one.
+
+    Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
+    """
+    outputs, held = _taped(graph, placement, inputs)
+    whole = sum(float(o.detach().double().square().sum()) for o in outputs)
+    found = dict.fromkeys(placement.layers, 0.0)
+    if not whole:
+        return found
+    layers = _Layers(held, plan, operators)
+    errors = {node: layers.error(node, tail) for node, tail in placement.layers.items()}
+    leaves = [held[tail] for tail in placement.layers.values()]
+    for number in range(probes):
+        spread = torch.Generator(outputs[0].device).manual_seed(number)
+        directions = [torch.randn(o.shape, generator=spread, dtype=o.dtype, device=o.device) for o in outputs]
+        slopes = torch.autograd.grad(outputs, leaves, directions, retain_graph=True, allow_unused=True)
+        for (node, error), slope in zip(errors.items(), slopes, strict=True):
+            if slope is not None:
+                moved = slope.mul(error)
+                moved = moved.flatten(1).sum(1) if _has_samples(error, inputs) else moved.sum()
+                found[node] += float(moved.double().square().sum()) / (probes * whole)
+    return found
+
+
+def _has_samples(error: Tensor, inputs: Sequence[Tensor]) -> bool:
+    """Whether the first side is that of the batch, as far as shapes tell."""
+    return error.ndim > 1 and all(x.ndim and x.shape[0] == error.shape[0] for x in inputs)
+
+
+def _taped(graph: Graph, placement: Placement, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[Value, Tensor]]:
+    """Run a graph so that slopes reach what layers return; return its float outputs and what layers read and return."""
+    tails = set(placement.layers.values())
+    wanted = {v for node in placement.layers for v in node.inputs if isinstance(v, Value) and not v.is_constant} | tails
+    held = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v in wanted}
+
+    def watch(node: Node, results: tuple[Tensor, ...]) -> None:
+        for value, result in zip(node.outputs, results, strict=True):
+            if value in tails and not result.requires_grad:
+                result.requires_grad_()
+            if value in wanted:
+                held[value] = result
+
+    with torch.enable_grad():
+        outputs, _ = interpret(graph, inputs, watch)
+    return [o for o in outputs if o.requires_grad], held
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Runs one layer in integers, on what it read in the float run."""
+
+    held: Mapping[Value, Tensor]
+    plan: Plan
+    operators: Mapping[str, Operator]
+
+    @torch.no_grad()
+    def error(self, node: Node, tail: Value) -> Tensor:
+        """Return what a layer returns otherwise in integers, along with what it absorbs."""
+        value = node.output
+        found = node.op(*(self._operand(node, i) for i in range(len(node.inputs))), **node.attrs)
+        while value is not tail:
+            (use,) = value.uses
+            assert isinstance(use.user, Node)
+            found = use.user.op(found, *(_given(v) for v in use.user.inputs[1:]), **use.user.attrs)
+            value = use.user.output
+        return self._rounded(tail, found) - self.held[tail]
+
+    def _operand(self, node: Node, position: int) -> object:
+        operand = node.inputs[position]
+        if position == node.op.trait.weight:
+            scales = self.plan.weights[node.name]
+            axis = None if not scales.ndim else (node.op.trait.axis or 0) % operand.type.rank
+            integers = integers_of(operand, scales, axis, self.plan.scheme.weights, self.operators["quantize"])
+            return self.operators["dequantize"](integers, scales, axis=axis)
+        given = _given(operand)
+        return self._rounded(operand, self.held[operand]) if given is operand else given
+
+    def _rounded(self, value: Value, x: Tensor) -> Tensor:
+        scale = self.plan.activations.get(value.name)
+        return x if scale is None else rounded(x, scale, self.plan.scheme.activations, self.operators)
+
+
+def _given(operand: object) -> object:
+    """Return the elements of a constant, and a number as it is; a value that is computed stays a value."""
+    return operand.data if isinstance(operand, Value) and operand.is_constant else operand
+
+
+def rounded(x: Tensor, scale: Scale, kind: Integers, operators: Mapping[str, Operator]) -> Tensor:
+    """Return what integers hold of a tensor."""
+    integers = operators["quantize"](x, scale.scale, scale.zero_point, **attributes_of(kind))
+    return operators["dequantize"](integers, scale.scale, scale.zero_point)

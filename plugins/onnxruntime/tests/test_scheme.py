@@ -1,0 +1,136 @@
+"""The scheme of ONNX Runtime: whatever is planned in integers runs in integers, and computes what the graph says."""
+
+from collections import Counter
+
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from clika_ref_onnxruntime.scheme import ARM, X86, X86_WITHOUT_VNNI, scheme_of
+from torch import nn
+from torch.nn import functional as F
+
+from clika_ref import clika_compile
+from clika_ref.core.execution import interpret
+from clika_ref.core.registry import load_registry
+from clika_ref.exporting.export import lower
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.observers import extremes
+from clika_ref.quantization.placement import place
+from clika_ref.quantization.planning import planned
+from clika_ref.quantization.quantizing import quantize_graph
+
+REGISTRY = load_registry()
+TARGET = REGISTRY.targets["onnxruntime"]
+
+
+class Chain(nn.Module):
+    """A layer, and what comes behind it, as a function of the layer's result and the input."""
+
+    def __init__(self, layer, behind=lambda y, x: y):
+        super().__init__()
+        self.layer, self.behind = layer, behind
+
+    def forward(self, x):
+        return self.behind(self.layer(x), x)
+
+
+def quantized(module, x, folder, scheme=X86):
+    """Return the graph in integers, its placement, what the runtime made of the file, and its result on ``x``."""
+    graph = clika_compile(module.eval(), tracing_inputs=[x]).graph.clone()
+    lower(graph, REGISTRY, TARGET)
+    calibration = Calibration(graph)
+    calibration.add([x])
+    values = calibration.table.values
+    placement = place(graph, scheme, lambda v: v.name in values and not values[v.name].is_unbounded, {})
+    plan = planned(placement, calibration.table, scheme, lambda _: extremes)
+    quantize_graph(graph, plan, REGISTRY.operators)
+    graph.drop_unused_constants()
+    artifact = TARGET.compile(graph, folder / "model.onnx")
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(artifact.path), options, providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    nodes = onnx.load(folder / "optimized.onnx").graph.node
+    return graph, placement, Counter(node.op_type for node in nodes), torch.from_numpy(result)
+
+
+def image(*shape):
+    return torch.randn(shape or (2, 8, 6, 6), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+TWICE = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+
+CASES = {
+    "conv1d": (Chain(nn.Conv1d(8, 8, 3)), image(2, 8, 6), {"QLinearConv": 1}),
+    "conv2d": (Chain(nn.Conv2d(8, 8, 3, groups=8)), image(), {"QLinearConv": 1}),
+    "conv3d": (Chain(nn.Conv3d(4, 4, 2)), image(1, 4, 3, 4, 4), {"QLinearConv": 1}),
+    "relu": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.relu(y)), image(), {"QLinearConv": 1}),
+    "relu6": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.relu6(y * 1.0)), image(), {"QLinearConv": 1}),
+    "hardtanh": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.hardtanh(y, 0, 6)), image(), {"QLinearConv": 1}),
+    "hardtanh-signed": (Chain(nn.Conv2d(8, 8, 3), lambda y, _: F.hardtanh(y)), image(), {"QLinearConv": 1}),
+    "linear": (Chain(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))), image(3, 8), {"QGemm": 2}),
+    "linear-3d": (Chain(nn.Linear(8, 8)), image(2, 3, 8), {"QGemm": 1}),
+    "linear-no-bias": (Chain(nn.Linear(8, 8, bias=False)), image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
+    "add": (Chain(TWICE, lambda y, x: F.relu(y + F.relu(x) - x)), image(), {"QLinearConv": 2}),
+    "residual": (
+        Chain(nn.Conv2d(8, 8, 1), lambda y, _: F.relu(TWICE(y) + y)),
+        image(),
+        {"QLinearConv": 3, "QLinearAdd": 1},
+    ),
+    "gate": (
+        Chain(nn.Conv2d(8, 8, 1), lambda y, _: TWICE(y * torch.sigmoid(y))),
+        image(),
+        {"QLinearConv": 3, "QLinearSigmoid": 1, "QLinearMul": 1},
+    ),
+    "leaky": (Chain(nn.Conv2d(8, 8, 1), lambda y, _: TWICE(F.leaky_relu(y))), image(), {"QLinearLeakyRelu": 1}),
+    "join": (
+        Chain(nn.Conv2d(8, 4, 1), lambda y, x: TWICE(torch.cat([y, F.relu(y)], 1))),
+        image(),
+        {"QLinearConv": 3},
+    ),
+    "pools": (
+        Chain(TWICE, lambda y, _: F.adaptive_avg_pool2d(F.avg_pool2d(F.max_pool2d(y, 2), 2), 1)),
+        image(),
+        {"QLinearAveragePool": 1, "QLinearGlobalAveragePool": 1, "NhwcMaxPool": 1},
+    ),
+    "moved": (
+        Chain(TWICE, lambda y, _: F.linear(y.flatten(2).permute(0, 2, 1)[:, 1:], torch.ones(3, 8), torch.ones(3))),
+        image(),
+        {"QLinearConv": 2},
+    ),
+}
+
+FLOAT = {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_planned_in_integers_runs_in_integers_and_computes_what_the_graph_says(name, tmp_path):
+    module, x, expected = CASES[name]
+    graph, _, kinds, result = quantized(module, x, tmp_path)
+    assert {kind: kinds[kind] for kind in expected} == expected
+    assert not FLOAT & kinds.keys()
+    (simulated,), _ = interpret(graph, [x])
+    with torch.no_grad():
+        float_result = module(x)
+    step = float((simulated - result).abs().max()) / float(float_result.abs().max())
+    assert step < 0.02
+    assert float((result - float_result).square().sum() / float_result.square().sum()) < 1e-2
+
+
+def test_weights_of_seven_bits_where_pairs_of_products_would_overflow(tmp_path):
+    graph, _, _, _ = quantized(Chain(nn.Conv2d(8, 8, 3)), image(), tmp_path, X86_WITHOUT_VNNI)
+    (weight,) = [v.data for name, v in graph.constants.items() if name == "layer.weight_integers"]
+    assert int(weight.abs().max()) == 63
+
+
+def test_the_processor_decides():
+    assert scheme_of("x86_64", frozenset({"avx2", "avx512_vnni"})) is X86
+    assert scheme_of("AMD64", frozenset({"avx2", "avx512f"})) is X86_WITHOUT_VNNI
+    assert scheme_of("aarch64", frozenset()) is ARM

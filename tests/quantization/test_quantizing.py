@@ -1,0 +1,67 @@
+"""A graph in integers: what it computes, what stays, and that each reader reads what integers hold."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.execution import interpret
+from clika_ref.core.registry import load_registry
+from clika_ref.quantization.quantizing import Plan, quantize_graph
+from clika_ref.quantization.scales import Scale
+from clika_ref.quantization_scheme import Integers, QuantizationScheme
+
+OPERATORS = load_registry().operators
+
+SCHEME = QuantizationScheme(Integers(), Integers(is_signed=True, is_symmetric=True, is_narrow=True))
+WITH_BIAS = QuantizationScheme(SCHEME.activations, SCHEME.weights, has_integer_bias=True)
+
+
+def graph_of(module, x):
+    torch.manual_seed(0)
+    return clika_compile(module, tracing_inputs=[x]).graph.clone()
+
+
+def rounded(x, scale, zero=0.0, low=0, high=255):
+    return ((x / scale).round().add(zero).clamp(low, high) - zero) * scale
+
+
+@pytest.mark.parametrize("scheme", [SCHEME, WITH_BIAS])
+def test_layers_compute_on_what_integers_hold(scheme):
+    torch.manual_seed(0)
+    module, x = nn.Linear(4, 3), torch.randn(5, 4)
+    graph = graph_of(module, x)
+    (node,) = graph.nodes
+    scales = torch.tensor([0.01, 0.02, 0.004])
+    plan = Plan(scheme, {graph.inputs[0].name: Scale(0.02, 128)}, {node.name: scales})
+    quantize_graph(graph, plan, OPERATORS)
+    (found,), _ = interpret(graph, [x])
+    weight = rounded(module.weight, scales[:, None], low=-127, high=127)
+    bias = rounded(module.bias, 0.02 * scales, low=-(2**31), high=2**31) if scheme.has_integer_bias else module.bias
+    torch.testing.assert_close(found, nn.functional.linear(rounded(x, 0.02, 128), weight, bias))
+    stored = [v.data.dtype for name, v in graph.constants.items() if name.endswith("_integers")]
+    assert stored == ([torch.int8, torch.int32] if scheme.has_integer_bias else [torch.int8])
+
+
+class Shared(nn.Module):
+    def forward(self, x):
+        y = torch.relu(x)
+        return y, y + x
+
+
+def test_whoever_reads_a_value_reads_what_integers_hold_of_it_outputs_too():
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    graph = graph_of(Shared(), x)
+    relu = next(node for node in graph.nodes if node.kind == "relu")
+    quantize_graph(graph, Plan(SCHEME, {relu.name: Scale(0.05, 0)}), OPERATORS)
+    (first, second), _ = interpret(graph, [x])
+    assert torch.equal(first, rounded(x.relu(), 0.05))
+    assert torch.equal(second, first + x)
+    assert [node.kind for node in graph.nodes] == ["relu", "quantize", "dequantize", "add"]
+
+
+def test_a_graph_without_a_plan_stays_as_it_is():
+    graph = graph_of(Shared(), torch.ones(2, 2))
+    before = str(graph)
+    quantize_graph(graph, Plan(SCHEME), OPERATORS)
+    assert str(graph) == before

@@ -1,0 +1,99 @@
+"""Sensitivity by probes is that of quantizing each layer alone; what reaches no output has none."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.execution import interpret
+from clika_ref.core.registry import load_registry
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.observers import extremes
+from clika_ref.quantization.placement import place
+from clika_ref.quantization.planning import planned
+from clika_ref.quantization.quantizing import Plan, quantize_graph
+from clika_ref.quantization.sensitivity import sensitivities
+from clika_ref.quantization_scheme import Integers, QuantizationScheme
+
+OPERATORS = load_registry().operators
+
+SCHEME = QuantizationScheme(
+    Integers(),
+    Integers(bits=6, is_signed=True, is_symmetric=True),
+    layers=frozenset({"conv2d", "linear"}),
+    closed=frozenset({"conv2d"}),
+    absorbed={"relu": {}},
+    has_integer_bias=True,
+)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.one, self.two = nn.Conv2d(3, 8, 3), nn.Linear(8 * 16, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(torch.relu(self.conv(x)).flatten(1))))
+
+
+def made(module, x):
+    torch.manual_seed(0)
+    graph = clika_compile(module().eval(), tracing_inputs=[x]).graph
+    calibration = Calibration(graph)
+    calibration.add([x])
+    table = calibration.table
+    placement = place(graph, SCHEME, lambda v: v.name in table.values, {})
+    return graph, placement, planned(placement, table, SCHEME, lambda _: extremes, clips=False)
+
+
+@torch.no_grad()
+def alone(graph, node, tail, plan, x):
+    """Return ``||Q - F||^2 / ||F||^2`` with one layer in integers."""
+    own = {node.inputs[0].name, tail.name}
+    part = Plan(SCHEME, {n: s for n, s in plan.activations.items() if n in own}, {node.name: plan.weights[node.name]})
+    twin = graph.clone()
+    quantize_graph(twin, part, OPERATORS)
+    (found,), _ = interpret(twin, [x])
+    (wanted,), _ = interpret(graph, [x])
+    return float((found - wanted).square().sum() / wanted.square().sum())
+
+
+def test_probes_estimate_what_quantizing_a_layer_alone_does_to_the_output():
+    x = torch.randn(16, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    graph, placement, plan = made(Net, x)
+    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
+    assert [node.kind for node in found] == ["conv2d", "linear", "linear"]
+    for node, tail in placement.layers.items():
+        assert found[node] == pytest.approx(alone(graph, node, tail, plan, x), rel=0.3)
+
+
+class Unread(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept, self.idle = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.kept(x), self.idle(x) * 0
+
+
+def test_a_layer_whose_result_does_not_matter_has_no_sensitivity():
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    graph, placement, plan = made(Unread, x)
+    kept, idle = sensitivities(graph, placement, plan, OPERATORS, [x]).values()
+    assert kept > 0
+    assert idle == 0
+
+
+class Nothing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) * 0
+
+
+def test_where_the_output_is_zero_nothing_is_sensitive():
+    x = torch.ones(2, 4)
+    graph, placement, plan = made(Nothing, x)
+    assert [*sensitivities(graph, placement, plan, OPERATORS, [x]).values()] == [0.0]
