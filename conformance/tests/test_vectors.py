@@ -128,10 +128,16 @@ def test_elements_lie_around_the_numbers_of_a_call():
     assert run.inputs[0].unique().tolist() == [-(2**31), 2**31 - 1]
     half = [run for run in runs_of([sample(torch.float16, (4,)), 70000.0], 0) if run.name == "around"]
     assert half[0].inputs[0].abs().max() == math.inf
-    (run,) = (r for r in runs_of([sample(shape=(8,))], 0, attributes=[0.3, 7, True, "mean"]) if r.name == "around")
+    (run,) = (r for r in runs_of([sample(shape=(8,))], 0, attributes=[0.3, 0, True, "mean"]) if r.name == "around")
     assert run.inputs[0].abs().double().unique().tolist() == pytest.approx([0.3, 0.3, 0.3, 0.9])
     assert (run.inputs[0] == torch.tensor(0.3)).any()
-    assert not any(run.name == "around" for run in runs_of([sample(), sample()], 0, attributes=[7, math.inf]))
+    assert not any(run.name == "around" for run in runs_of([sample(), sample()], 0, attributes=[0, True, math.inf]))
+
+
+def test_elements_lie_around_integers_among_attributes_and_what_is_within_tuples_in_turn():
+    runs = [r for seed in range(9) for r in runs_of([sample(shape=(5,))], seed, attributes=[3, (0.5, (7,))])]
+    middles = {r.inputs[0][0].item() for r in runs if r.name == "around"}
+    assert middles == {3.0, 0.5, 7.0}
 
 
 def test_integers_that_are_one_float64_meet_in_all_operands():

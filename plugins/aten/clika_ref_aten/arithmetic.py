@@ -164,21 +164,24 @@ def _floor_of_floats(op, x, y, divisor):
     rest = op.Mod(x, y, fmod=1)
     whole = op.Round(op.Div(op.Sub(x, rest), y))
     lower = op.Where(_signs_differ(op, rest, y, divisor), op.Sub(whole, op.like(x, 1)), whole)
-    if isinstance(divisor, int | float) and divisor:
+    if isinstance(divisor, int | float) and _held(divisor, op.dtype(y)):
         return lower
     return op.Where(op.Equal(y, op.like(y, 0)), op.Div(x, y), lower)
 
 
 def _is_minus_one(divisor, dtype):
     """Whether a number is -1 as an integer of a dtype: the least integer divided by it ends ONNX Runtime's process."""
-    if dtype.is_floating_point or not isinstance(divisor, int):
-        return False
-    return dtype != torch.uint8 and torch.tensor(divisor).to(dtype).item() == -1
+    return isinstance(divisor, int) and not dtype.is_floating_point and _held(divisor, dtype) == -1
+
+
+def _held(number, dtype):
+    """Return what a dtype holds of a number: integers wrap around."""
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None).to(dtype).item()
 
 
 def _signs_differ(op, rest, y, divisor):
     """Say where a remainder is not zero and of another sign than its divisor."""
-    if isinstance(divisor, int | float) and divisor > 0:
+    if isinstance(divisor, int | float) and _held(divisor, op.dtype(y)) > 0:
         return op.Less(rest, op.like(rest, 0))
     return op.Less(op.Mul(sign_of(op, rest), sign_of(op, y)), op.like(rest, 0))
 
@@ -189,6 +192,9 @@ def _divisor(draw, s, x):
         low, high = 0.6, 4
     dtypes = [d for d in NUMBERS if high > 0 or d != torch.uint8]
     y = operand_for(draw, s, x, dtype=dtypes, number=True, low=low, high=high)
+    bits = 8 * x.dtype.itemsize
+    if type(y) is int and not x.dtype.is_floating_point and bits < 64 and draw(s.choice(False, False, True)):
+        y += 2**bits  # which wraps around to what it was
     return y or 1
 
 

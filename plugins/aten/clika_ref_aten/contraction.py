@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE, DOT
+from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten.linear import NUMBERS, in_int32
@@ -74,9 +75,23 @@ def _alone(equation, shapes):
 @einsum.onnx
 def _(op, *tensors, equation):
     equation = _explicit(equation, [op.rank(t) for t in tensors])
+    equation, tensors = _with_adjacent_diagonals(op, equation, tensors)
     if not op.result.dtype.is_floating_point:
         equation, tensors = _summed_by_products(op, equation, tensors)
     return in_int32(op, lambda *ts: op.Einsum(*ts, equation=equation), *op.promote(*tensors))
+
+
+def _with_adjacent_diagonals(op, equation, tensors):
+    """Move letters that a term repeats side by side: around an empty side, ONNX Runtime divides by its length."""
+    left, _, right = equation.partition("->")
+    terms, moved = [], []
+    for term, tensor in zip(left.split(","), tensors, strict=True):
+        order = sorted(range(len(term)), key=lambda i, term=term: term.index(term[i]))
+        terms.append("".join(term[i] for i in order))
+        moved.append(tensor if order == [*range(len(term))] else op.Transpose(tensor, perm=order))
+        shape = op.shape(tensor)
+        op.declare(moved[-1], TensorType(op.dtype(tensor), tuple(shape[i] for i in order)))
+    return f"{','.join(terms)}->{right}", tuple(moved)
 
 
 def _summed_by_products(op, equation, tensors):
@@ -87,14 +102,20 @@ def _summed_by_products(op, equation, tensors):
     alone = _alone(equation, [op.shape(t) for t in tensors])
     if not alone:
         return equation, tensors
+    if len(tensors) > TWO and any(op.dtype(t) != torch.int64 for t in tensors):
+        msg = "of three integer operands eager wraps the product of two, then sums; multiply them two at a time"
+        raise TargetError(msg)
     left, _, right = equation.partition("->")
     ones = op.Expand(op.like(tensors[0], 1), op.ints(list(alone.values())))
     return f"{left},{''.join(alone)}->{right}", (*tensors, ones)
 
 
+TWO = 2
+"""Operands of which a product wraps around in no dtype but that of the result."""
+
 EQUATIONS = (
     "ij,jk->ik", "bhid,bhjd->bhij", "ij,jk", "ii->i", "ii", "bii,bi->b", "...ij,...jk->...ik", "i...,i...->...",
-    "...ij,jk", "A b, b C -> C A", "aB,BC", "i,j,k->kij", "ij,k->ik", "bn,anm,bm->ba", "ij->ji", "...i->...",
+    "...ij,jk", "A b, b C -> C A", "aB,BC", "i,j,k->kij", "ij,k->ik", "bn,anm,bm->ba", "ij->ji", "...i->...", "bib->b",
 )  # fmt: skip
 
 

@@ -17,6 +17,32 @@ def assert_agrees(op, *operands, **attrs):
     assert difference is None, f"{case}: {difference}"
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8])
+def test_a_divisor_that_wraps_around_is_what_it_wraps_to(dtype):
+    """The runtime's process ended where the least integer was divided by -1, and quotients were rounded up."""
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.min, limits.max, -100, 5], dtype=dtype)
+    assert_agrees(arithmetic.fmod, x, -(2**40) - 1)
+    assert_agrees(arithmetic.remainder, x, -(2**40) - 1)
+    for divisor in (2**limits.bits - 7, -(2**40) - 3):
+        assert_agrees(arithmetic.div, x, divisor, rounding_mode="floor")
+
+
+def test_a_divisor_that_vanishes_in_the_dtype_is_zero():
+    assert_agrees(arithmetic.div, torch.tensor([3.0, -3.0]), 1e-50, rounding_mode="floor")
+
+
+@pytest.mark.parametrize("equation", ["bcb->b", "bcb->", "bcb,a->a"])
+def test_a_diagonal_around_an_empty_side_ends_no_process(equation):
+    tensors = (torch.ones(3, 0, 3), torch.ones(2))[: 1 + equation.count(",")]
+    assert_agrees(contraction.einsum, *tensors, equation=equation)
+
+
+def test_integers_of_which_one_operand_alone_is_summed_over_a_spread_side_are_summed_as_int64():
+    x, y = torch.full((3, 4), 100, dtype=torch.int8), torch.ones(1, 4, dtype=torch.int8)
+    assert_agrees(contraction.einsum, x, y, equation="i...,i...->...")
+
+
 @pytest.mark.parametrize("divisor", [-7, -2, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8])
 def test_quotients_rounded_down_do_not_overflow_on_the_way(dtype, divisor):

@@ -110,14 +110,21 @@ def columns(op: Operator, wanted: tuple[torch.dtype, ...]) -> list[torch.dtype]:
     return found or [_own(op)]
 
 
+OWN_DRAWS = 100
+"""Calls that are drawn in search of one in a dtype that is judged."""
+
+
 def _own(op: Operator) -> torch.dtype:
     """Return the dtype of the first tensor that an operator takes."""
-    axis = DtypeAxis(torch.float32, choices=False)
-    decide = random_draw(random.Random(0))  # noqa: S311 - no secret
-    try:
-        call = sampled(op, lambda d: decide(axis.narrow(d)))
-    except UnjudgedError as error:
-        return error.dtype
-    except SampleError:  # the run reports it
-        return torch.float32
-    return next((o.dtype for o in call.operands if isinstance(o, TensorSample)), torch.float32)
+    axis, unjudged = DtypeAxis(torch.float32, choices=False), torch.float32
+    for seed in range(OWN_DRAWS):
+        decide = random_draw(random.Random(seed))  # noqa: S311 - no secret
+        try:
+            call = sampled(op, lambda d, decide=decide: decide(axis.narrow(d)))
+        except UnjudgedError as error:
+            unjudged = error.dtype
+        except SampleError:  # the run reports it
+            return torch.float32
+        else:
+            return next((o.dtype for o in call.operands if isinstance(o, TensorSample)), torch.float32)
+    return unjudged

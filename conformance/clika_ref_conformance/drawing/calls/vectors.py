@@ -121,16 +121,29 @@ def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Itera
 
 
 def _around(samples: Mapping[int, TensorSample], operands: Sequence[Any], attributes: Iterable[Any]) -> dict[int, Fill]:
-    """Let elements be what the numbers of a call are, and their neighbours on either side; integers may be sides."""
-    numbers = [o for o in operands if type(o) in (int, float)] + [a for a in attributes if type(a) is float]
-    numbers = [n for n in numbers if math.isfinite(n)]
+    """Let elements be what the numbers of a call are, and their neighbours on either side.
+
+    Not what is 0 among the attributes: it is a default, and its neighbours are those that runtimes take for 0.
+    """
+    numbers = [*_numbers(operands), *(n for n in _numbers(attributes) if n or type(n) is float)]
+    numbers = [n for n in dict.fromkeys(numbers) if math.isfinite(n)]
     free = [i for i, s in samples.items() if s.domain is None and not s.unique and s.dtype != torch.bool]
     return {i: _near(numbers) for i in free if numbers and math.prod(samples[i].shape)}
 
 
+def _numbers(items: Iterable[Any]) -> Iterator[float]:
+    """Yield ints and floats, those within tuples too."""
+    for item in items:
+        if isinstance(item, tuple):
+            yield from _numbers(item)
+        elif type(item) in (int, float):
+            yield item
+
+
 def _near(numbers: Sequence[float]) -> Fill:
-    def fill(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
-        found = [near for number in numbers for near in _neighbours(number, sample)]
+    def fill(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+        first = int(torch.randint(len(numbers), (), generator=generator))  # a tensor may have too few elements for all
+        found = [near for number in (*numbers[first:], *numbers[:first]) for near in _neighbours(number, sample)]
         places = torch.arange(math.prod(sample.shape)) % len(found)
         return torch.stack(found)[places].reshape(sample.shape)
 
