@@ -20,6 +20,16 @@ PROBES = 16
 """Random directions of the output in which errors are measured; each costs one pass backward."""
 
 
+@dataclass(frozen=True)
+class Sensitivities:
+    """What quantizing each layer alone would do to the outputs."""
+
+    of: Mapping[Node, float]
+    """By layer: ``||Q - F||^2 / ||F||^2``."""
+    varying: float
+    """The share of ``||F||^2`` that varies with the input: the outputs of random weights are mostly constant."""
+
+
 def sensitivities(
     graph: Graph,
     placement: Placement,
@@ -28,7 +38,7 @@ def sensitivities(
     inputs: Sequence[Tensor],
     *,
     probes: int = PROBES,
-) -> dict[Node, float]:
+) -> Sensitivities:
     """Return of each layer ``||Q - F||^2 / ||F||^2`` at the outputs, were only that layer quantized.
 
     What a layer in integers returns otherwise than in float is computed; to first order the Jacobian of all behind it
@@ -40,10 +50,10 @@ def sensitivities(
     Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
     """
     outputs, held = _taped(graph, placement, inputs)
-    whole = sum(float(o.detach().double().square().sum()) for o in outputs)
+    whole = sum(_energy(o) for o in outputs)
     found = dict.fromkeys(placement.layers, 0.0)
     if not whole:
-        return found
+        return Sensitivities(found, 0.0)
     layers = _Layers(held, plan, operators)
     errors = {node: layers.error(node, tail) for node, tail in placement.layers.items()}
     leaves = [held[tail] for tail in placement.layers.values()]
@@ -56,7 +66,11 @@ def sensitivities(
                 moved = slope.mul(error)
                 moved = moved.flatten(1).sum(1) if _has_samples(error, inputs) else moved.sum()
                 found[node] += float(moved.double().square().sum()) / (probes * whole)
-    return found
+    return Sensitivities(found, sum(_energy(o - o.mean(0)) for o in outputs if o.ndim) / whole)
+
+
+def _energy(x: Tensor) -> float:
+    return float(x.detach().double().square().sum())
 
 
 def _has_samples(error: Tensor, inputs: Sequence[Tensor]) -> bool:

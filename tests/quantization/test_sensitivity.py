@@ -61,7 +61,7 @@ def alone(graph, node, tail, plan, x):
 def test_probes_estimate_what_quantizing_a_layer_alone_does_to_the_output():
     x = torch.randn(16, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Net, x)
-    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
+    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=64).of
     assert [node.kind for node in found] == ["conv2d", "linear", "linear"]
     for node, tail in placement.layers.items():
         assert found[node] == pytest.approx(alone(graph, node, tail, plan, x), rel=0.3)
@@ -79,7 +79,7 @@ class Unread(nn.Module):
 def test_a_layer_whose_result_does_not_matter_has_no_sensitivity():
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Unread, x)
-    kept, idle = sensitivities(graph, placement, plan, OPERATORS, [x]).values()
+    kept, idle = sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()
     assert kept > 0
     assert idle == 0
 
@@ -96,4 +96,4 @@ class Nothing(nn.Module):
 def test_where_the_output_is_zero_nothing_is_sensitive():
     x = torch.ones(2, 4)
     graph, placement, plan = made(Nothing, x)
-    assert [*sensitivities(graph, placement, plan, OPERATORS, [x]).values()] == [0.0]
+    assert [*sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()] == [0.0]

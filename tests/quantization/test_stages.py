@@ -1,0 +1,140 @@
+"""The stages together: what the settings leave float and why, what is reported, and how far predictions hold."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import LayerQuantizationSettings as Layer
+from clika_ref import ModelError, QuantizationSettings, clika_compile
+from clika_ref.core.execution import interpret
+from clika_ref.core.registry import load_registry
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.layers import choices
+from clika_ref.quantization.quantizing import quantize_graph
+from clika_ref.quantization.stages import TAIL, decibels, quantization, tail_layers
+from clika_ref.quantization_scheme import Integers, QuantizationScheme
+
+OPERATORS = load_registry().operators
+
+SCHEME = QuantizationScheme(
+    Integers(),
+    Integers(is_signed=True, is_symmetric=True, is_narrow=True),
+    layers=frozenset({"conv2d", "linear"}),
+    closed=frozenset({"conv2d"}),
+    absorbed={"relu": {}},
+    has_integer_bias=True,
+)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
+        self.body, self.head, self.side = nn.Linear(8 * 16, 32), nn.Linear(32, 10), nn.Linear(32, 2)
+
+    def forward(self, x):
+        x = torch.tanh(self.body(self.stem(x).flatten(1)))
+        return self.head(x), torch.sigmoid(self.side(x))
+
+
+def calibrated(batches=4, seed=0):
+    spread = torch.Generator().manual_seed(seed)
+    data = [torch.randn(8, 3, 8, 8, generator=spread) for _ in range(batches)]
+    graph = clika_compile(Net().eval(), tracing_inputs=data[:1]).graph.clone()
+    found = Calibration(graph)
+    for x in data:
+        found.add([x])
+    return found
+
+
+def quantized(settings=None, layers=None, scheme=SCHEME):
+    settings, calibration = settings or QuantizationSettings(), calibrated()
+    chosen = choices(calibration.graph, settings, layers or {})
+    return calibration, quantization(calibration, scheme, chosen, settings, OPERATORS)
+
+
+def test_all_layers_are_quantized_at_the_threshold_to_begin_with_and_weigh_a_quarter():
+    _, found = quantized()
+    assert [(layer.scope, layer.operator, layer.reason) for layer in found.layers] == [
+        ("stem.0", "conv2d", ""),
+        ("stem.2", "conv2d", ""),
+        ("body", "linear", ""),
+        ("head", "linear", ""),
+        ("side", "linear", ""),
+    ]
+    assert all(layer.bytes_after * 4 == layer.bytes_before for layer in found.layers)
+    assert all(0 < layer.sensitivity < 0.005 for layer in found.layers)
+
+
+def test_a_threshold_of_zero_leaves_the_numbers_as_they_are():
+    calibration, found = quantized(QuantizationSettings(quantization_sensitivity_threshold=0))
+    before = str(calibration.graph)
+    quantize_graph(calibration.graph, found.plan, OPERATORS)
+    assert str(calibration.graph) == before
+    assert {layer.reason.partition(":")[0] for layer in found.layers} == {"quantization_sensitivity_threshold=0"}
+
+
+def test_a_threshold_leaves_float_what_is_more_sensitive_and_says_how_much():
+    _, whole = quantized()
+    ranked = sorted(layer.sensitivity for layer in whole.layers)
+    limit = math.sqrt(ranked[2] * ranked[3])
+    _, found = quantized(QuantizationSettings(quantization_sensitivity_threshold=limit))
+    floats = [layer for layer in found.layers if layer.reason]
+    assert sorted(layer.sensitivity for layer in floats) == ranked[3:]
+    assert all(layer.reason.startswith("too sensitive: ") for layer in floats)
+    _, forced = quantized(
+        QuantizationSettings(quantization_sensitivity_threshold=limit, automatic_skip_quantization=False)
+    )
+    assert not any(layer.reason for layer in forced.layers)
+
+
+def test_the_tail_is_what_lies_before_the_outputs():
+    assert [node.origin.scope for node in tail_layers(calibrated(1).graph)] == ["head", "side"]
+    _, found = quantized(QuantizationSettings(skip_tail_quantization=True))
+    assert {layer.scope: layer.reason for layer in found.layers if layer.reason} == {"head": TAIL, "side": TAIL}
+
+
+def test_what_the_user_skips_is_not_weighed():
+    _, found = quantized(layers={"stem": Layer(skip_quantization=True)})
+    skipped = [layer for layer in found.layers if layer.reason]
+    assert [(layer.scope, layer.sensitivity, layer.reason) for layer in skipped] == [
+        ("stem.0", None, "skip_quantization of 'stem'"),
+        ("stem.2", None, "skip_quantization of 'stem'"),
+    ]
+
+
+@pytest.mark.parametrize("settings", [{"weights_num_bits": [8, 4]}, {"activations_num_bits": 16}])
+def test_a_width_that_the_target_lacks_is_named_with_what_it_has(settings):
+    bits = {4, 16} & {n for v in settings.values() for n in (v if isinstance(v, list) else [v])}
+    message = re.escape(f"of {bits.pop()} bits are asked for ") + r".* in stem\.0.*; the target has 8"
+    with pytest.raises(ModelError, match=message):
+        quantized(QuantizationSettings(**settings))
+
+
+@pytest.mark.parametrize("bits", [8, 6])
+def test_what_a_threshold_would_give_is_what_it_gives(bits):
+    scheme = replace(SCHEME, weights=replace(SCHEME.weights, bits=bits))
+    calibration, found = quantized(QuantizationSettings(automatic_skip_quantization=False), scheme=scheme)
+    thresholds = [row.threshold for row in found.what_if]
+    assert thresholds == sorted(thresholds)
+    assert [row.layers for row in found.what_if] == [1, 2, 3, 4, 5]
+    assert found.what_if[-1].bytes == sum(layer.bytes_after for layer in found.layers)
+    inputs = calibration.reservoir.batches[0]
+    with torch.no_grad():
+        wanted, _ = interpret(calibration.graph, inputs)
+        quantize_graph(calibration.graph, found.plan, OPERATORS)
+        made, _ = interpret(calibration.graph, inputs)
+    signal = sum(float((w - w.mean(0)).square().sum()) for w in wanted)
+    noise = sum(float((m - w).square().sum()) for m, w in zip(made, wanted, strict=True))
+    assert found.what_if[-1].sqnr == pytest.approx(decibels(signal, noise), abs=1.5)
+
+
+def test_decibels_of_nothing():
+    assert decibels(1.0, 0.0) == math.inf
+    assert decibels(0.0, 1.0) == -math.inf
+    assert decibels(100.0, 1.0) == pytest.approx(20.0)
