@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from clika_ref.core.errors import TargetError
+
+if TYPE_CHECKING:
+    from clika_ref.core.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class QuantizationScheme:
     """Operators with weights that run in integers, where what they read is quantized."""
     closed: frozenset[str] = field(default_factory=_none)
     """Of those, the ones that do so only if their result is quantized, too."""
-    absorbed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    absorbed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]], hash=False)
     """Operators that the runtime computes along with the one before them, which is said to return what they do; with
     the attributes that they must have."""
     elementwise: frozenset[str] = field(default_factory=_none)
@@ -56,3 +61,19 @@ class QuantizationScheme:
     """Operators that hand integers on, with the scale that they had."""
     has_integer_bias: bool = False
     """Whether a bias is an integer of 32 bits, whose scale is that of the input times that of the weight."""
+
+
+def scheme_of(target: Target) -> QuantizationScheme | None:
+    """Return the target's attribute ``scheme``, None where it has none and computes in float.
+
+    Raises:
+        TargetError: it is no `QuantizationScheme`.
+    """
+    stated: Any = getattr(target, "scheme", None)
+    if not isinstance(stated, QuantizationScheme | None):
+        msg = (
+            f"the target {target.name} states scheme = {stated!r}; "
+            "it must be a clika_ref.quantization_scheme.QuantizationScheme, or None"
+        )
+        raise TargetError(msg)
+    return stated

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizationScheme:
-    """How a target wants numbers quantized; data that placement joins with the traits of operators.
-
-    Empty until quantization exists; a target that computes in float needs no more.
-    """
-
-    name: str = "float"
-
-
-@dataclass(frozen=True, slots=True)
 class Artifact:
     """A compiled model on disk and what is known of it."""
 
@@ -49,17 +39,13 @@ class Target(Protocol):
     """A place that runs models. No algorithm knows a target, and no target knows an algorithm.
 
     One that computes in other formats than its tensors are declared in says so in an attribute ``arithmetic``, a
-    sequence of `clika_ref.arithmetic.Arithmetic`; without it, results are held to the precision of their dtypes.
+    sequence of `clika_ref.arithmetic.Arithmetic`; without it, results are held to the precision of their dtypes. One
+    that runs integers says which in an attribute ``scheme``, a `clika_ref.quantization_scheme.QuantizationScheme`.
     """
 
     @property
     def name(self) -> str:
         """The name by which deployment settings ask for it."""
-        ...
-
-    @property
-    def scheme(self) -> QuantizationScheme:
-        """How it wants numbers quantized."""
         ...
 
     def missing(self) -> str | None:

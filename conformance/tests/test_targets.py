@@ -25,6 +25,7 @@ def module(tmp_path, monkeypatch):
         "    def missing(self): return 'install it'\n"
         "class Vague(Base):\n"
         "    arithmetic = 'float16'\n"
+        "Schemeless = type('Schemeless', (Base,), {'scheme': 'int8'})\n"
         "def fail(self): raise OSError('no driver')\n"
         "Raising = type('Raising', (Base,), {'missing': fail})\n"
         "Passless = type('Passless', (Base,), {'passes': fail})\n"
@@ -69,8 +70,9 @@ def test_a_target_is_found(module, text, name):
         ("broken:TARGET", r"importing broken raised ZeroDivisionError: division by zero"),
         ("some_targets:TARGETT", r"some_targets .* has no 'TARGETT'; did you mean TARGET"),
         ("some_targets:fails", r"some_targets:fails\(\) raised OSError: no device; it is called without arguments"),
-        ("some_targets:Half", r"lacks scheme, missing, refusal, passes, load, explain"),
+        ("some_targets:Half", r"lacks missing, refusal, passes, load, explain"),
         ("some_targets:Vague", r"identity states arithmetic = 'float16'; it must be a sequence of .*Arithmetic"),
+        ("some_targets:Schemeless", r"identity states scheme = 'int8'; it must be a .*QuantizationScheme, or None"),
         ("some_targets:Missing", r"the target identity cannot be used here: install it"),
         (
             "some_targets:Raising",
@@ -79,7 +81,10 @@ def test_a_target_is_found(module, text, name):
         ("some_targets:Passless", r"passes\(\) of the target some_targets:Passless raised OSError: no driver; correct"),
         ("some_targets:Nameless", r"scheme of the target some_targets:Nameless raised OSError: no driver; correct the"),
         ("some_targets:Undeclared", r"deviations of the target .* raised OSError: .* said by missing\(\), in words"),
-        ("some_targets:Unprintable", r"some_targets:Unprintable is of the class Unprintable, which lacks name, scheme"),
+        (
+            "some_targets:Unprintable",
+            r"some_targets:Unprintable is of the class Unprintable, which lacks name, missing",
+        ),
     ],
 )
 def test_what_is_no_target_is_refused(module, text, message):

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
-from clika_ref.core.targets import Artifact, QuantizationScheme
+from clika_ref.core.targets import Artifact
 from clika_ref.onnx_emission.emission import emit
 from clika_ref.onnx_emission.writing import write_model
 
@@ -25,7 +25,6 @@ class Reference:
     """ONNX files, computed node by node as the standard says."""
 
     name = "reference-evaluator"
-    scheme = QuantizationScheme()
 
     def missing(self) -> str | None:
         """Lack nothing: clika-ref needs the onnx package itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact, QuantizationScheme, Runner
+from clika_ref.core.targets import Artifact, Runner
 from clika_ref.saving.graph_format import graph_from_json, graph_to_json
 
 
@@ -28,7 +28,6 @@ class Identity:
     """Writes a graph as safetensors with the graph as JSON in the header, and runs it through the interpreter."""
 
     name: str = "identity"
-    scheme: QuantizationScheme = field(default_factory=QuantizationScheme)
 
     def missing(self) -> str | None:
         """Eager is always there."""

@@ -12,14 +12,15 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.importing import find_object
+from clika_ref.quantization_scheme import scheme_of
 from clika_ref_conformance.targets.identity import Identity
 
 T = TypeVar("T")
 
-PARTS = ("name", "scheme", "missing", "refusal", "passes", "compile", "load", "explain")
+PARTS = ("name", "missing", "refusal", "passes", "compile", "load", "explain")
 """What the suite asks of a target: all that `clika_ref.core.targets.Target` offers."""
 
-OPTIONAL = ("arithmetic", "deviations")
+OPTIONAL = ("arithmetic", "scheme", "deviations")
 """What it may state beside."""
 
 
@@ -33,7 +34,7 @@ def load_target(text: str, registry: Registry) -> Target:
 
     Raises:
         TargetError: there is no such target, it lacks a part or raises where it is asked for one, states a wrong
-            arithmetic, or its runtime is missing.
+            arithmetic or scheme, or its runtime is missing.
 
     """
     target = _named(text, registry) if ":" not in text else _imported(text)
@@ -44,6 +45,7 @@ def load_target(text: str, registry: Registry) -> Target:
         msg = f"{text} is of the class {kind}, which lacks {', '.join(lacking)}; see clika_ref.core.targets.Target"
         raise TargetError(msg)
     arithmetic_of(target)
+    scheme_of(target)
     _asked(text, "passes()", lambda: list(target.passes()))
     problem = _asked(text, "missing()", target.missing)
     if problem is not None:

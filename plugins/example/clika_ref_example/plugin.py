@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from clika_ref.core.operators import Operator, operator
 from clika_ref.core.passes import Pass, Phase
 from clika_ref.core.registry import load_registry
 from clika_ref.core.rewriting import Skip, apply_rules, rule
-from clika_ref.core.targets import Artifact, QuantizationScheme, Target
+from clika_ref.core.targets import Artifact, Target
 from clika_ref.core.traits import OWN_SCALE
 from clika_ref.saving.graph_format import graph_from_json, graph_to_json
 from clika_ref.storage import write_atomically
@@ -102,7 +102,6 @@ class Interpreter:
     """Files that clika-ref's own interpreter runs: safetensors, with the graph as JSON in the metadata."""
 
     name: str = "interpreter"
-    scheme: QuantizationScheme = field(default_factory=QuantizationScheme)
 
     def missing(self) -> str | None:
         """Lack nothing: PyTorch is the runtime."""

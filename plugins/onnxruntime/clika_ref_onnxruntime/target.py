@@ -13,11 +13,13 @@ import torch
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
-from clika_ref.core.targets import Artifact, QuantizationScheme
+from clika_ref.core.targets import Artifact
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.onnx_emission.emission import emit
 from clika_ref.onnx_emission.writing import write_model
+from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref_onnxruntime.kernels import missing_kernel
+from clika_ref_onnxruntime.scheme import scheme_here
 
 PROVIDERS = ["CPUExecutionProvider"]
 
@@ -27,7 +29,7 @@ class OnnxRuntime:
     """ONNX Runtime on the CPU; ``optimize=False`` runs the file as it is written."""
 
     name: str = "onnxruntime"
-    scheme: QuantizationScheme = field(default_factory=QuantizationScheme)
+    scheme: QuantizationScheme = field(default_factory=scheme_here)
     optimize: bool = True
 
     def missing(self) -> str | None:
