@@ -20,6 +20,7 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import TensorSample
+from clika_ref.core.traits import SAME_SCALE
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission.emission import emit
 
@@ -49,7 +50,8 @@ def declared():
 def test_a_whole_declaration_passes_every_check(tmp_path):
     suite = suite_of(shift, folder=tmp_path)
     found = {c.name: c.run().verdict for c in contract.checks(Task("contract", "shift"), suite)}
-    names = {"schema", "samples", "refusal", "consumption", "sensitivity-by", "sensitivity-dim", "sensitivity-twice"}
+    names = {"schema", "samples", "refusal", "consumption", "trait"}
+    names |= {"sensitivity-by", "sensitivity-dim", "sensitivity-twice"}
     assert found == dict.fromkeys(names, Verdict.PASS)
 
 
@@ -225,3 +227,17 @@ def test_an_attribute_of_a_wrong_kind_is_taken_or_refused_by_an_error_of_ours():
             except ClikaError:
                 refused += 1
     assert refused > 300
+
+
+def test_a_trait_that_claims_too_much_breaks_the_contract_and_a_random_call_tells_nothing(tmp_path):
+    @operator(quant=SAME_SCALE)
+    def halved(x: Tensor, *, random: bool = True) -> Tensor:
+        """``x / 2``."""
+        return x / 2
+
+    halved.samples(lambda draw, s: s.call(draw(s.tensor(rank=(1, 2))), random=draw(s.booleans())))
+    found = outcome(halved, tmp_path, "trait")
+    assert found.verdict is Verdict.CONTRACT
+    assert "is declared as same-scale, but it returns" in found.comparison.message
+    halved.random = True
+    assert outcome(halved, tmp_path, "trait").verdict is Verdict.PASS

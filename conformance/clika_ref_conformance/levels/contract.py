@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from clika_ref.core.errors import ClikaError
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator, schema_text
 from clika_ref.core.samples import Call, Descriptions, random_draw
 from clika_ref.onnx_emission.emission import emit
@@ -30,6 +30,7 @@ from clika_ref_conformance.drawing.calls.vectors import typical_run
 from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, described, judged
 from clika_ref_conformance.execution.case_checks import is_reason, same_bits
 from clika_ref_conformance.judged_dtypes import is_judged
+from clika_ref_conformance.judging.trait_claims import broken_claim
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
@@ -61,6 +62,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
         "samples": contract.samples,
         "refusal": contract.refusal,
         "consumption": contract.consumption,
+        "trait": contract.trait,
     }
     found = [Check(name, functools.partial(_told, name, Verdict.CONTRACT, look)) for name, look in plain.items()]
     for attribute in contract.op.attributes:
@@ -174,6 +176,16 @@ class Contract:
         if self.op.attributes and not any(self.pairs.values()):
             self._say_unjudged()
             raise _Unknown(f"no two drawn calls of {self.op.name} differ in one attribute and in the result")
+        return None
+
+    def trait(self) -> str | None:
+        """Say what of the quantization trait does not hold."""
+        for call in self.calls:
+            if self._eager(call) is None or Node(self.op, call.operands, dict(call.attrs)).is_random:
+                continue
+            broken = broken_claim(self.op, filled(call, typical_run(call.operands, 0).inputs), call.attrs)
+            if broken is not None:
+                return f"{shown(self.op, call)} is declared as {self.op.trait}, but {broken}; see clika_ref.core.traits"
         return None
 
     def sensitivity(self, name: str) -> str | None:

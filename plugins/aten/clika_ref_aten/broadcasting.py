@@ -11,7 +11,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
 from clika_ref.core.types import Dim, TensorType
 from clika_ref_aten import shaping
 from clika_ref_aten.moving import MOVABLE, tidy
@@ -76,7 +76,7 @@ def _(x, other):
     return expand.call(x, size=other.type.shape)
 
 
-@operator(aten.broadcast_tensors.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.broadcast_tensors.default, quant=SHARED_SCALE, error=EXACT)
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Every tensor stretched to the shape that all have in common."""
     return tuple(torch.broadcast_tensors(*tensors))
@@ -103,7 +103,7 @@ def _(draw, s):
     return s.call(first, draw(s.tensor(shape=shape, dtype=MOVABLE)))
 
 
-@operator(aten.meshgrid.default, aten.meshgrid.indexing, quant=SAME_SCALE, error=EXACT)
+@operator(aten.meshgrid.default, aten.meshgrid.indexing, quant=SHARED_SCALE, error=EXACT)
 def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
     """The coordinates of a grid: result ``i`` varies along side ``i`` only, as ``tensors[i][n]`` does.
 

@@ -14,7 +14,7 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import COMPOSE, DOT, EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import KEEP_FLOAT, SAME_SCALE
+from clika_ref.core.traits import KEEP_FLOAT, SHARED_SCALE
 from clika_ref_aten.elementwise import HALVES
 from clika_ref_aten.indexing import (
     Together,
@@ -359,7 +359,7 @@ def _(draw, s):
     return s.call(x, index, src, dim=dim, reduce=reduce, include_self=draw(s.booleans()))
 
 
-@operator(aten.masked_scatter.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.masked_scatter.default, quant=SHARED_SCALE, error=EXACT)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Write the elements of ``source`` in order to where ``mask`` holds; ``x`` and ``mask`` broadcast."""
     return torch.masked_scatter(x, mask, source)

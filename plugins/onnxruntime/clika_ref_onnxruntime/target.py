@@ -14,7 +14,7 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
 from clika_ref.onnx_emission.emission import emit
 from clika_ref.onnx_emission.writing import write_model
 from clika_ref.quantization_scheme import QuantizationScheme
@@ -22,6 +22,9 @@ from clika_ref_onnxruntime.kernels import missing_kernel
 from clika_ref_onnxruntime.scheme import scheme_here
 
 PROVIDERS = ["CPUExecutionProvider"]
+
+MOVING = (SAME_SCALE, SHARED_SCALE)
+"""What copies elements, of whatever dtype they are."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class OnnxRuntime:
         dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
         if any(dtype.is_complex for dtype in dtypes):
             return "it computes with complex numbers, which ONNX operators do not take; split real and imaginary parts"
-        if torch.bfloat16 in dtypes and node.op.trait is not SAME_SCALE and node.op.name not in ("to", "detach"):
+        if torch.bfloat16 in dtypes and node.op.trait not in MOVING and node.op.name not in ("to", "detach"):
             return "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32"
         if self.optimize and (reason := _scaled_along_inner_side(node)):
             return reason

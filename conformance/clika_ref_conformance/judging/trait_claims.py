@@ -1,0 +1,72 @@
+"""Whether eager does what an operator's quantization trait claims of it: placement believes the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from clika_ref.core.operators import Operator
+from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE, QuantizationTrait
+
+
+def broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
+    """Say what of a claim does not hold for one call, which eager takes; None where it holds or nothing is claimed.
+
+    Operators that move elements return those of the operand whose scale they claim to have, and zeros; those that
+    multiply and add up are linear in their weight, one output channel after the other, and add the bias as it is.
+    """
+    tensors = [o for o in operands if isinstance(o, torch.Tensor)]
+    if op.trait is SAME_SCALE:
+        return _moved(_results(op, operands, attrs), tensors[:1], "its first operand")
+    if op.trait is SHARED_SCALE:
+        return _moved(_results(op, operands, attrs), tensors, "its operands")
+    if op.trait.weight is not None:
+        return _computed(op, operands, attrs)
+    return None
+
+
+def _results(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[torch.Tensor]:
+    with torch.no_grad():
+        result = op(*operands, **attrs)
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def _moved(results: Iterable[torch.Tensor], sources: Sequence[torch.Tensor], whose: str) -> str | None:
+    for result in results:
+        known = [s.to(result.dtype).flatten() for s in sources]
+        if not known or not result.is_floating_point():
+            continue
+        new = result[~torch.isin(result, torch.cat([*known, result.new_zeros(1)])) & ~result.isnan()]
+        if len(new):
+            return f"it returns {new[0].item():g}, which is no element of {whose}, and so may be beyond their scale"
+    return None
+
+
+def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
+    trait = op.trait
+    weight = operands[trait.weight or 0]
+    if not isinstance(weight, torch.Tensor) or not weight.is_floating_point() or weight.ndim < 2 or not weight.numel():
+        return None  # a vector has no output channels
+    bias = None if trait.bias is None else operands[trait.bias]
+    plain = _with(operands, {trait.bias: None} if trait.bias is not None else {})
+    (whole,) = _results(op, plain, attrs)
+    (more,) = _results(op, _with(plain, {trait.weight: _doubled(weight, trait)}), attrs)
+    if not bool(((more == whole) | (more == 2 * whole) | ~whole.isfinite()).all()):
+        return f"axis {trait.axis} of its weight is not that of output channels: twice a slice is not twice the result"
+    if isinstance(bias, torch.Tensor):
+        (alone,) = _results(op, _with(operands, {trait.weight: torch.zeros_like(weight)}), attrs)
+        return _moved([alone], [bias], "the bias, although the weight is 0")
+    return None
+
+
+def _doubled(weight: torch.Tensor, trait: QuantizationTrait) -> torch.Tensor:
+    """Return a weight of which the first output channel is twice as large, which rounds alike."""
+    found = weight.clone()
+    found.select(trait.axis or 0, 0).mul_(2)
+    return found
+
+
+def _with(operands: Sequence[Any], changed: Mapping[int | None, Any]) -> list[Any]:
+    return [changed.get(i, o) for i, o in enumerate(operands)]

@@ -1,0 +1,73 @@
+"""What a quantization trait claims is held against eager: wrong claims are told, and none of ours is wrong."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from clika_ref_conformance.judging.trait_claims import broken_claim
+from torch import Tensor
+
+from clika_ref.core.operators import operator
+from clika_ref.core.registry import load_registry
+from clika_ref.core.traits import KEEP_FLOAT, OWN_SCALE, SAME_SCALE, SHARED_SCALE, compute
+
+OPERATORS = load_registry().operators
+
+
+def declared(reference, trait):
+    return operator(quant=trait)(reference)
+
+
+def halved(x: Tensor) -> Tensor:
+    """``x / 2``."""
+    return x / 2
+
+
+def padded(x: Tensor) -> Tensor:
+    """``x`` between zeros."""
+    return F.pad(x, (1, 1))
+
+
+def joined(x: Tensor, y: Tensor) -> Tensor:
+    """Both."""
+    return torch.cat([x, y])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As PyTorch's."""
+    return F.linear(x, weight, bias)
+
+
+def scaled_bias(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """With twice the bias."""
+    return F.linear(x, weight, None if bias is None else 2 * bias)
+
+
+X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), torch.ones(3, 2), torch.arange(3.0) + 1
+
+
+@pytest.mark.parametrize(
+    ("reference", "trait", "operands", "broken"),
+    [
+        (halved, SAME_SCALE, [X], "it returns 0.5, which is no element of its first operand"),
+        (halved, OWN_SCALE, [X], None),
+        (halved, KEEP_FLOAT, [X], None),
+        (padded, SAME_SCALE, [X], None),
+        (joined, SAME_SCALE, [X, Y], "it returns 7, which is no element of its first operand"),
+        (joined, SHARED_SCALE, [X, Y], None),
+        (joined, SHARED_SCALE, [X, Y.int()], None),
+        (linear, compute(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], None),
+        (linear, compute(weight=1, axis=0, bias=2), [X, WEIGHT, None], None),
+        (linear, compute(weight=1, axis=0, bias=2), [X, WEIGHT[0], None], None),
+        (linear, compute(weight=1, axis=1, bias=2), [X, WEIGHT, BIAS], "axis 1 of its weight is not that of output"),
+        (scaled_bias, compute(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], "no element of the bias, although"),
+    ],
+)
+def test_a_claim_is_held_against_eager(reference, trait, operands, broken):
+    found = broken_claim(declared(reference, trait), operands, {})
+    assert (found is None) if broken is None else broken in found
+
+
+def test_several_tensors_that_are_spread_or_joined_do_not_share_the_scale_of_the_first():
+    """Two of these were declared to, which gave the second result the scale of the first operand."""
+    for name in ("broadcast_tensors", "meshgrid", "masked_scatter"):
+        assert OPERATORS[name].trait is SHARED_SCALE
