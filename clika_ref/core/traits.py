@@ -9,14 +9,15 @@ from dataclasses import dataclass
 class QuantizationTrait:
     """One of the five ways in which quantized values pass through an operator.
 
-    ``weight``, ``axis`` and ``bias`` are set for computing operators only: the positions of weight and bias among the
-    operands, and the output-channel axis of the weight.
+    ``weight``, ``axis``, ``bias`` and ``channel`` are set for computing operators only: the positions of weight and
+    bias among the operands, and the side of output channels, of the weight and of the result.
     """
 
     kind: str
     weight: int | None = None
     axis: int | None = None
     bias: int | None = None
+    channel: int | None = None
 
     def __str__(self) -> str:
         return self.kind
@@ -35,6 +36,6 @@ SHARED_SCALE = QuantizationTrait("shared-scale")
 """Joins operands: all of them and the result share one scale."""
 
 
-def compute(*, weight: int = 1, axis: int = 0, bias: int | None = None) -> QuantizationTrait:
+def compute(*, weight: int = 1, axis: int = 0, bias: int | None = None, channel: int = -1) -> QuantizationTrait:
     """Trait of an operator that multiplies and accumulates, which is where integers save time."""
-    return QuantizationTrait("compute", weight, axis, bias)
+    return QuantizationTrait("compute", weight, axis, bias, channel)

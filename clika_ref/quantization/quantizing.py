@@ -28,6 +28,8 @@ class Plan:
     """Of each value that becomes integers."""
     weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Of each layer, ``float32[channels]``."""
+    corrections: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """What is added to the bias of a layer, ``float32[channels]``; made where it has none."""
 
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
@@ -78,14 +80,27 @@ def _quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str
     )
     scale = build.constant(scales, f"{weight.name}_scale")
     graph.set_input(node, trait.weight, build("dequantize", integers, scale, axis=axis))
-    read = node.inputs[0]
-    bias = node.inputs[trait.bias] if trait.bias is not None else None
-    if plan.scheme.has_integer_bias and isinstance(bias, Value) and bias.is_constant and read.name in plan.activations:
-        assert bias.data is not None
-        steps, own = quantized_bias(bias.data, plan.activations[read.name].scale, scales)
-        whole = build.constant(steps, f"{bias.name}_integers")
-        held = build("dequantize", whole, build.constant(own, f"{bias.name}_scale"), axis=0 if own.ndim else None)
-        graph.set_input(node, int(trait.bias or 0), held)
+    if trait.bias is not None:
+        bias = _corrected(node.inputs[trait.bias], plan.corrections.get(node.name), build, f"{weight.name}_bias")
+        graph.set_input(node, trait.bias, _integer_bias(bias, node.inputs[0].name, scales, plan, build))
+
+
+def _corrected(bias: Value | None, correction: Tensor | None, build: Builder, name: str) -> Value | None:
+    """Return the bias of a layer, made where it has none, with what is added to it."""
+    if correction is None or (bias is not None and bias.data is None):
+        return bias
+    if bias is None or bias.data is None:
+        return build.constant(correction, name)
+    return build.constant(bias.data.detach() + correction, f"{bias.name}_corrected")
+
+
+def _integer_bias(bias: Value | None, read: str, scales: Tensor, plan: Plan, build: Builder) -> Value | None:
+    """Return what integers hold of a bias, where the target adds it to the sum of products."""
+    if not plan.scheme.has_integer_bias or bias is None or bias.data is None or read not in plan.activations:
+        return bias
+    steps, own = quantized_bias(bias.data, plan.activations[read].scale, scales)
+    whole = build.constant(steps, f"{bias.name}_integers")
+    return build("dequantize", whole, build.constant(own, f"{bias.name}_scale"), axis=0 if own.ndim else None)
 
 
 def integers_of(weight: Value, scales: Tensor, axis: int | None, kind: Integers, quantize: Operator) -> Tensor:

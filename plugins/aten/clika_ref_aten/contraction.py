@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE, DOT
-from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten.linear import NUMBERS, in_int32
@@ -97,21 +96,16 @@ def _with_adjacent_diagonals(op, equation, tensors):
 def _summed_by_products(op, equation, tensors):
     """Add a factor of ones along the sides that one integer operand alone sums over.
 
-    ONNX Runtime sums those in float64, which holds no integer beyond 2 ** 53, but products of integers in integers.
+    ONNX Runtime sums those in float64, which holds no integer beyond 2 ** 53, but products of integers in integers. Of
+    three operands or more, eager lets the product of two wrap around in their own dtype; here it does not.
     """
     alone = _alone(equation, [op.shape(t) for t in tensors])
     if not alone:
         return equation, tensors
-    if len(tensors) > TWO and any(op.dtype(t) != torch.int64 for t in tensors):
-        msg = "of three integer operands eager wraps the product of two, then sums; multiply them two at a time"
-        raise TargetError(msg)
     left, _, right = equation.partition("->")
     ones = op.Expand(op.like(tensors[0], 1), op.ints(list(alone.values())))
     return f"{left},{''.join(alone)}->{right}", (*tensors, ones)
 
-
-TWO = 2
-"""Operands of which a product wraps around in no dtype but that of the result."""
 
 EQUATIONS = (
     "ij,jk->ik", "bhid,bhjd->bhij", "ij,jk", "ii->i", "ii", "bii,bi->b", "...ij,...jk->...ik", "i...,i...->...",

@@ -129,11 +129,11 @@ def with_running(op, x, *vectors, eps):
 def _channel_operands(draw, s, x):
     """Draw weight and bias (both or neither), and running statistics, for ``x[n, c, ...]``."""
 
-    def vector(low, high):
-        return draw(s.tensor(shape=(x.shape[1],), dtype=x.dtype, low=low, high=high))
+    def vector(low, high, domain=None):
+        return draw(s.tensor(shape=(x.shape[1],), dtype=x.dtype, low=low, high=high, domain=domain))
 
     affine = (vector(-2, 2), vector(-2, 2)) if draw(s.booleans()) else (None, None)
-    return (*affine, vector(-1, 1), vector(0.1, 2))
+    return (*affine, vector(-1, 1), vector(0.1, 2, (0.0, math.inf)))
 
 
 batch_norm.types(as_first)

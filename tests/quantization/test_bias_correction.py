@@ -1,0 +1,99 @@
+"""Bias correction takes back what rounding shifts on average, of what came before too, and not what is chance."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.execution import interpret
+from clika_ref.core.registry import load_registry
+from clika_ref.quantization.bias_correction import bias_corrections
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.observers import extremes
+from clika_ref.quantization.placement import place
+from clika_ref.quantization.planning import planned
+from clika_ref.quantization.quantizing import quantize_graph
+from clika_ref.quantization_scheme import Integers, QuantizationScheme
+
+OPERATORS = load_registry().operators
+
+SCHEME = QuantizationScheme(
+    Integers(),
+    Integers(bits=4, is_signed=True, is_symmetric=True),
+    layers=frozenset({"conv2d", "linear"}),
+    closed=frozenset({"conv2d"}),
+    absorbed={"relu": {}},
+    has_integer_bias=True,
+)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, bias=False)
+        self.head = nn.Linear(8 * 16, 10, bias=False)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.two(torch.relu(self.one(x)))).flatten(1))
+
+
+def images(seed):
+    return torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def made():
+    graph = clika_compile(Net().eval(), tracing_inputs=[images(0)]).graph.clone()
+    calibration = Calibration(graph)
+    calibration.add([images(0)])
+    placement = place(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
+    return graph, planned(placement, calibration.table, SCHEME, lambda _: extremes)
+
+
+@torch.no_grad()
+def run(graph, plan, x, node=None):
+    """Return the output of a graph in integers, or what a node returns."""
+    twin, seen = graph.clone(), []
+    quantize_graph(twin, plan, OPERATORS)
+    (result,), _ = interpret(twin, [x], lambda n, r: seen.append(r[0]) if n.name == node else None)
+    return seen[0] if node else result
+
+
+def test_channels_of_each_layer_have_the_mean_that_they_have_in_float_biases_being_made_where_there_are_none():
+    graph, plan = made()
+    plan.corrections = bias_corrections(graph, plan, OPERATORS, [images(0)])
+    assert plan.corrections.keys() == plan.weights.keys()
+    means = {}
+    with torch.no_grad():
+        interpret(graph, [images(0)], lambda n, r: means.update({n.name: r[0]}))
+    for name in plan.weights:
+        wanted, found = (
+            x.movedim(1, -1).flatten(0, -2).mean(0) for x in (means[name], run(graph, plan, images(0), name))
+        )
+        raw = run(graph, type(plan)(SCHEME, plan.activations, plan.weights), images(0), name)
+        before = (raw.movedim(1, -1).flatten(0, -2).mean(0) - wanted).norm()
+        assert (found - wanted).norm() < before / 5
+
+
+def test_the_output_on_other_data_is_nearer():
+    graph, plan = made()
+    with torch.no_grad():
+        (wanted,), _ = interpret(graph, [images(1)])
+    before = (run(graph, plan, images(1)) - wanted).square().sum()
+    plan.corrections = bias_corrections(graph, plan, OPERATORS, [images(0)])
+    assert (run(graph, plan, images(1)) - wanted).square().sum() < before / 2
+
+
+def test_nothing_is_corrected_where_rounding_changes_nothing():
+    x = torch.eye(4).repeat(4, 1)
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 2, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[7.0, 3.0, -7.0, 0.0], [1.0, -2.0, 7.0, 5.0]]))
+    graph = clika_compile(layer, tracing_inputs=[x]).graph.clone()
+    calibration = Calibration(graph)
+    calibration.add([x])
+    placement = place(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
+    plan = planned(placement, calibration.table, SCHEME, lambda _: extremes, clips=False)
+    (found,) = bias_corrections(graph, plan, OPERATORS, [x]).values()
+    assert found.tolist() == pytest.approx([0.0, 0.0], abs=1e-5)
