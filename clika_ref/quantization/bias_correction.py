@@ -29,7 +29,7 @@ def bias_corrections(
 
     def note(node: Node, results: tuple[Tensor, ...]) -> None:
         if node.name in plan.weights and node.op.trait.bias is not None:
-            wanted[node.name] = _channel_means(node, results[0])
+            wanted[node.name] = channel_means(node, results[0])
 
     interpret(graph, inputs, note)
     found: dict[str, Tensor] = {}
@@ -37,11 +37,8 @@ def bias_corrections(
     def correct(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         if node.name not in wanted:
             return None
-        shifts = wanted[node.name] - _channel_means(node, results[0])
-        found[node.name] = _shrunk(shifts)
-        sides = [1] * results[0].ndim
-        sides[node.op.trait.channel or 0] = -1
-        return (results[0] + found[node.name].reshape(sides),)
+        found[node.name] = _shrunk(wanted[node.name] - channel_means(node, results[0]))
+        return (results[0] + along_channels(node, found[node.name], results[0]),)
 
     twin = graph.clone()
     quantize_graph(twin, plan, operators)
@@ -49,7 +46,19 @@ def bias_corrections(
     return found
 
 
-def _channel_means(node: Node, result: Tensor) -> Tensor:
+def correction(node: Node, wanted: Tensor, found: Tensor) -> Tensor:
+    """Return what to add to a result of one layer alone, in a shape that broadcasts to it."""
+    return along_channels(node, _shrunk(channel_means(node, wanted) - channel_means(node, found)), found)
+
+
+def along_channels(node: Node, channels: Tensor, result: Tensor) -> Tensor:
+    """Return ``float32[channels]`` in a shape that broadcasts to a result."""
+    sides = [1] * result.ndim
+    sides[node.op.trait.channel or 0] = -1
+    return channels.reshape(sides)
+
+
+def channel_means(node: Node, result: Tensor) -> Tensor:
     """Return the mean of each channel in each sample, ``float32[samples, channels]``; one sample where none are."""
     by_channel = result.movedim(node.op.trait.channel or 0, -1)
     return by_channel.reshape(result.shape[0] if result.ndim > 1 else 1, -1, by_channel.shape[-1]).mean(1)

@@ -72,7 +72,7 @@ def _quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str
     trait, build, scales = node.op.trait, Builder(graph, operators, node, node.origin), plan.weights[node.name]
     assert trait.weight is not None
     weight = node.inputs[trait.weight]
-    axis = None if not scales.ndim else (trait.axis or 0) % weight.type.rank
+    axis = axis_of(node, scales)
     integers = build.constant(
         partial(integers_of, weight, scales, axis, plan.scheme.weights, operators["quantize"]),
         f"{weight.name}_integers",
@@ -101,6 +101,12 @@ def _integer_bias(bias: Value | None, read: str, scales: Tensor, plan: Plan, bui
     steps, own = quantized_bias(bias.data, plan.activations[read].scale, scales)
     whole = build.constant(steps, f"{bias.name}_integers")
     return build("dequantize", whole, build.constant(own, f"{bias.name}_scale"), axis=0 if own.ndim else None)
+
+
+def axis_of(node: Node, scales: Tensor) -> int | None:
+    """Return the side of a layer's weight along which it has scales, None where it has one for all."""
+    trait = node.op.trait
+    return (trait.axis or 0) % node.inputs[trait.weight or 0].type.rank if scales.ndim else None
 
 
 def integers_of(weight: Value, scales: Tensor, axis: int | None, kind: Integers, quantize: Operator) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.quantization.bias_correction import correction
 from clika_ref.quantization.placement import Placement
-from clika_ref.quantization.quantizing import Plan, attributes_of, integers_of
+from clika_ref.quantization.quantizing import Plan, attributes_of, axis_of, integers_of
 from clika_ref.quantization.scales import Scale
 from clika_ref.quantization_scheme import Integers
 
@@ -106,34 +108,39 @@ class _Layers:
 
     @torch.no_grad()
     def error(self, node: Node, tail: Value) -> Tensor:
-        """Return what a layer returns otherwise in integers, along with what it absorbs."""
+        """Return what a layer returns otherwise in integers, along with what it absorbs, its bias being corrected."""
         value = node.output
         found = node.op(*(self._operand(node, i) for i in range(len(node.inputs))), **node.attrs)
+        if node.op.trait.bias is not None:
+            wanted = node.op(*(_given(v, self.held) for v in node.inputs), **node.attrs)
+            found += correction(node, wanted, found)
         while value is not tail:
             (use,) = value.uses
             assert isinstance(use.user, Node)
-            found = use.user.op(found, *(_given(v) for v in use.user.inputs[1:]), **use.user.attrs)
+            found = use.user.op(found, *(_given(v, self.held) for v in use.user.inputs[1:]), **use.user.attrs)
             value = use.user.output
         return self._rounded(tail, found) - self.held[tail]
 
-    def _operand(self, node: Node, position: int) -> object:
+    def _operand(self, node: Node, position: int) -> Any:
         operand = node.inputs[position]
         if position == node.op.trait.weight:
             scales = self.plan.weights[node.name]
-            axis = None if not scales.ndim else (node.op.trait.axis or 0) % operand.type.rank
+            axis = axis_of(node, scales)
             integers = integers_of(operand, scales, axis, self.plan.scheme.weights, self.operators["quantize"])
             return self.operators["dequantize"](integers, scales, axis=axis)
-        given = _given(operand)
-        return self._rounded(operand, self.held[operand]) if given is operand else given
+        given = _given(operand, self.held)
+        return self._rounded(operand, given) if isinstance(operand, Value) else given
 
     def _rounded(self, value: Value, x: Tensor) -> Tensor:
         scale = self.plan.activations.get(value.name)
         return x if scale is None else rounded(x, scale, self.plan.scheme.activations, self.operators)
 
 
-def _given(operand: object) -> object:
-    """Return the elements of a constant, and a number as it is; a value that is computed stays a value."""
-    return operand.data if isinstance(operand, Value) and operand.is_constant else operand
+def _given(operand: Any, held: Mapping[Value, Tensor]) -> Any:
+    """Return what a value held in the float run, the elements of a constant, and a number as it is."""
+    if not isinstance(operand, Value):
+        return operand
+    return operand.data if operand.is_constant else held[operand]
 
 
 def rounded(x: Tensor, scale: Scale, kind: Integers, operators: Mapping[str, Operator]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The stages of quantization behind calibration, told top to bottom: place, weigh, leave float, plan, report."""
+"""The stages of quantization behind calibration, top to bottom: place, weigh, leave float, plan, correct, report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.quantization.bias_correction import bias_corrections
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.observers import least_error
@@ -69,7 +70,8 @@ def quantization(
     """Decide what of a graph is quantized, and how.
 
     Args:
-        calibration: of the graph as it is going to be written; sensitivities are estimated on its first batch.
+        calibration: of the graph as it is going to be written; its first batch is what sensitivities and
+            corrections are estimated on.
         scheme: what the target computes in integers.
         chosen: what the user chose for each node (`clika_ref.quantization.layers.choices`).
         settings: those of the whole model.
@@ -86,11 +88,13 @@ def quantization(
     has_range = _has_range(table)
     placement = place(graph, scheme, has_range, skipped)
     plan = planned(placement, table, scheme, lambda _: least_error)
-    weighed = sensitivities(graph, placement, plan, operators, calibration.reservoir.batches[0])
+    inputs = calibration.reservoir.batches[0]
+    weighed = sensitivities(graph, placement, plan, operators, inputs)
     too_sensitive = _too_sensitive(weighed, settings)
     if too_sensitive:
         placement = place(graph, scheme, has_range, {**skipped, **too_sensitive})
         plan = planned(placement, table, scheme, lambda _: least_error)
+    plan.corrections = bias_corrections(graph, plan, operators, inputs)
     return Quantization(plan, _reports(placement, weighed), what_if(weighed))
 
 

@@ -69,6 +69,7 @@ def test_all_layers_are_quantized_at_the_threshold_to_begin_with_and_weigh_a_qua
     ]
     assert all(layer.bytes_after * 4 == layer.bytes_before for layer in found.layers)
     assert all(0 < layer.sensitivity < 0.005 for layer in found.layers)
+    assert found.plan.corrections.keys() == found.plan.weights.keys()
 
 
 def test_a_threshold_of_zero_leaves_the_numbers_as_they_are():
