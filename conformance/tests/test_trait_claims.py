@@ -59,6 +59,7 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
         (linear, compute(weight=1, axis=0, bias=2), [X, WEIGHT, None], None),
         (linear, compute(weight=1, axis=0, bias=2), [X, WEIGHT[0], None], None),
         (linear, compute(weight=1, axis=1, bias=2), [X, WEIGHT, BIAS], "axis 1 of its weight is not that of output"),
+        (linear, compute(bias=2), [X[0], WEIGHT, BIAS], None),
         (linear, compute(bias=2, channel=0), [torch.ones(2, 2), WEIGHT, BIAS], "side 0 of its result is not that of"),
         (scaled_bias, compute(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], "no element of the bias, although"),
     ],

@@ -55,8 +55,8 @@ def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -
     (more,) = _results(op, _with(plain, {trait.weight: _doubled(weight, trait)}), attrs)
     if not bool(((more == whole) | (more == 2 * whole) | ~whole.isfinite()).all()):
         return f"axis {trait.axis} of its weight is not that of output channels: twice a slice is not twice the result"
-    apart = (more != whole).movedim(trait.channel or 0, 0).flatten(1).any(1)
-    if weight.shape[trait.axis or 0] > 1 and len(apart) and bool(apart.all()):
+    channels = (more != whole).movedim(trait.channel or 0, 0)
+    if weight.shape[trait.axis or 0] > 1 and len(channels) and all(bool(c.any()) for c in channels):
         return f"side {trait.channel} of its result is not that of output channels: one of the weight changes them all"
     if isinstance(bias, torch.Tensor):
         (alone,) = _results(op, _with(operands, {trait.weight: torch.zeros_like(weight)}), attrs)

@@ -165,7 +165,7 @@ def _samples_transposed(sides):
     return sample
 
 
-@operator(aten.conv1d.default, aten.conv1d.padding, quant=compute(weight=1, axis=0, bias=2, channel=1), error=DOT)
+@operator(aten.conv1d.default, aten.conv1d.padding, quant=compute(weight=1, axis=0, bias=2, channel=-2), error=DOT)
 def conv1d(
     x: Tensor,
     weight: Tensor,
@@ -186,7 +186,7 @@ conv1d.types(_convolved)
 conv1d.samples(_samples(1))
 
 
-@operator(aten.conv2d.default, aten.conv2d.padding, quant=compute(weight=1, axis=0, bias=2, channel=1), error=DOT)
+@operator(aten.conv2d.default, aten.conv2d.padding, quant=compute(weight=1, axis=0, bias=2, channel=-3), error=DOT)
 def conv2d(
     x: Tensor,
     weight: Tensor,
@@ -207,7 +207,7 @@ conv2d.types(_convolved)
 conv2d.samples(_samples(2))
 
 
-@operator(aten.conv3d.default, aten.conv3d.padding, quant=compute(weight=1, axis=0, bias=2, channel=1), error=DOT)
+@operator(aten.conv3d.default, aten.conv3d.padding, quant=compute(weight=1, axis=0, bias=2, channel=-4), error=DOT)
 def conv3d(
     x: Tensor,
     weight: Tensor,
@@ -228,7 +228,7 @@ conv3d.types(_convolved)
 conv3d.samples(_samples(3))
 
 
-@operator(aten.conv_transpose1d.default, quant=compute(weight=1, axis=1, bias=2, channel=1), error=DOT)
+@operator(aten.conv_transpose1d.default, quant=compute(weight=1, axis=1, bias=2, channel=-2), error=DOT)
 def conv_transpose1d(
     x: Tensor,
     weight: Tensor,
@@ -249,7 +249,7 @@ conv_transpose1d.types(_convolved_transposed)
 conv_transpose1d.samples(_samples_transposed(1))
 
 
-@operator(aten.conv_transpose2d.input, quant=compute(weight=1, axis=1, bias=2, channel=1), error=DOT)
+@operator(aten.conv_transpose2d.input, quant=compute(weight=1, axis=1, bias=2, channel=-3), error=DOT)
 def conv_transpose2d(
     x: Tensor,
     weight: Tensor,
@@ -270,7 +270,7 @@ conv_transpose2d.types(_convolved_transposed)
 conv_transpose2d.samples(_samples_transposed(2))
 
 
-@operator(aten.conv_transpose3d.input, quant=compute(weight=1, axis=1, bias=2, channel=1), error=DOT)
+@operator(aten.conv_transpose3d.input, quant=compute(weight=1, axis=1, bias=2, channel=-4), error=DOT)
 def conv_transpose3d(
     x: Tensor,
     weight: Tensor,

@@ -1,0 +1,65 @@
+"""A plan as JSON and tensors, and back: what a module keeps of its quantization beside its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.scales import Scale
+from clika_ref.quantization_scheme import Integers, QuantizationScheme
+
+VERSION = 1
+"""Of this form; raised whenever what was written before can no longer be read."""
+
+WEIGHTS, CORRECTIONS = "weights", "corrections"
+"""What the tensors are, of each layer by its name: ``<kind>.<layer>``."""
+
+
+def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a plan; of its scheme what its integers are, since placement is done."""
+    document = {
+        "version": VERSION,
+        "activations": dataclasses.asdict(plan.scheme.activations),
+        "weights": dataclasses.asdict(plan.scheme.weights),
+        "has_integer_bias": plan.scheme.has_integer_bias,
+        "scales": {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
+        "layers": [*plan.weights],
+        "corrected": [*plan.corrections],
+    }
+    scales = {f"{WEIGHTS}.{name}": tensor for name, tensor in plan.weights.items()}
+    return document, scales | {f"{CORRECTIONS}.{name}": tensor for name, tensor in plan.corrections.items()}
+
+
+def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
+    """Return what `plan_to_json` was given; nothing of it is executed.
+
+    Raises:
+        ModelError: it is of another version, or damaged.
+    """
+    try:
+        if document["version"] != VERSION:
+            msg = f"the quantization is saved in version {document['version']} of its form, this is {VERSION}"
+            raise ModelError(msg)
+        activations, weights = (Integers(**document[kind]) for kind in ("activations", "weights"))
+        has_integer_bias = bool(document["has_integer_bias"])
+        plan = Plan(QuantizationScheme(activations, weights, has_integer_bias=has_integer_bias))
+        plan.activations = {name: Scale(float(s), int(zero)) for name, (s, zero) in document["scales"].items()}
+        plan.weights = {name: _channels(tensors[f"{WEIGHTS}.{name}"]) for name in document["layers"]}
+        plan.corrections = {name: _channels(tensors[f"{CORRECTIONS}.{name}"]) for name in document["corrected"]}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        msg = f"the saved quantization is damaged: {type(error).__name__}: {error}; quantize the model again"
+        raise ModelError(msg) from error
+    return plan
+
+
+def _channels(tensor: Tensor) -> Tensor:
+    if tensor.dtype != torch.float32 or tensor.ndim > 1:
+        msg = f"{tensor.dtype}{list(tensor.shape)} is no vector of scales"
+        raise ValueError(msg)
+    return tensor

@@ -1,0 +1,57 @@
+"""A plan survives being written and read, and what was altered is refused."""
+
+import json
+
+import pytest
+import torch
+
+from clika_ref import ModelError
+from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.scales import Scale
+from clika_ref.quantization_scheme import Integers, QuantizationScheme
+
+SCHEME = QuantizationScheme(Integers(), Integers(bits=7, is_signed=True, is_symmetric=True), has_integer_bias=True)
+
+
+def plan():
+    return Plan(
+        SCHEME,
+        {"relu": Scale(0.1, 0), "input": Scale(1 / 3, 128)},
+        {"conv.1": torch.tensor([0.1, 0.2]), "linear": torch.tensor(0.5)},
+        {"conv.1": torch.tensor([1.0, -1.0])},
+    )
+
+
+def written():
+    document, tensors = plan_to_json(plan())
+    return json.loads(json.dumps(document)), tensors
+
+
+def test_what_is_read_is_what_was_written():
+    found, original = plan_from_json(*written()), plan()
+    assert found.scheme == SCHEME
+    assert found.activations == original.activations
+    for kind in ("weights", "corrections"):
+        pair = getattr(found, kind), getattr(original, kind)
+        assert pair[0].keys() == pair[1].keys()
+        assert all(torch.equal(pair[0][name], pair[1][name]) for name in pair[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d, _: d.update(version=2), "in version 2 of its form, this is 1"),
+        (lambda d, _: d.pop("scales"), "damaged: KeyError: 'scales'; quantize the model again"),
+        (lambda d, _: d["weights"].update(wide=1), "damaged: TypeError"),
+        (lambda d, _: d["layers"].append("lost"), "damaged: KeyError: 'weights.lost'"),
+        (lambda d, _: d["scales"].update(relu=[1]), "damaged: ValueError"),
+        (lambda _, t: t.update({"weights.linear": torch.ones(2, 2)}), r"torch.float32\[2, 2\] is no vector of scales"),
+        (lambda _, t: t.update({"weights.linear": torch.ones(2).half()}), r"torch.float16\[2\] is no vector of scales"),
+    ],
+)
+def test_what_was_altered_is_refused_with_the_reason(change, message):
+    document, tensors = written()
+    change(document, tensors)
+    with pytest.raises(ModelError, match=message):
+        plan_from_json(document, tensors)
