@@ -11,6 +11,11 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE, QuantizationTrait
 
 
+def claims(op: Operator) -> bool:
+    """Whether the trait of an operator claims anything of its elements."""
+    return op.trait in (SAME_SCALE, SHARED_SCALE) or op.trait.weight is not None
+
+
 def broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
     """Say what of a claim does not hold for one call, which eager takes; None where it holds or nothing is claimed.
 

@@ -30,7 +30,7 @@ from clika_ref_conformance.drawing.calls.vectors import typical_run
 from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, described, judged
 from clika_ref_conformance.execution.case_checks import is_reason, same_bits
 from clika_ref_conformance.judged_dtypes import is_judged
-from clika_ref_conformance.judging.trait_claims import broken_claim
+from clika_ref_conformance.judging.trait_claims import broken_claim, claims
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
@@ -62,8 +62,9 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
         "samples": contract.samples,
         "refusal": contract.refusal,
         "consumption": contract.consumption,
-        "trait": contract.trait,
     }
+    if claims(contract.op):
+        plain["trait"] = contract.trait
     found = [Check(name, functools.partial(_told, name, Verdict.CONTRACT, look)) for name, look in plain.items()]
     for attribute in contract.op.attributes:
         if attribute not in ELSEWHERE:
@@ -179,10 +180,17 @@ class Contract:
         return None
 
     def trait(self) -> str | None:
-        """Say what of the quantization trait does not hold."""
-        for call in self.calls:
-            if self._eager(call) is None or Node(self.op, call.operands, dict(call.attrs)).is_random:
-                continue
+        """Say what of the quantization trait does not hold.
+
+        Raises:
+            _Unknown: each call is random, or eager refuses it.
+        """
+        calls = [call for call in self.calls if not Node(self.op, call.operands, dict(call.attrs)).is_random]
+        taken = [call for call in calls if self._eager(call) is not None]
+        if not taken:
+            self._say_unjudged()
+            raise _Unknown(f"no call of {self.op.name} is the same twice and taken by eager")
+        for call in taken:
             broken = broken_claim(self.op, filled(call, typical_run(call.operands, 0).inputs), call.attrs)
             if broken is not None:
                 return f"{shown(self.op, call)} is declared as {self.op.trait}, but {broken}; see clika_ref.core.traits"
