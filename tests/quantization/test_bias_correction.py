@@ -2,29 +2,20 @@
 
 import pytest
 import torch
+from small_schemes import OPERATORS, scheme_with
 from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.core.registry import load_registry
 from clika_ref.quantization.bias_correction import bias_corrections
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
 from clika_ref.quantization.planning import planned
 from clika_ref.quantization.quantizing import quantize_graph
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.quantization_scheme import Integers
 
-OPERATORS = load_registry().operators
-
-SCHEME = QuantizationScheme(
-    Integers(),
-    Integers(bits=4, is_signed=True, is_symmetric=True),
-    layers=frozenset({"conv2d", "linear"}),
-    closed=frozenset({"conv2d"}),
-    absorbed={"relu": {}},
-    has_integer_bias=True,
-)
+SCHEME = scheme_with(Integers(bits=4, is_signed=True, is_symmetric=True))
 
 
 class Net(nn.Module):

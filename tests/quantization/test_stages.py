@@ -6,28 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_schemes import OPERATORS, scheme_with
 from torch import nn
 
 from clika_ref import LayerQuantizationSettings as Layer
 from clika_ref import ModelError, QuantizationSettings, clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.core.registry import load_registry
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.quantizing import quantize_graph
 from clika_ref.quantization.stages import TAIL, decibels, quantization, tail_layers
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.quantization_scheme import Integers
 
-OPERATORS = load_registry().operators
-
-SCHEME = QuantizationScheme(
-    Integers(),
-    Integers(is_signed=True, is_symmetric=True, is_narrow=True),
-    layers=frozenset({"conv2d", "linear"}),
-    closed=frozenset({"conv2d"}),
-    absorbed={"relu": {}},
-    has_integer_bias=True,
-)
+SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
 
 
 class Net(nn.Module):

@@ -42,8 +42,9 @@ def runs_of(
     A tensor that the sampler made itself is the same in all of them. Special values stand first or last in one of the
     operands; ``row`` says where, so that consecutive rows of a cover take turns, and `slots` of them reach every place.
     With ``every_magnitude`` every other row has elements of which neither squares nor products fit the dtype: whoever
-    claims a bound for each element by itself may not overflow on the way. Of ``attributes`` floats count as numbers of
-    the call, near which elements are. Where ``only`` is given, it chooses one vector, or none.
+    claims a bound for each element by itself may not overflow on the way. Numbers among
+    ``attributes`` count as those of the call, near which elements are. Where ``only`` is given, it chooses one vector,
+    or none.
     """
     samples = _samples(operands)
     changes = _changes(samples, row, _vast if every_magnitude and row % 2 else _wide)
