@@ -173,6 +173,25 @@ def test_an_attribute_that_is_written_in_place_is_seen_though_it_is_equal():
     assert "changed a node in place" in found.comparison.message
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_weight_that_is_written_in_place_is_seen_and_mended_also_where_it_happens_as_it_is_read(late):
+    """Clones share weights: what runs after such a pass, and a reproducer, would start from damaged ones."""
+    graph = Graph("made")
+    x = graph.add_input(TensorType(torch.float32, (2,)), "x")
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    graph.add_output(Builder(graph, REGISTRY.operators)("add", x, graph.add_constant(weight, "w")))
+
+    def double(graph, _):
+        w = graph.constants["w"]
+        doubled = lambda: w.data.detach().mul_(2)  # noqa: E731
+        if w.uses:
+            graph.replace(w, graph.add_constant(doubled if late else doubled(), "w_1", w.type))
+
+    found = check_pass(Broken(double, "double"), REGISTRY.operators, Case("c", graph, [Run("r", (torch.ones(2),))]))
+    assert "['w'] were changed in place" in found.comparison.message
+    assert weight.tolist() == [1.0, 2.0]
+
+
 def test_a_weight_is_almost_too_large_beside_small_inputs():
     graph = Graph("g")
     x = graph.add_input(TensorType(torch.float32, (2,)), "x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +56,9 @@ def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> Fi
         name = f"{p.name}, run behind {', '.join(other.name for other in passes[:place])}" if place else p.name
         before, graph = graph, graph.clone()
         try:
-            changed = _run_checked(p, operators, graph, before)
-            results = _numbers(p, before, graph, case.runs) if changed else []
+            with _constants_kept(before):
+                changed = _run_checked(p, operators, graph, before)
+                results = _numbers(p, before, graph, case.runs) if changed else []
         except BrokenRuleError as broken:
             shown = f"{name}: {broken}\nbefore:\n{before}\nafter:\n{graph}"
             return Finding(Comparison(broken.verdict, shown), fired=True)
@@ -68,6 +70,28 @@ def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> Fi
             if found.ratio > worst.ratio:
                 worst, decided = found, run
     return Finding(worst, decided, fired, compared)
+
+
+@contextmanager
+def _constants_kept(graph: Graph) -> Iterator[None]:
+    """Fail where a constant was written to, by a pass or by what it left to compute later, and undo it.
+
+    Clones share the tensors, so that whatever comes after it would start from damaged ones, reproducers too.
+
+    Raises:
+        BrokenRuleError: a constant was changed in place, whatever other rule that made the pass break.
+    """
+    tensors = {name: v.data for name, v in graph.constants.items() if v.data is not None}
+    kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    changed: list[str] = []
+    try:
+        yield
+    finally:
+        for name, tensor in tensors.items():
+            if not torch.equal(bits(tensor), bits(kept[name])):
+                changed.append(name)
+                tensor.data.copy_(kept[name])
+        _require(not changed, f"the constants {changed} were changed in place")
 
 
 def _with_message(found: Comparison, message: str) -> Comparison:
@@ -83,12 +107,9 @@ def _run_checked(p: Pass, operators: Operators, graph: Graph, before: Graph) -> 
         BrokenRuleError: with the first rule that it breaks.
     """
     revision, attributes = graph.revision, [repr(node.attrs) for node in before.nodes]
-    tensors = {name: (v.data, bits(v.data)) for name, v in graph.constants.items() if v.data is not None}
     _call(p, graph, operators)
     kept_as_is = [repr(node.attrs) for node in before.nodes] == attributes  # 1 is equal to True, and no such attribute
     _require(kept_as_is, "the pass changed a node in place: attributes are shared with the stored graph")
-    for name, (tensor, kept) in tensors.items():
-        _require(torch.equal(bits(tensor), kept), f"the constant {name!r} was changed in place")
     changed = graph.revision != revision
     unchanged = changed or _objects_of(graph) == _objects_of(before) or str(graph) == str(before)
     _require(unchanged, "the pass changed the graph, but its revision stayed")
