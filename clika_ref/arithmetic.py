@@ -24,10 +24,21 @@ class Format:
     eps: float
     smallest_normal: float
     max: float
+    has_subnormals: bool = True
+    """Whether there are numbers between 0 and the smallest normal one; otherwise they become 0."""
+
+    @property
+    def step(self) -> float:
+        """The distance from 0 to the next number."""
+        return self.smallest_normal * self.eps if self.has_subnormals else self.smallest_normal
 
 
 TF32 = Format("tf32", 2.0**-10, 2.0**-126, (2 - 2.0**-10) * 2.0**127)
 """What tensor cores read of a float32: all of its exponent and 10 bits of its fraction."""
+
+
+FLUSHED_FLOAT32 = Format("flushed_float32", 2.0**-23, 2.0**-126, (2 - 2.0**-23) * 2.0**127, has_subnormals=False)
+"""What is left of float32 where a processor, or a kernel, takes subnormal numbers for 0."""
 
 
 @dataclass(frozen=True, slots=True)

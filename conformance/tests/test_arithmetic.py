@@ -13,7 +13,7 @@ from clika_ref_conformance.verdicts import Verdict
 from small_cases import case_of, suite_for
 from torch.nn import functional as F
 
-from clika_ref.arithmetic import TF32, Arithmetic
+from clika_ref.arithmetic import FLUSHED_FLOAT32, TF32, Arithmetic
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import load_registry
 
@@ -113,6 +113,17 @@ def test_what_overflows_in_the_declared_format_may_be_infinite():
     coarse = torch.tensor([1.0] * 30 + [math.inf])
     assert judged("sqrt", (x,), {}, coarse).verdict is Verdict.SPECIAL
     assert judged("sqrt", (x,), {}, coarse, OF_HALVES).verdict is Verdict.PASS
+
+
+def test_only_who_says_so_may_take_subnormal_numbers_for_0():
+    x = torch.tensor([[0.0, -75.0, -90.0, -95.0]])
+    exact = torch.softmax(x, 1)
+    flushed = torch.where(exact < torch.finfo(torch.float32).tiny, 0.0, exact)
+    flushing = Arithmetic(torch.float32, compute=FLUSHED_FLOAT32, kinds=("softmax",))
+    attrs = {"dim": 1, "dtype": None}
+    assert judged("softmax", (x,), attrs, flushed).verdict is Verdict.VALUE
+    assert judged("softmax", (x,), attrs, flushed, flushing).verdict is Verdict.PASS
+    assert judged("softmax", (x,), attrs, torch.where(x < -70, 0.0, exact), flushing).verdict is Verdict.VALUE
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from clika_ref.core.accuracy import ErrorClass
 from clika_ref_conformance.judging.formats import Formats
-from clika_ref_conformance.judging.rounding import AnyFormat, Call, limits_of, mapped, ulp_of, unit_of
+from clika_ref_conformance.judging.rounding import AnyFormat, Call, limits_of, mapped, step_of, ulp_of, unit_of
 
 COORDINATE_ULPS = 4
 """Roundings in a coordinate of an interpolation: scale, shift, product."""
@@ -116,12 +116,11 @@ def _averaged(call: Call, result: torch.Tensor) -> float:
 def dot(found: Products, result: torch.Tensor) -> torch.Tensor:
     """``K u sum |x| |w|`` and the rounding of operands and result; no limit where a partial sum may overflow."""
     formats = found.formats
-    accumulate = limits_of(formats.accumulate)
     bound = found.terms * unit_of(formats.accumulate) * found.weight
     bound += ulp_of(result, formats.stored) / 2 if found.beside is None else found.beside
     if not formats.are_plain:  # terms below the smallest number vanish
-        bound += found.terms * accumulate.smallest_normal * accumulate.eps
-    return torch.where(found.weight > accumulate.max, math.inf, bound)
+        bound += found.terms * step_of(formats.accumulate)
+    return torch.where(found.weight > limits_of(formats.accumulate).max, math.inf, bound)
 
 
 def softmax(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:

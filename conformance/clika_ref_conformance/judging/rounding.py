@@ -73,6 +73,12 @@ def limits_of(dtype: AnyFormat) -> torch.finfo | Format:
     return dtype if isinstance(dtype, Format) else torch.finfo(dtype)
 
 
+def step_of(dtype: AnyFormat) -> float:
+    """Return the distance from 0 to the next number: what may be lost of any result, however small."""
+    limits = limits_of(dtype)
+    return limits.step if isinstance(limits, Format) else limits.smallest_normal * limits.eps
+
+
 def unit_of(dtype: AnyFormat) -> float:
     """Return the largest relative error of one rounding: 2^-24 for float32."""
     return limits_of(dtype).eps / 2
@@ -87,7 +93,8 @@ def ulp_of(values: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     info = limits_of(dtype)
     magnitude = values.double().abs().nan_to_num(0.0, info.max).clamp(info.smallest_normal, info.max)
     power = (magnitude.view(torch.int64) & EXPONENT).view(torch.float64)
-    return power * info.eps
+    distance = power * info.eps
+    return distance if isinstance(info, torch.finfo) else distance.clamp(min=info.step)
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

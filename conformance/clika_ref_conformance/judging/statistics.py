@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from clika_ref_conformance.judging.rounding import limits_of, ulp_of, unit_of
+from clika_ref_conformance.judging.rounding import step_of, ulp_of, unit_of
 from clika_ref_conformance.judging.special_values import Expected
 
 VARIANCE = 1.6
@@ -47,8 +47,7 @@ def coarseness(expected: Expected, actual: torch.Tensor, grade: float) -> str:
     found, dtype = expected.products, expected.eager.dtype
     if found is None or not actual.numel():
         return ""
-    limits = limits_of(found.formats.accumulate)
-    unit = unit_of(found.formats.accumulate) * found.weight + limits.smallest_normal * limits.eps
+    unit = unit_of(found.formats.accumulate) * found.weight + step_of(found.formats.accumulate)
     z = (actual.double() - expected.exact) / unit
     counted = z.isfinite() & (found.weight > 0) & ~expected.unstable & expected.allowed().isfinite()
     if not bool(counted.any()):

@@ -17,6 +17,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission.packing import pack_int4, unpack_int4
+from clika_ref.quantization_scheme import scheme_of
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.quantized.layers import LAYERS, Layer, layer_case
 from clika_ref_conformance.drawing.quantized.ranges import SHAPE, Grid, elements, grids
@@ -125,7 +126,9 @@ def _verify_range(grid: Grid, run: Run, outputs: Sequence[torch.Tensor]) -> str 
 
 
 def _layer(layer: Layer, suite: Suite) -> Outcome:
-    case, expected = layer_case(layer, suite.registry, suite.profile.seed)
+    scheme = scheme_of(suite.target)
+    bits = scheme.weights.bits if scheme else 8
+    case, expected = layer_case(layer, suite.registry, suite.profile.seed, bits)
 
     def verify(run: Run, outputs: Sequence[torch.Tensor]) -> str | None:
         wanted = expected[run.name]

@@ -6,11 +6,10 @@ quantization; each entry is tried in ``tests/test_scheme.py``.
 
 from __future__ import annotations
 
-import platform
 from dataclasses import replace
-from pathlib import Path
 
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref_onnxruntime import processor
 
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 
@@ -31,23 +30,14 @@ X86_WITHOUT_VNNI = replace(X86, weights=replace(X86.weights, bits=7))
 
 ARM = replace(X86, activations=Integers(is_signed=True))
 
-WIDE_SUMS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-"""Flags of the processor, as Linux calls them."""
 
-
-def scheme_of(machine: str, flags: frozenset[str]) -> QuantizationScheme:
-    """Return what is right on a processor."""
-    if machine.lower() in ("arm64", "aarch64"):
+def scheme_of(flags: frozenset[str], *, is_arm: bool) -> QuantizationScheme:
+    """Return what is right on a processor that can do what its flags say; without any, what never overflows."""
+    if is_arm:
         return ARM
-    return X86 if flags & WIDE_SUMS else X86_WITHOUT_VNNI
+    return X86 if flags & processor.WIDE_SUMS else X86_WITHOUT_VNNI
 
 
 def scheme_here() -> QuantizationScheme:
-    """Return what is right on this processor; where its flags cannot be read, what never overflows."""
-    return scheme_of(platform.machine(), _flags())
-
-
-def _flags() -> frozenset[str]:
-    info = Path("/proc/cpuinfo")
-    text = info.read_text(encoding="utf-8") if info.exists() else ""
-    return frozenset(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
+    """Return what is right on this processor."""
+    return scheme_of(processor.flags(), is_arm=processor.is_arm())

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from clika_ref.arithmetic import Arithmetic
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
@@ -18,6 +19,7 @@ from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
 from clika_ref.onnx_emission.emission import emit
 from clika_ref.onnx_emission.writing import write_model
 from clika_ref.quantization_scheme import QuantizationScheme
+from clika_ref_onnxruntime.arithmetic import arithmetic_here
 from clika_ref_onnxruntime.kernels import missing_kernel
 from clika_ref_onnxruntime.scheme import scheme_here
 
@@ -33,6 +35,7 @@ class OnnxRuntime:
 
     name: str = "onnxruntime"
     scheme: QuantizationScheme = field(default_factory=scheme_here)
+    arithmetic: tuple[Arithmetic, ...] = field(default_factory=arithmetic_here)
     optimize: bool = True
 
     def missing(self) -> str | None:

@@ -62,9 +62,10 @@ LAYERS = (
 )
 
 
-def layer_case(layer: Layer, registry: Registry, seed: int) -> tuple[Case, dict[str, np.ndarray]]:
-    """Return the case of a layer, and for each of its runs what integer arithmetic gives."""
-    weights = {"largest": np.full(layer.w, 127), "drawn": np.random.default_rng(seed).integers(-128, 128, layer.w)}
+def layer_case(layer: Layer, registry: Registry, seed: int, bits: int = 8) -> tuple[Case, dict[str, np.ndarray]]:
+    """Return a layer with weights of so many bits as a case, and for each of its runs what integer arithmetic gives."""
+    end = 2 ** (bits - 1)
+    weights = {"largest": np.full(layer.w, end - 1), "drawn": np.random.default_rng(seed).integers(-end, end, layer.w)}
     kind = "drawn" if layer.axis is not None else "largest"
     w = weights[kind].astype(np.int8)
     scales = _scales(layer)
