@@ -114,10 +114,11 @@ def _refuse_quantization(arguments: Mapping[str, Any]) -> None:
             if arguments[name] is None:
                 msg = f"quantization_settings needs {name} as well"
                 raise ValueError(msg)
-    for name in ("quantization_settings", "layer_quantization_settings"):
-        if arguments[name] is not None:
-            msg = f"{name} is given, but this version does not quantize yet; leave it out for a float model"
-            raise ModelError(msg)
+    elif arguments["layer_quantization_settings"]:
+        msg = (
+            "layer_quantization_settings are given without quantization_settings, which say that the model is quantized"
+        )
+        raise ModelError(msg)
 
 
 def _other(name: str, value: Any, wanted: str) -> ModelError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clika_ref.argument_checks import check_arguments
-from clika_ref.capture.inputs import ForwardFn, model_calls
+from clika_ref.capture.inputs import ForwardFn
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 ModelArgType = torch.nn.Module | Callable[..., Any]
 AnyCallable = Callable[..., Any]
-
-UNREAD = "The calibration_inputs are not read, as tracing_inputs are given: this version does not quantize"
 
 
 def clika_compile(
@@ -51,14 +49,17 @@ def clika_compile(
         tracing_inputs: one element per call: a tensor, a tuple of positional arguments, a dict of keyword arguments (or
             the one dict that ``forward`` takes), or a tuple that ends in a dict. Values do not matter, structure does.
             A side that differs between two elements is dynamic. By default the calibration inputs.
-        calibration_inputs: representative data, read for tracing where ``tracing_inputs`` is None.
+        calibration_inputs: representative data, read once: a list, a generator, a DataLoader. Elements are as those of
+            ``tracing_inputs``, in whose place some are traced with where these are None.
         deployment_settings: where the model will run; by default ONNX Runtime, chosen when it is exported.
         data_transform_fn: applied to each element first, for example ``lambda x: x.to("cuda")``.
         forward_fn: how an element is fed, ``forward_fn(model, args, kwargs)``: the call that it makes of the model is
             what is traced, without contexts that it enters, such as autocast. A dict whose keys are no parameters of
             ``forward`` comes as ``args[0]``.
-        quantization_settings: not available in this version.
-        layer_quantization_settings: not available in this version.
+        quantization_settings: how far to quantize; None leaves the model float. Needs ``deployment_settings`` and
+            ``calibration_inputs``.
+        layer_quantization_settings: what is otherwise for single layers, by the path of a module, the name of a node,
+            or either with wildcards.
         logs_dir: folder for the full log; None writes no file.
         clika_compile_options: see `ClikaCompileOptions`.
         discard_input_model: the compiled module takes over the weights of the original, which costs no memory; False
@@ -87,17 +88,15 @@ def clika_compile(
     if disable is True:  # whatever else is given; what only counts as true is refused below
         return module_or_func  # type: ignore[return-value]
     check_arguments(locals())  # which are the arguments, and nothing else yet
-    inputs = tracing_inputs if tracing_inputs is not None else calibration_inputs
-    unread = calibration_inputs is not None and inputs is not calibration_inputs
     # torch.export and sympy take a second to load: the first compilation waits for them, not the import.
-    from clika_ref.road import compile_model  # noqa: PLC0415
+    from clika_ref.road import Given, compile_model  # noqa: PLC0415
 
+    inputs = (tracing_inputs, calibration_inputs, data_transform_fn, forward_fn)
     return compile_model(
         module_or_func,
-        lambda callee: model_calls(callee, inputs, data_transform_fn, forward_fn),
+        Given(*inputs, quantization_settings, layer_quantization_settings),
         Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name),
         options=(clika_compile_options or ClikaCompileOptions()).with_extra(extra_options),
         deployment=deployment_settings,
         logs_dir=logs_dir,
-        notes=[UNREAD] if unread else [],
     )

@@ -7,13 +7,19 @@ from collections import Counter
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.exporting.export import target_for
+from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, layer_rows, what_if_rows
+from clika_ref.quantization.stages import Quantization
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.reporting.tables import print_table
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
 
 
 def report_dry_run(
-    graph: Graph, registry: Registry, deployment: BaseDeploymentSettings | None, log: CompilationLog
+    graph: Graph,
+    registry: Registry,
+    deployment: BaseDeploymentSettings | None,
+    log: CompilationLog,
+    quantization: Quantization | None = None,
 ) -> None:
     """Print and log what compiling this graph for the target would do; nothing is written."""
     target = target_for(deployment or DeploymentSettings_ONNXRuntime_ONNX(), registry)
@@ -29,3 +35,6 @@ def report_dry_run(
         log.say(f"Dynamic: {symbol}")
     for guard in graph.guards:
         log.say(f"Guard: {guard}")
+    if quantization is not None:
+        print_table(LAYERS, layer_rows(quantization), title="What would be quantized")
+        print_table(WHAT_IF, what_if_rows(quantization), title=WHAT_IF_TITLE)

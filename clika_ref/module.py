@@ -3,57 +3,45 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
-from torch import nn
 
+from clika_ref.algorithms import Wanted, batches_of, begun, quantize
 from clika_ref.autocast import outside_autocast, surrounding_autocast
-from clika_ref.capture.inputs import pack
+from clika_ref.capture.calibration_inputs import CalibrationInputs
+from clika_ref.capture.callables import callee_of
+from clika_ref.capture.inputs import ForwardFn, pack
 from clika_ref.capture.origins import is_users
 from clika_ref.core.errors import ModelError
-from clika_ref.core.execution import interpret, read_sizes, to_fx
+from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
-from clika_ref.core.operators import Operator
-from clika_ref.core.registry import Registry, load_registry
-from clika_ref.core.symbols import resolve
+from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
-from clika_ref.exporting.examples import telling_example
-from clika_ref.exporting.export import ExportRequest, export
+from clika_ref.exporting.examples import dummy_inputs, telling_example
+from clika_ref.exporting.export import ExportRequest, export, target_for
 from clika_ref.exporting.interface import chosen_names
-from clika_ref.generic import find_operator, torchlib_operator
+from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
+from clika_ref.fast_form import fast_form
 from clika_ref.input_checks import check_inputs
+from clika_ref.quantization.stages import Quantization
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.saving.graph_format import graph_from_json, graph_to_json, same_graph
-from clika_ref.saving.signature_format import signature_from_json, signature_to_json
+from clika_ref.saved_module import SavedModule
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
-from clika_ref.signature import ConstantLeaf, NumberLeaf, Signature
-from clika_ref.weights import (
-    Weights,
-    bind_weights,
-    cast_weight,
-    named_tensors,
-    non_persistent,
-    register_weights,
-    weight_places,
-)
+from clika_ref.signature import Signature
+from clika_ref.simulation import Quantized, Simulation
+from clika_ref.weights import Weights, cast_weight, weight_places
 
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
 
-UNSAVED = frozenset({"_clika_forward", "_clika_run", "_clika_registry"})
-"""Attributes that copies make anew."""
 
-
-class ClikaModule(nn.Module):
+class ClikaModule(SavedModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
@@ -62,25 +50,6 @@ class ClikaModule(nn.Module):
     """
 
     _clika_run: Callable[..., Sequence[torch.Tensor]]
-
-    def __init__(
-        self,
-        graph: Graph | None = None,
-        signature: Signature | None = None,
-        *,
-        persistent: frozenset[str] = frozenset(),
-        registry: Registry | None = None,
-    ) -> None:
-        super().__init__()
-        self._clika_registry = registry
-        self._clika_deployment: BaseDeploymentSettings | None = None
-        self._clika_options = ClikaCompileOptions()
-        self._clika_logs_dir: Any = None
-        self._clika_timings: dict[str, float] = {}
-        self._clika_examples: list[list[torch.Tensor]] = []
-        if graph is not None and signature is not None:
-            register_weights(self, graph, persistent)
-            self._install(graph, signature)
 
     @property
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
@@ -102,8 +71,7 @@ class ClikaModule(nn.Module):
     # Running
 
     def _install(self, graph: Graph, signature: Signature) -> None:
-        self._clika_graph = graph
-        self._clika_signature = signature
+        super()._install(graph, signature)
         self._clika_accepted: set[Any] = set()
         elements = {s.side.name for s in graph.symbols.values() if s.side.dim is None}
         self._clika_numbers = [v.name in elements for v in graph.inputs]
@@ -115,13 +83,21 @@ class ClikaModule(nn.Module):
         inputs = signature.graph_inputs(signature.flatten(args, kwargs))
         self._check(inputs)
         if signature.autocast is None:
-            results = self._clika_run(self, *inputs)
+            results = self._results(inputs)
         else:
             self._warn_of_autocast(signature.autocast)
             with outside_autocast():
-                results = self._clika_run(self, *inputs)
+                results = self._results(inputs)
         sizes = read_sizes(self._clika_graph, inputs) if signature.needs_sizes else {}
         return signature.unflatten(results, sizes)
+
+    def _results(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Compute the graph: in training mode in float, otherwise with the integers that its artifact has."""
+        if self._clika_quantized is None or self.training:
+            return self._clika_run(self, *inputs)
+        if self._clika_simulation is None:
+            self._clika_simulation = Simulation(self._clika_quantized, self._clika_registry or load_registry())
+        return self._clika_simulation(self.graph, inputs)
 
     def _warn_of_autocast(self, compiled_in: str) -> None:
         """Warn where the autocast regions around a call would cast otherwise than the graph, which holds its casts."""
@@ -147,23 +123,9 @@ class ClikaModule(nn.Module):
             self._clika_accepted.add(key)
 
     @property
-    def graph(self) -> Graph:
-        """The stored graph, its constants bound to the current parameters and buffers."""
-        graph = self._require_graph()
-        bind_weights(self, graph)
-        return graph
-
-    @property
     def timings(self) -> Mapping[str, float]:
         """Seconds spent in each stage of compilation and of the last export."""
         return self._clika_timings
-
-    def _require_graph(self, *_: Any, **__: Any) -> Graph:
-        graph = self.__dict__.get("_clika_graph")
-        if graph is None:
-            msg = "this ClikaModule is empty; compile a model, or load a state_dict that a ClikaModule saved"
-            raise ModelError(msg)
-        return graph
 
     # Export
 
@@ -207,6 +169,7 @@ class ClikaModule(nn.Module):
             inputs,
             chosen_names("output_names", output_names, defaults, taken=inputs),
             dynamic_axes,
+            self._clika_quantized and self._clika_quantized.plan,
             self._clika_options,
         )
         deployment = self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
@@ -228,6 +191,8 @@ class ClikaModule(nn.Module):
             raise cast_weight(value.name, dtype, value.type.dtype)
 
     def _examples(self, given: Any) -> list[list[torch.Tensor]]:
+        if given is None and self._clika_calibration is not None:
+            return self._clika_calibration.reservoir.samples(FEWEST_SAMPLES)
         if given is None and self._clika_examples:
             return self._clika_examples
         if given is None:
@@ -247,108 +212,48 @@ class ClikaModule(nn.Module):
             outputs, _ = interpret(self.graph, [t.clone() for t in inputs])
         return outputs
 
-    def clika_initialize_algorithms(self) -> None:
-        """Calibrate and quantize later; not available yet.
+    def clika_initialize_algorithms(
+        self,
+        quantization_settings: QuantizationSettings | None = None,
+        *,
+        calibration_inputs: Iterable[Any] | None = None,
+        deployment_settings: BaseDeploymentSettings | None = None,
+        layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
+        data_transform_fn: Callable[[Any], Any] | None = None,
+        forward_fn: ForwardFn | None = None,
+    ) -> Quantization:
+        """Calibrate and quantize a module that is compiled already, or quantize it otherwise; return what was decided.
+
+        The arguments mean what they mean to `clika_compile`. Data need not be given twice: another threshold, other
+        layers or weights that were trained since begin with the ranges that are there. Without any, the inputs that the
+        module was traced with are taken. After an interrupt, a call with the same data goes on where it stopped; until
+        it succeeds, the module computes as before.
 
         Raises:
-            ModelError: always, in this version.
+            ModelError: there is no data, or it does not fit; settings ask for what there is not.
+            TargetError: the target computes in float, or no plugin provides it.
         """
-        msg = "quantization is not available in this version: clika_initialize_algorithms() has nothing to initialize"
-        raise ModelError(msg)
-
-    # Saving
-
-    def get_extra_state(self) -> torch.Tensor:
-        """Return the graph, the signature and the buffers that the original does not save, as bytes."""
-        graph = self._require_graph()
-        document = {
-            "graph": graph_to_json(graph),
-            "signature": signature_to_json(self._clika_signature),
-            "persistent": sorted(named_tensors(self).keys() - non_persistent(self).keys()),
-            "parameters": {n: p.requires_grad for n, p in self.named_parameters(remove_duplicate=False)},
-        }
-        tensors = {n: t.detach().cpu().contiguous() for n, t in non_persistent(self).items()}
-        blob = safetensors.torch.save(tensors, {"clika": json.dumps(document, separators=(",", ":"))})
-        return torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-
-    def set_extra_state(self, state: torch.Tensor) -> None:
-        """Leave the graph as it is: it is rebuilt before the weights are loaded."""
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load weights, as a module of its own or as a part of another; what PyTorch calls for every module.
-
-        An empty module first rebuilds itself from the ``_extra_state``. A state dict of the original model is accepted
-        too: what compression added keeps its values.
-        """
-        key = f"{prefix}_extra_state"
-        if "_clika_graph" not in self.__dict__:
-            if key not in state_dict:
-                self._require_graph()
-            self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
-        elif key in state_dict:
-            self._require_same_graph(state_dict[key])
-        for name, value in self.state_dict().items():
-            if name == "_extra_state" or name.startswith("clika."):
-                state_dict.setdefault(f"{prefix}{name}", value)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _require_same_graph(self, state: torch.Tensor) -> None:
-        document, _ = _read_extra_state(state)
-        if not same_graph(document["graph"], graph_to_json(self._clika_graph)):
-            msg = "the state dict holds another graph than this module; load it into an empty ClikaModule()"
-            raise ModelError(msg)
-
-    def _rebuild(self, state_dict: Mapping[str, Any]) -> None:
-        document, extra = _read_extra_state(state_dict["_extra_state"])
-        tensors = {n: t for n in document["graph"]["constants"] if (t := state_dict.get(n, extra.get(n))) is not None}
-        lacking = [name for name in document["graph"]["constants"] if name not in tensors]
-        if lacking:
-            msg = f"the state dict lacks {', '.join(map(repr, lacking))}, which its graph needs; load a whole one"
-            raise ModelError(msg)
-        registry = self._clika_registry or load_registry()
-        trained: Mapping[str, bool] = document["parameters"]
-        weights = {n: nn.Parameter(t.clone(), trained[n]) if n in trained else t.clone() for n, t in tensors.items()}
-        graph = graph_from_json(document["graph"], _finder(registry), weights)
-        register_weights(self, graph, frozenset(document["persistent"]))
-        self._install(graph, signature_from_json(document["signature"]))
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k not in UNSAVED}
-        state["_clika_examples"] = []
-        if "_clika_graph" in state:
-            document = {
-                "graph": graph_to_json(self._clika_graph),
-                "signature": signature_to_json(self._clika_signature),
-            }
-            state["_clika_graph"] = json.dumps(document)
-            del state["_clika_signature"], state["_clika_accepted"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        text = state.pop("_clika_graph", None)
-        super().__setstate__(state)
-        self._clika_registry = None
-        if text is not None:
-            document = json.loads(text)
-            graph = graph_from_json(document["graph"], _finder(load_registry()), named_tensors(self))
-            self._install(graph, signature_from_json(document["signature"]))
-
-    def extra_repr(self) -> str:
-        """Show how much there is inside."""
-        graph = self.__dict__.get("_clika_graph")
-        return "empty" if graph is None else f"{graph.name}: {len(graph)} nodes, {len(graph.constants)} constants"
-
-
-def _read_extra_state(state: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the document and the tensors of an ``_extra_state``, whose bytes are a safetensors file."""
-    blob = state.cpu().numpy().tobytes()
-    try:
-        length = int.from_bytes(blob[:8], "little")
-        document = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["clika"])
-        return document, safetensors.torch.load(blob)
-    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        msg = f"the _extra_state of {len(blob)} bytes, which holds the graph, is damaged: {error}"
-        raise ModelError(msg) from error
+        registry, before = self._clika_registry or load_registry(), self._clika_calibration
+        deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
+        settings, layers = quantization_settings or QuantizationSettings(), layer_quantization_settings or {}
+        wanted = Wanted(target_for(deployment, registry), settings, layers)
+        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
+            if calibration_inputs is not None:
+                data = CalibrationInputs(calibration_inputs, data_transform_fn, forward_fn)
+                total = data.count
+                batches = batches_of(self.graph, self._clika_signature, data.calls(callee_of(self)), log)
+            else:
+                batches = before.reservoir.batches if before else self._clika_examples
+                total = len(batches)
+            same = self._clika_quantized is None or self._clika_quantized.target == deployment.target
+            has_data = calibration_inputs is not None
+            calibration = begun(self.graph, wanted, registry, before, has_data=has_data, same_target=same)
+            self._clika_calibration = calibration
+            found = quantize(calibration, batches, wanted, registry, log, total=total)
+            self._clika_timings.update(log.timings)
+        self._clika_deployment = deployment
+        self.clika_adopt(Quantized(deployment.target, found.plan), calibration)
+        return found
 
 
 def _level_of_the_user() -> int:
@@ -357,10 +262,6 @@ def _level_of_the_user() -> int:
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _finder(registry: Registry) -> Callable[[str], Operator | None]:
-    return partial(find_operator, declared=registry.operators, generic=torchlib_operator)
 
 
 def _forward_under(signature: inspect.Signature) -> Callable[..., Any]:
@@ -376,24 +277,5 @@ def _forward_under(signature: inspect.Signature) -> Callable[..., Any]:
 
 def compile_graph(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Return the fast form of a graph as a function of a module that holds its weights, and of its inputs."""
-    code = to_fx(graph).python_code("self")
-    namespace = dict(code.globals)
-    exec(compile(code.src, "<graph>", "exec"), namespace)  # noqa: S102 - source that FX wrote, without names of the graph
-    places, run = weight_places(graph), namespace["forward"]
+    places, run = weight_places(graph), fast_form(graph)
     return lambda module, *inputs: run(Weights(module, places), *inputs)
-
-
-def dummy_inputs(graph: Graph, signature: Signature) -> dict[str, Any]:
-    """Return zeros and ones of the traced shapes, constants as they were, in the structure of a call."""
-    sizes = {s.name: s.example for s in graph.symbols.values() if s.example is not None}
-    types = {v.name: v.type for v in graph.inputs}
-    leaves: list[Any] = []
-    for leaf in signature.leaves:
-        if isinstance(leaf, ConstantLeaf):
-            leaves.append(leaf.value)
-        elif isinstance(leaf, NumberLeaf):
-            leaves.append(next(s.example for s in graph.symbols.values() if s.side.name == leaf.name))
-        else:
-            shape = resolve(types[leaf.name].shape, sizes)
-            leaves.append(torch.ones(shape, dtype=types[leaf.name].dtype))
-    return signature.nested(leaves)

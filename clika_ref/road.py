@@ -1,20 +1,22 @@
-"""The road from a model to a ClikaModule, told top to bottom: capture, clean, wrap."""
+"""The road from a model to a ClikaModule, told top to bottom: capture, clean, quantize, wrap."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from clika_ref.algorithms import Wanted, batches_of, quantize, to_calibrate
 from clika_ref.argument_checks import refuse_scripted
 from clika_ref.autocast import outside_autocast
+from clika_ref.capture.calibration_inputs import CalibrationInputs
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
-from clika_ref.capture.inputs import ModelCall, refuse_odd_weights
+from clika_ref.capture.inputs import ForwardFn, ModelCall, model_calls, refuse_odd_weights
 from clika_ref.capture.memory import in_one_chunk, spared
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
@@ -23,62 +25,116 @@ from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting.export import target_for
 from clika_ref.generic import torchlib_operator
 from clika_ref.module import ClikaModule
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.stages import Quantization
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
+from clika_ref.simulation import Quantized
 
-Feed = Callable[[Callee], list[ModelCall]]
-"""Reads the tracing inputs as calls of the model."""
+UNREAD = "The calibration_inputs are not read, as tracing_inputs are given and quantization_settings are not"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user gave to trace and to quantize with, under the names of the arguments of `clika_compile`."""
+
+    tracing_inputs: Iterable[Any] | None
+    calibration_inputs: Iterable[Any] | None
+    data_transform_fn: Callable[[Any], Any] | None
+    forward_fn: ForwardFn | None
+    quantization_settings: QuantizationSettings | None
+    layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None
 
 
 @in_one_chunk
 def compile_model(
     module_or_func: torch.nn.Module | Callable[..., Any],
-    feed: Feed,
+    given: Given,
     choices: Choices,
     *,
     options: ClikaCompileOptions,
     deployment: BaseDeploymentSettings | None,
     logs_dir: Path | str | None,
-    notes: Sequence[str] = (),
 ) -> torch.nn.Module | ClikaModule:
-    """Compile what `clika_compile` was given, once its arguments are checked; ``notes`` go into the log."""
+    """Compile what `clika_compile` was given, once its arguments are checked."""
     callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
     registry = _registry_for(deployment)
     with CompilationLog.open(logs_dir) as log:
-        log.header(_echoed(choices, options, deployment))
-        for note in notes:
-            log.detail(note)
-        module = _compile(callee, feed, registry, choices, log, options=options, deployment=deployment)
+        log.header(_echoed(choices, options, deployment, given.quantization_settings))
+        if given.calibration_inputs is not None is not given.tracing_inputs and given.quantization_settings is None:
+            log.detail(UNREAD)
+        module = _compile(_Travel(callee, given, registry, choices, log, options, deployment))
     if module is None:
         return module_or_func  # type: ignore[return-value]
     module.clika_configure(deployment, options, logs_dir)
     return module
 
 
-def _compile(
-    callee: Callee,
-    feed: Feed,
-    registry: Registry,
-    choices: Choices,
-    log: CompilationLog,
-    *,
-    options: ClikaCompileOptions,
-    deployment: BaseDeploymentSettings | None,
-) -> ClikaModule | None:
+@dataclass(frozen=True)
+class _Travel:
+    """What one walk along the road has with it."""
+
+    callee: Callee
+    given: Given
+    registry: Registry
+    choices: Choices
+    log: CompilationLog
+    options: ClikaCompileOptions
+    deployment: BaseDeploymentSettings | None
+
+
+def _compile(travel: _Travel) -> ClikaModule | None:
     """Walk the road; return None where a dry run ends it."""
+    callee, registry, choices, log = travel.callee, travel.registry, travel.choices, travel.log
+    wanted = _wanted(travel)
     with _evaluation_mode(callee, choices), _outside_inference_mode():
-        calls = feed(callee)
+        calls, data = _calls(travel)
         _warn_of_weights(callee, log)
         captured = _capture(callee, calls, registry, choices, log)
         training = callee.module.training
         with outside_autocast():
-            _clean(captured, registry, options, log)
+            _clean(captured, registry, travel.options, log)
+            calibration, found = _quantize(captured, wanted, data, travel) if wanted and data else (None, None)
             if choices.is_dry_run:
-                report_dry_run(captured.graph, registry, deployment, log)
+                report_dry_run(captured.graph, registry, travel.deployment, log, found)
                 return None
             module = _wrap(captured, callee, registry, choices, log)
     module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
+    if wanted is not None and found is not None:
+        module.clika_adopt(Quantized(wanted.target.name, found.plan), calibration)
     return module.train(training)
+
+
+def _wanted(travel: _Travel) -> Wanted | None:
+    """Return how to quantize, None where the model stays float."""
+    settings = travel.given.quantization_settings
+    if settings is None or travel.deployment is None:
+        return None
+    target = target_for(travel.deployment, travel.registry)
+    return Wanted(target, settings, travel.given.layer_quantization_settings or {})
+
+
+def _calls(travel: _Travel) -> tuple[list[ModelCall], CalibrationInputs | None]:
+    """Return the calls to trace, and the data to calibrate with, of which they may be a part."""
+    given, data = travel.given, None
+    tracing, calibration = given.tracing_inputs, given.calibration_inputs
+    if given.quantization_settings is not None and calibration is not None:
+        data = CalibrationInputs(calibration, given.data_transform_fn, given.forward_fn)
+        if tracing is None:
+            return data.examples(travel.callee), data
+    inputs = calibration if tracing is None else tracing
+    return model_calls(travel.callee, inputs, given.data_transform_fn, given.forward_fn), data
+
+
+def _quantize(
+    captured: Captured, wanted: Wanted, data: CalibrationInputs, travel: _Travel
+) -> tuple[Calibration, Quantization]:
+    """Calibrate the graph and decide what of it becomes integers."""
+    batches = batches_of(captured.graph, captured.signature, data.calls(travel.callee), travel.log)
+    calibration, file = to_calibrate(captured.graph, wanted, travel.registry), travel.options.ranges_file
+    found = quantize(calibration, batches, wanted, travel.registry, travel.log, total=data.count, ranges_file=file)
+    return calibration, found
 
 
 @contextlib.contextmanager
@@ -98,10 +154,15 @@ def _registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
 
 
 def _echoed(
-    choices: Choices, options: ClikaCompileOptions, deployment: BaseDeploymentSettings | None
+    choices: Choices,
+    options: ClikaCompileOptions,
+    deployment: BaseDeploymentSettings | None,
+    settings: QuantizationSettings | None,
 ) -> dict[str, dict[str, Any]]:
+    quantization = {"Global Quantization Settings": vars(settings)} if settings else {}
     return {
         "Compilation Settings": {**vars(choices), **vars(options)},
+        **quantization,
         "Deployment Settings": {"target_framework": deployment.framework if deployment else None},
     }
 

@@ -86,6 +86,10 @@ class ClikaCompileOptions:
     external_data: bool = False
     """Write weights to a file beside the artifact even where one file could hold them (2 GB)."""
 
+    ranges_file: str = ""
+    """Where to save the ranges that calibration finds, also when it is interrupted; one that exists is begun with, and
+    the batches that it counts are not run again. Nowhere where empty."""
+
     def with_extra(self, extra: Mapping[str, Any]) -> ClikaCompileOptions:
         """Return these options with some replaced by name.
 

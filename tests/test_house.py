@@ -23,7 +23,7 @@ EXECUTING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shel
 EXECUTING_BUILTINS = {"eval", "exec"}
 EXECUTING_CALLS = {"torch.load", "sympy.sympify", "sympy.parse_expr", "sympify", "parse_expr"}
 # What is executed there is not read: torch.fx writes it from our own graph, of which no name goes in.
-WRITTEN_BY_FX = {("clika_ref/module.py", "exec")}
+WRITTEN_BY_FX = {("clika_ref/fast_form.py", "exec")}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -249,7 +249,7 @@ LAWFUL = [
     (hidden_import, CORE_FILE, "from clika_ref.core import ir\ndef f():\n    import onnxruntime"),
     (vague_name, "clika_ref/core/basement.py", ""),
     (executing_read, CORE_FILE, "model.eval()\nsafetensors.torch.load(data)\nimport json"),
-    (executing_read, "clika_ref/module.py", "exec(compile(code.src, name, 'exec'))"),
+    (executing_read, "clika_ref/fast_form.py", "exec(compile(code.src, name, 'exec'))"),
     (heavy_core, CORE_FILE, "import json\nimport torch.fx\nfrom . import types\nfrom clika_ref.core import errors"),
     (heavy_core, "clika_ref/capture/tracing.py", "import numpy"),
     (shadowed_module, CORE_FILE, "import ir\nclass Graph: ..."),

@@ -380,11 +380,6 @@ def test_its_representation_says_how_much_is_inside(module):
     assert f"Net: {len(module.graph)} nodes, {len(module.graph.constants)} constants" in repr(module)
 
 
-def test_later_initialization_says_that_it_is_not_available(module):
-    with pytest.raises(ModelError, match="quantization is not available in this version"):
-        module.clika_initialize_algorithms()
-
-
 def test_the_parts_of_a_module_hold_weights_and_refuse_to_compute(module, x):
     with pytest.raises(NotImplementedError, match="only holds weights; call the ClikaModule itself"):
         module.conv(x)

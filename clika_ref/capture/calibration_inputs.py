@@ -40,6 +40,7 @@ class CalibrationInputs:
     ) -> None:
         refuse_no_list(inputs, ARGUMENT)
         self._transform, self._forward_fn = transform, forward_fn
+        self.count = _count(inputs)
         if isinstance(inputs, list | tuple):
             self._chosen = telling(inputs)
             self._elements: Iterator[Any] = iter(inputs)
@@ -73,6 +74,13 @@ class CalibrationInputs:
 
     def _call(self, callee: Callee, number: int, element: Any) -> ModelCall:
         return model_call(callee, element, self._transform, self._forward_fn, number + 1)
+
+
+def _count(inputs: Iterable[Any]) -> int | None:
+    try:
+        return len(inputs)  # type: ignore[arg-type]
+    except TypeError:  # generators, and loaders over iterable datasets, which have __len__ but refuse
+        return None
 
 
 def telling(elements: Sequence[Any]) -> list[int]:

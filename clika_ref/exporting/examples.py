@@ -1,8 +1,9 @@
-"""An input to compare an artifact on, where the user gave none."""
+"""Inputs that nobody gave: of the traced shapes, and one to compare an artifact on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -10,6 +11,8 @@ from clika_ref.capture.probing import DRAWS, TRUSTING, redrawn
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
+from clika_ref.core.symbols import resolve
+from clika_ref.signature import ConstantLeaf, NumberLeaf, Signature
 
 FINITE, INFINITE, NOT_A_NUMBER, FAILED = range(4)
 """What may become of an input, the best first: masks are infinite on purpose, and NaN has no order to choose by."""
@@ -54,3 +57,19 @@ def _kind(result: torch.Tensor) -> int:
     if bool(result.isfinite().all()):
         return FINITE
     return NOT_A_NUMBER if bool(result.isnan().any()) else INFINITE
+
+
+def dummy_inputs(graph: Graph, signature: Signature) -> dict[str, Any]:
+    """Return zeros and ones of the traced shapes, constants as they were, in the structure of a call."""
+    sizes = {s.name: s.example for s in graph.symbols.values() if s.example is not None}
+    types = {v.name: v.type for v in graph.inputs}
+    leaves: list[Any] = []
+    for leaf in signature.leaves:
+        if isinstance(leaf, ConstantLeaf):
+            leaves.append(leaf.value)
+        elif isinstance(leaf, NumberLeaf):
+            leaves.append(next(s.example for s in graph.symbols.values() if s.side.name == leaf.name))
+        else:
+            shape = resolve(types[leaf.name].shape, sizes)
+            leaves.append(torch.ones(shape, dtype=types[leaf.name].dtype))
+    return signature.nested(leaves)

@@ -18,7 +18,9 @@ from clika_ref.core.targets import Artifact, Target
 from clika_ref.exporting.artifact_check import compare_artifact
 from clika_ref.exporting.dynamic_axes import fitting, restrict_dynamic_sides
 from clika_ref.exporting.interface import name_interface
+from clika_ref.exporting.quantized_check import compare_quantized
 from clika_ref.exporting.unchecked import report_unchecked
+from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.storage import behind_links, staged
@@ -38,6 +40,8 @@ class ExportRequest:
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     dynamic_axes: Mapping[str, Any] | None = None
+    plan: Plan | None = None
+    """What becomes integers, and with which scales; nothing where None."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
 
 
@@ -60,6 +64,9 @@ def export(
         restrict_dynamic_sides(graph, request.dynamic_axes, request.examples, request.input_names, request.output_names)
         examples = fitting(graph, request.examples)
         reports = lower(graph, registry, target, examples[0] if request.options.check_passes and examples else None)
+        if request.plan is not None:
+            quantize_graph(graph, request.plan, registry.operators)
+            graph.drop_unused_constants()
         name_interface(graph, registry.operators, request.input_names, request.output_names)
         log.removed(reports)
         stage.done(f"{len(graph):,} nodes")
@@ -70,7 +77,9 @@ def export(
             stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
-                stage.done(compare_artifact(artifact, target, graph, examples, request.expected))
+                is_float = request.plan is None or request.plan.is_empty
+                compare = compare_artifact if is_float else compare_quantized
+                stage.done(compare(artifact, target, graph, examples, request.expected))
     report_unchecked(graph, log)
     # Runtimes look for external data beside the path that they are given; beside a link there is none.
     place = behind_links(path) if path.is_symlink() else path

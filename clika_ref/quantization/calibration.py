@@ -19,6 +19,11 @@ RESERVOIR_BYTES = 64 * 2**20
 """Of calibration inputs that are kept, on which algorithms compare what they tried."""
 
 
+def sample_count(inputs: Sequence[Tensor]) -> int:
+    """Return how many samples a batch has: the length of side 0, of the longest input."""
+    return max((t.shape[0] for t in inputs if t.ndim), default=1)
+
+
 @dataclass
 class Reservoir:
     """The first batches of the calibration inputs, as many as fit."""
@@ -27,6 +32,17 @@ class Reservoir:
     batches: list[list[Tensor]] = field(default_factory=list[list[Tensor]])
     held_bytes: int = 0
     is_full: bool = False
+
+    def samples(self, fewest: int) -> list[list[Tensor]]:
+        """Return the first batches that together have so many samples, along side 0 of their inputs, or all."""
+        chosen: list[list[Tensor]] = []
+        count = 0
+        for inputs in self.batches:
+            if count >= fewest:
+                break
+            chosen.append(inputs)
+            count += sample_count(inputs)
+        return chosen
 
     def offer(self, inputs: Sequence[Tensor]) -> None:
         """Keep copies of a batch, unless it or one before it was too much; the very first is always kept."""
@@ -47,6 +63,8 @@ class Calibration:
     graph: Graph
     table: RangeTable = field(default_factory=RangeTable)
     reservoir: Reservoir = field(default_factory=Reservoir)
+    is_whole: bool = False
+    """Whether the pass has come to its end."""
 
     def add(self, inputs: Sequence[Tensor]) -> None:
         """Run the graph on a batch, one tensor for each of its inputs, and remember what its values held.
@@ -55,7 +73,7 @@ class Calibration:
             ModelError: NaN or an infinity is among the inputs, or NaN among the values; the message says where.
         """
         found: dict[str, Measured] = {}
-        number = self.table.batches
+        number = self.table.batches + 1
 
         def observe(node: Node, results: tuple[Tensor, ...]) -> None:
             if node.op.trait is SAME_SCALE:  # it has what its operand has

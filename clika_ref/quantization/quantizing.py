@@ -31,6 +31,16 @@ class Plan:
     corrections: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """What is added to the bias of a layer, ``float32[channels]``; made where it has none."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing becomes integers."""
+        return not self.activations and not self.weights
+
+    def on(self, device: torch.device) -> Plan:
+        """Return the plan with its tensors on a device."""
+        weights, corrections = ({n: t.to(device) for n, t in of.items()} for of in (self.weights, self.corrections))
+        return Plan(self.scheme, self.activations, weights, corrections)
+
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
     """Put the integers of a plan into a graph, which keeps the float weights that nothing reads any more."""

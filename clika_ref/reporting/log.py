@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -23,9 +23,14 @@ from rich.text import Text
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import PassReport
 from clika_ref.reporting.console import duration, is_quiet, progress_console
+from clika_ref.reporting.tables import table_text
 
 BUFFER_BYTES = 1 << 16
 """Written to disk at the end of each stage anyway; in between, one system call for some 1,000 lines."""
+
+
+BAR = 30
+"""Characters of a full bar."""
 
 
 class CompilationLog:
@@ -124,6 +129,11 @@ class CompilationLog:
             raise
         self._end(stage, None)
 
+    def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write a table to the file."""
+        if self._file is not None:
+            self.detail("\n".join([f"{title}:", *table_text(columns, rows).splitlines()]))
+
     def removed(self, reports: Iterable[PassReport]) -> None:
         """Write what passes removed: a line for each run to the file, the sums in one line to the console."""
         sums: Counter[str] = Counter()
@@ -214,6 +224,11 @@ class Stage:
     def update(self, text: str) -> None:
         """Show text beside the spinner from its next turn on: cheap enough to call for every node."""
         self.text = text
+
+    def progress(self, count: int, total: int | None, rate: float) -> None:
+        """Show how many of how many elements are done, and how many there are in a second."""
+        share = "" if total is None else f"{'━' * round(BAR * count / max(total, count)):<{BAR}}  "
+        self.update(f"{share}{count:,}{'' if total is None else f'/{total:,}'}  {rate:,.2f}/s")
 
     def done(self, text: str) -> None:
         """Set what the line says that the stage leaves when it ends, beside its name and its time."""

@@ -42,6 +42,24 @@ def print_table(
     console.print(table)
 
 
+def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as plain text, of whatever width it needs.
+
+    >>> print(table_text(["layer", "bits"], [("conv1", 8), ("fc", 32)]))
+    layer  bits
+    conv1     8
+    fc       32
+    """
+    lines = [[cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *lines, strict=True)]
+    numeric = [all(_is_number(line[i]) for line in lines) for i in range(len(columns))]
+    shown = (
+        [c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, numeric, strict=True)]
+        for line in [[*columns], *lines]
+    )
+    return "\n".join("  ".join(line).rstrip() for line in shown)
+
+
 def cell(value: object) -> str:
     """Return what a cell shows: integers with separators, floats with four digits, nothing for None.
 

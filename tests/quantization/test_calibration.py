@@ -69,7 +69,7 @@ def test_inputs_that_are_no_data_are_refused_and_the_pass_goes_on(bad, kind):
     found = Calibration(graph_of(nn.Sequential(nn.Linear(4, 6)), torch.zeros(2, 4)))
     good, spoiled = batches(1, 2, 4)[0], torch.full((2, 4), bad)
     found.add([good])
-    with pytest.raises(ModelError, match=rf"calibration batch 1: the input '\w+' holds {kind}; leave the batch out"):
+    with pytest.raises(ModelError, match=rf"calibration batch 2: the input '\w+' holds {kind}; leave the batch out"):
         found.add([spoiled])
     found.add([good])
     assert found.table.batches == 2
@@ -86,7 +86,7 @@ def test_nan_inside_is_blamed_on_the_node_that_makes_it():
     found = Calibration(graph_of(Root(), torch.ones(2)))
     with pytest.raises(ModelError, match=re.escape("made by sqrt in ")) as caught:
         found.add([torch.zeros(2)])
-    assert "calibration batch 0: %" in str(caught.value)
+    assert "calibration batch 1: %" in str(caught.value)
     assert "test_calibration.py" in str(caught.value), "the user's line"
     assert found.table.batches == 0
     assert found.table.values == {}

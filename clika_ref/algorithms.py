@@ -1,0 +1,227 @@
+"""What makes integers of a compiled graph: calibrate it on data, decide what is quantized, and tell."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Target
+from clika_ref.exporting.export import lower
+from clika_ref.input_checks import check_inputs
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.layers import choices
+from clika_ref.quantization.ranges import RangeTable
+from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
+from clika_ref.quantization.stages import Quantization, quantization
+from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.signature import Signature
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the user wants a model quantized, and for which target."""
+
+    target: Target
+    settings: QuantizationSettings
+    layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
+
+    def __post_init__(self) -> None:
+        """Find out what cannot be had before the data is read.
+
+        Raises:
+            ModelError: this version does not have it.
+            TargetError: the target computes in float.
+        """
+        if self.settings.prefer_weights_only_quantization:
+            msg = "prefer_weights_only_quantization=True is not available in this version; leave it False"
+            raise ModelError(msg)
+        _ = self.scheme
+
+    @property
+    def scheme(self) -> QuantizationScheme:
+        """What the target computes in integers, with the width of weights that the user chose."""
+        scheme = scheme_of(self.target)
+        if scheme is None:
+            msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"
+            raise TargetError(msg)
+        full = self.settings.weights_utilize_full_int_range
+        bits = scheme.weights.bits if full is None else 8 if full else 7
+        return replace(scheme, weights=replace(scheme.weights, bits=bits))
+
+
+def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
+    """Return a calibration of a graph as it is going to be written, which begins with what another one has found."""
+    clone = graph.clone()
+    lower(clone, registry, wanted.target)
+    for value in clone.constants.values():
+        value.data = value.data  # folded weights, which otherwise are computed whenever they are read
+    return Calibration(clone) if found is None else replace(found, graph=clone)
+
+
+def calibrate(
+    calibration: Calibration, batches: Iterable[Sequence[torch.Tensor]], total: int | None, log: CompilationLog
+) -> None:
+    """Run a graph on batches; those that the calibration counts already are only looked at to be kept.
+
+    Raises:
+        ModelError: there is none, or one holds NaN or infinities.
+    """
+    seen, started = calibration.table.batches, time.perf_counter()
+    with log.stage("Calibrating") as stage:
+        for number, inputs in enumerate(batches, 1):
+            if number > seen:
+                calibration.add(inputs)
+                stage.progress(number, total, (number - seen) / (time.perf_counter() - started))
+            elif number > len(calibration.reservoir.batches):
+                calibration.reservoir.offer(inputs)
+        if not calibration.reservoir.batches:
+            msg = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
+            raise ModelError(msg)
+        calibration.is_whole = True
+        known = f", {seen:,} of them from before" if seen else ""
+        stage.done(f"{calibration.table.batches:,} batches{known}, {len(calibration.table.values):,} values")
+
+
+@contextlib.contextmanager
+def kept_in(file: str, calibration: Calibration, log: CompilationLog) -> Iterator[None]:
+    """Begin with the ranges in a file, where it exists, and save there what is found, also after an interrupt."""
+    if not file:
+        yield
+        return
+    if Path(file).exists():
+        table = RangeTable.load(file)
+        made = {v.name for v in calibration.graph.inputs} | {v.name for n in calibration.graph.nodes for v in n.outputs}
+        strange = sorted(table.values.keys() - made)
+        if strange:
+            msg = (
+                f"{file} holds the ranges of another model, or for another target: this one has no value {strange[0]!r}"
+            )
+            raise ModelError(msg)
+        calibration.table = table
+    try:
+        yield
+    finally:
+        if calibration.table.batches:
+            calibration.table.save(file)
+            log.detail(f"The ranges of {calibration.table.batches:,} batches are in {file}")
+
+
+def batches_of(
+    graph: Graph, signature: Signature, calls: Iterable[ModelCall], log: CompilationLog
+) -> Iterator[list[torch.Tensor]]:
+    """Yield the inputs of a graph in each call; a last one that is merely smaller is left out with a warning.
+
+    Raises:
+        ModelError: a call does not fit the graph; the message says which.
+    """
+    problem: ModelError | None = None
+    before: list[torch.Tensor] = []
+    for number, call in enumerate(calls, 1):
+        if problem is not None:
+            raise problem
+        try:
+            inputs = signature.graph_inputs(signature.flatten(call.args, call.kwargs))
+            check_inputs(graph, inputs)
+        except ModelError as error:
+            problem = ModelError(f"calibration batch {number}: {error}")
+            problem.__cause__ = error
+            if not before or not _is_smaller(call, before):
+                raise problem from error
+        else:
+            before = inputs
+            yield inputs
+    if problem is not None:
+        log.warning(f"{problem}. It is the last one, and is left out")
+
+
+def _is_smaller(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
+    leaves: list[Any] = [*call.args, *call.kwargs.values()]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return sum(t.numel() for t in tensors) < sum(t.numel() for t in before)
+
+
+def decide(calibration: Calibration, wanted: Wanted, registry: Registry, log: CompilationLog) -> Quantization:
+    """Decide what of a calibrated graph becomes integers, and write into the log what, and why not.
+
+    Raises:
+        ModelError: a key of the settings of layers matches nothing, or a width is asked for that the target lacks.
+    """
+    with log.stage("Quantizing") as stage:
+        values = sorted(calibration.table.values)
+        for number, name in enumerate(values, 1):
+            log.detail(f"Processing Quantization statistics {number}/{len(values)}: '{name}'")
+        chosen = choices(calibration.graph, wanted.settings, wanted.layers)
+        found = quantization(calibration, wanted.scheme, chosen, wanted.settings, registry.operators)
+        _tell(found, log)
+        stage.done(in_one_line(found))
+    return found
+
+
+def _tell(found: Quantization, log: CompilationLog) -> None:
+    quantized = [layer.name for layer in found.layers if not layer.reason]
+    for layer in found.layers:
+        if layer.reason:
+            log.detail(f"Automatic Quantization: Skipping Quantization for node: '{layer.name}' ({layer.reason})")
+    for number, name in enumerate(quantized, 1):
+        log.detail(f"Quantization: Processed {number}/{len(quantized)} - '{name}'")
+    log.detail("Quantization: done")
+    log.table("Summary", LAYERS, layer_rows(found))
+    log.table(WHAT_IF_TITLE, WHAT_IF, what_if_rows(found))
+
+
+def quantize(
+    calibration: Calibration,
+    batches: Iterable[Sequence[torch.Tensor]],
+    wanted: Wanted,
+    registry: Registry,
+    log: CompilationLog,
+    *,
+    total: int | None = None,
+    ranges_file: str = "",
+) -> Quantization:
+    """Calibrate a graph on batches, and decide what of it becomes integers.
+
+    Args:
+        calibration: of the graph (`to_calibrate`); it counts each batch at once, so that an interrupt loses none.
+        batches: inputs of the graph, read once.
+        wanted: what the user chose.
+        registry: the plugins.
+        log: what it tells.
+        total: how many batches there are, where that is known.
+        ranges_file: where to save the ranges, and to begin with those that are there; nowhere where empty.
+    """
+    with kept_in(ranges_file, calibration, log):
+        calibrate(calibration, batches, total, log)
+    return decide(calibration, wanted, registry, log)
+
+
+def begun(
+    graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, *, has_data: bool, same_target: bool
+) -> Calibration:
+    """Return what to quantize a compiled graph with: ranges that are there, or none where data is given anew.
+
+    New data ends a pass that was interrupted, and otherwise begins another one.
+
+    Raises:
+        ModelError: a pass was interrupted, and no data is given to end it.
+    """
+    if before is not None and before.table.batches and not before.is_whole and not has_data:
+        msg = (
+            f"calibration was interrupted after {before.table.batches} batches; give the same calibration_inputs once "
+            "more, and it goes on behind them"
+        )
+        raise ModelError(msg)
+    keeps = before is not None and same_target and before.is_whole is not has_data
+    return to_calibrate(graph, wanted, registry, before if keeps else None)

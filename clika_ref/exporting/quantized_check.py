@@ -1,0 +1,81 @@
+"""An artifact in integers held against what its own graph computes: it may lose no more of the float model's signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.quantization.calibration import sample_count
+from clika_ref.quantization.stages import decibels
+
+MARGIN_DB = 0.5
+"""Decibels that an artifact may lose against the simulation: roundings differ, and grow through depth."""
+
+FEWEST_SAMPLES = 16
+"""Samples over which that margin holds; over fewer, a single rounding may weigh more."""
+
+MARGIN_OF_FEW_DB = 3.0
+
+
+def compare_quantized(
+    artifact: Artifact,
+    target: Target,
+    graph: Graph,
+    examples: Sequence[Sequence[torch.Tensor]],
+    expected: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+) -> str:
+    """Run an artifact and its graph on every example; return one sentence for the log.
+
+    Element by element they cannot agree: where a sum lies between two integers, runtimes round it to either.
+
+    Args:
+        artifact: what the target made of the graph.
+        target: which runs it.
+        graph: with its integers.
+        examples: inputs, as many samples as there are.
+        expected: the float model.
+
+    Raises:
+        TargetError: the artifact is further from the float model than its graph is.
+    """
+    problem = target.missing()
+    if problem is not None:
+        return f"not compared: {problem}"
+    if any(node.is_random for node in graph.nodes):
+        return "not compared: the model draws random numbers"
+    runner = target.load(artifact)
+    signal = simulated_noise = noise = 0.0
+    samples = 0
+    for inputs in examples:
+        wanted = expected(inputs)
+        with torch.no_grad():
+            simulated, _ = interpret(graph, [t.clone() for t in inputs])
+        found = runner(inputs)
+        signal += sum(map(_energy, wanted))
+        simulated_noise += _distance(wanted, simulated)
+        noise += _distance(wanted, found)
+        samples += sample_count(inputs)
+    by_graph, by_artifact = decibels(signal, simulated_noise), decibels(signal, noise)
+    margin = MARGIN_DB if samples >= FEWEST_SAMPLES else MARGIN_OF_FEW_DB
+    if not by_artifact >= by_graph - margin:
+        msg = (
+            f"{target.name} runs the artifact at {by_artifact:.1f} dB over {samples} samples, where its graph has "
+            f"{by_graph:.1f} dB: it does not compute what was planned. No file was put in place; compile with "
+            "compare_after_export=False to look at one"
+        )
+        raise TargetError(msg)
+    return f"{by_artifact:.1f} dB over {samples} samples in {target.name}, simulated {by_graph:.1f} dB"
+
+
+def _energy(x: torch.Tensor) -> float:
+    return float(x.double().square().sum()) if x.is_floating_point() else 0.0
+
+
+def _distance(wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> float:
+    pairs = ((w.double(), f.double()) for w, f in zip(wanted, found, strict=True) if w.is_floating_point())
+    return sum(_energy((w - f).masked_fill((w == f) | (w.isnan() & f.isnan()), 0.0)) for w, f in pairs)

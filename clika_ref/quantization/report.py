@@ -1,0 +1,46 @@
+"""What quantization tells: a row for each layer, a row for each threshold, and all of it in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clika_ref.quantization.stages import Quantization
+
+LAYERS = ("layer", "operator", "weights", "activations", "QS", "bytes", "bytes after", "decision")
+"""The columns of `layer_rows`: widths in bits, QS as quantization sensitivity."""
+
+WHAT_IF = ("threshold", "layers", "bytes of weights", "predicted SQNR")
+"""The columns of `what_if_rows`."""
+
+WHAT_IF_TITLE = "What another quantization_sensitivity_threshold would give"
+
+FLOAT_BITS = 32
+
+
+def layer_rows(found: Quantization) -> list[Sequence[object]]:
+    """Return a row for each layer, in order."""
+    scheme = found.plan.scheme
+    rows: list[Sequence[object]] = []
+    for layer in found.layers:
+        bits = (FLOAT_BITS, FLOAT_BITS) if layer.reason else (scheme.weights.bits, scheme.activations.bits)
+        name = layer.scope or layer.name
+        decision = f"float: {layer.reason}" if layer.reason else "integers"
+        rows.append((name, layer.operator, *bits, layer.sensitivity, layer.bytes_before, layer.bytes_after, decision))
+    return rows
+
+
+def what_if_rows(found: Quantization) -> list[Sequence[object]]:
+    """Return a row for each threshold at which one more layer is quantized."""
+    return [(row.threshold, row.layers, row.bytes, f"{row.sqnr:.1f} dB") for row in found.what_if]
+
+
+def in_one_line(found: Quantization) -> str:
+    """Return how many layers are quantized and what that saves."""
+    layers = found.layers
+    count = sum(not layer.reason for layer in layers)
+    before, after = (
+        (sum(size) / 1e6 for size in zip(*((la.bytes_before, la.bytes_after) for la in layers), strict=True))
+        if layers
+        else (0.0, 0.0)
+    )
+    return f"{count:,} of {len(layers):,} layers in integers, their weights {before:,.1f} to {after:,.1f} MB"

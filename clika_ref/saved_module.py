@@ -1,0 +1,166 @@
+"""The part of a ClikaModule that outlives the process: its graph, its weights and its quantization, saved and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph
+from clika_ref.core.operators import Operator
+from clika_ref.core.registry import Registry, load_registry
+from clika_ref.generic import find_operator, torchlib_operator
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.saving.extra_state import read_extra_state, write_extra_state
+from clika_ref.saving.graph_format import graph_from_json, graph_to_json, same_graph
+from clika_ref.saving.signature_format import signature_from_json, signature_to_json
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
+from clika_ref.signature import Signature
+from clika_ref.simulation import Quantized, Simulation
+from clika_ref.weights import bind_weights, named_tensors, non_persistent, register_weights
+
+UNSAVED = frozenset({"_clika_forward", "_clika_run", "_clika_registry", "_clika_simulation", "_clika_calibration"})
+"""Attributes that copies make anew."""
+
+
+class SavedModule(nn.Module):
+    """A module around a graph, whose state dict, copies and pickles hold all of it."""
+
+    def __init__(
+        self,
+        graph: Graph | None = None,
+        signature: Signature | None = None,
+        *,
+        persistent: frozenset[str] = frozenset(),
+        registry: Registry | None = None,
+    ) -> None:
+        super().__init__()
+        self._clika_registry = registry
+        self._clika_deployment: BaseDeploymentSettings | None = None
+        self._clika_options = ClikaCompileOptions()
+        self._clika_logs_dir: Any = None
+        self._clika_timings: dict[str, float] = {}
+        self._clika_examples: list[list[torch.Tensor]] = []
+        self._clika_quantized: Quantized | None = None
+        self._clika_calibration: Calibration | None = None
+        self._clika_simulation: Simulation | None = None
+        if graph is not None and signature is not None:
+            register_weights(self, graph, persistent)
+            self._install(graph, signature)
+
+    def clika_adopt(self, quantized: Quantized | None, calibration: Calibration | None) -> None:
+        """Compute from now on as quantized, in eval mode, and keep what the next quantization can begin with."""
+        self._clika_quantized, self._clika_calibration, self._clika_simulation = quantized, calibration, None
+
+    def _install(self, graph: Graph, signature: Signature) -> None:
+        """Take a graph whose weights are registered."""
+        self._clika_graph = graph
+        self._clika_signature = signature
+
+    @property
+    def graph(self) -> Graph:
+        """The stored graph, its constants bound to the current parameters and buffers."""
+        graph = self._require_graph()
+        bind_weights(self, graph)
+        return graph
+
+    def _require_graph(self, *_: Any, **__: Any) -> Graph:
+        graph = self.__dict__.get("_clika_graph")
+        if graph is None:
+            msg = "this ClikaModule is empty; compile a model, or load a state_dict that a ClikaModule saved"
+            raise ModelError(msg)
+        return graph
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Return the graph, the signature and the buffers that the original does not save, as bytes."""
+        graph = self._require_graph()
+        document = {
+            "graph": graph_to_json(graph),
+            "signature": signature_to_json(self._clika_signature),
+            "persistent": sorted(named_tensors(self).keys() - non_persistent(self).keys()),
+            "parameters": {n: p.requires_grad for n, p in self.named_parameters(remove_duplicate=False)},
+        }
+        document["quantization"], tensors = self._clika_quantized.saved() if self._clika_quantized else (None, {})
+        return write_extra_state(document, {**non_persistent(self), **tensors})
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Leave the graph as it is: it is rebuilt before the weights are loaded."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load weights, as a module of its own or as a part of another; what PyTorch calls for every module.
+
+        An empty module first rebuilds itself from the ``_extra_state``. A state dict of the original model is accepted
+        too: what compression added keeps its values.
+        """
+        key = f"{prefix}_extra_state"
+        if "_clika_graph" not in self.__dict__:
+            if key not in state_dict:
+                self._require_graph()
+            self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
+        elif key in state_dict:
+            self._take_state(state_dict[key])
+        for name, value in self.state_dict().items():
+            if name == "_extra_state" or name.startswith("clika."):
+                state_dict.setdefault(f"{prefix}{name}", value)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _take_state(self, state: torch.Tensor) -> None:
+        document, tensors = read_extra_state(state)
+        if not same_graph(document["graph"], graph_to_json(self._clika_graph)):
+            msg = "the state dict holds another graph than this module; load it into an empty ClikaModule()"
+            raise ModelError(msg)
+        self._take_quantization(document, tensors)
+
+    def _take_quantization(self, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        saved = document.get("quantization")
+        self.clika_adopt(saved and Quantized.read(saved, tensors), None)
+
+    def _rebuild(self, state_dict: Mapping[str, Any]) -> None:
+        document, extra = read_extra_state(state_dict["_extra_state"])
+        tensors = {n: t for n in document["graph"]["constants"] if (t := state_dict.get(n, extra.get(n))) is not None}
+        lacking = [name for name in document["graph"]["constants"] if name not in tensors]
+        if lacking:
+            msg = f"the state dict lacks {', '.join(map(repr, lacking))}, which its graph needs; load a whole one"
+            raise ModelError(msg)
+        registry = self._clika_registry or load_registry()
+        trained: Mapping[str, bool] = document["parameters"]
+        weights = {n: nn.Parameter(t.clone(), trained[n]) if n in trained else t.clone() for n, t in tensors.items()}
+        graph = graph_from_json(document["graph"], _finder(registry), weights)
+        register_weights(self, graph, frozenset(document["persistent"]))
+        self._install(graph, signature_from_json(document["signature"]))
+        self._take_quantization(document, extra)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {k: v for k, v in self.__dict__.items() if k not in UNSAVED}
+        state["_clika_examples"] = []
+        if "_clika_graph" in state:
+            document = {
+                "graph": graph_to_json(self._clika_graph),
+                "signature": signature_to_json(self._clika_signature),
+            }
+            state["_clika_graph"] = json.dumps(document)
+            del state["_clika_signature"], state["_clika_accepted"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        text = state.pop("_clika_graph", None)
+        super().__setstate__(state)
+        self._clika_registry = self._clika_calibration = self._clika_simulation = None
+        if text is not None:
+            document = json.loads(text)
+            graph = graph_from_json(document["graph"], _finder(load_registry()), named_tensors(self))
+            self._install(graph, signature_from_json(document["signature"]))
+
+    def extra_repr(self) -> str:
+        """Show how much there is inside."""
+        graph = self.__dict__.get("_clika_graph")
+        return "empty" if graph is None else f"{graph.name}: {len(graph)} nodes, {len(graph.constants)} constants"
+
+
+def _finder(registry: Registry) -> Callable[[str], Operator | None]:
+    return partial(find_operator, declared=registry.operators, generic=torchlib_operator)

@@ -1,0 +1,105 @@
+"""What a quantized module computes: its graph as it is exported, integers and all, in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Target
+from clika_ref.exporting.export import lower
+from clika_ref.fast_form import fast_form
+from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
+from clika_ref.quantization.quantizing import Plan, quantize_graph
+
+PREFIX = "clika/quantization/"
+"""Of the names of its tensors; no qualified name of a weight holds a slash."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """How a module is quantized: for which target, and with which scales."""
+
+    target: str
+    plan: Plan
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return what `read` takes: a document, and tensors under names that no weight has."""
+        document, tensors = plan_to_json(self.plan)
+        return {"target": self.target, "plan": document}, {f"{PREFIX}{n}": t for n, t in tensors.items()}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Quantized:
+        """Read what `saved` returned, among other tensors.
+
+        Raises:
+            ModelError: it is of another version, or damaged.
+        """
+        own = {n.removeprefix(PREFIX): t for n, t in tensors.items() if n.startswith(PREFIX)}
+        return cls(str(document["target"]), plan_from_json(document["plan"], own))
+
+
+def quantized_graph(graph: Graph, plan: Plan, target: Target, registry: Registry) -> Graph:
+    """Return a clone as the target gets it, weights in integers."""
+    clone = graph.clone()
+    lower(clone, registry, target)
+    quantize_graph(clone, plan, registry.operators)
+    clone.drop_unused_constants()
+    return clone
+
+
+class Simulation:
+    """Runs a quantized graph; it is made anew whenever a weight has changed since.
+
+    What a call writes to, such as a cache, is the module's own, and no reason to make it anew.
+    """
+
+    def __init__(self, quantized: Quantized, registry: Registry) -> None:
+        target = registry.targets.get(quantized.target)
+        if target is None:
+            msg = (
+                f"the module is quantized for the target {quantized.target!r}, which no installed plugin provides; "
+                f"pip install clika-ref-{quantized.target}, or compute in float with .train()"
+            )
+            raise TargetError(msg)
+        self._plan, self._target, self._registry = quantized.plan, target, registry
+        self._made_of: list[Any] = []
+        self._run: Callable[..., Sequence[torch.Tensor]] | None = None
+
+    def __call__(self, graph: Graph, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run it on inputs.
+
+        Args:
+            graph: that of the module, bound to its weights as they are now.
+            inputs: one tensor for each input of the graph.
+        """
+        if (
+            self._run is None or not torch.compiler.is_compiling()
+        ):  # a tracer sees no versions; weights stay as they are
+            made_of = _versions(graph)
+            if self._run is None or made_of != self._made_of:
+                self._run, self._made_of = self._prepared(graph), made_of
+        return self._run(*inputs)
+
+    def _prepared(self, graph: Graph) -> Callable[..., Sequence[torch.Tensor]]:
+        device = next((v.data.device for v in graph.constants.values() if v.data is not None), torch.device("cpu"))
+        with torch.no_grad():
+            clone = quantized_graph(graph, self._plan.on(device), self._target, self._registry)
+            for value in clone.constants.values():
+                value.data = value.data  # computed once, and not at each call
+        holder = SimpleNamespace(**{f"constant_{i}": v.data for i, v in enumerate(clone.constants.values())})
+        run = fast_form(clone)
+        return lambda *inputs: run(holder, *inputs)
+
+
+def _versions(graph: Graph) -> list[Any]:
+    """Return what tells whether a weight is another tensor, or was written to, since."""
+    weights = [v.data for name, v in graph.constants.items() if name not in graph.state and v.data is not None]
+    own = [graph.constants[name].data for name in graph.state if name in graph.constants]
+    return [*((id(t), -1 if t.is_inference() else t._version) for t in weights), *map(id, own)]

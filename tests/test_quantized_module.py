@@ -1,0 +1,277 @@
+"""A module in integers: compiled, run, exported, saved, trained on, and quantized again."""
+
+import copy
+import pickle
+
+import onnx
+import pytest
+import torch
+from clika_ref_conformance.targets.identity import Identity
+from clika_ref_onnxruntime.target import OnnxRuntime
+from torch import nn
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    LayerQuantizationSettings,
+    ModelError,
+    QuantizationSettings,
+    TargetError,
+    clika_compile,
+)
+from clika_ref.algorithms import Wanted
+from clika_ref.exporting import quantized_check
+from clika_ref.quantization.report import layer_rows
+from clika_ref.quantization.stages import decibels
+
+HERE = DeploymentSettings_ONNXRuntime_ONNX()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Conv2d(8, 8, 3, stride=2)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(self.stem(x))).mean((2, 3)))
+
+
+def batches(count=4, size=4, seed=0):
+    spread = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, 3, 10, 10, generator=spread) for _ in range(count)]
+
+
+def net():
+    model = Net().train()
+    with torch.no_grad():
+        for x in batches(3, 16, seed=9):
+            model(x)
+    return model.eval()
+
+
+def compiled(settings=None, data=None, **options):
+    options = {"deployment_settings": HERE, "calibration_inputs": data or batches(), **options}
+    return clika_compile(net(), quantization_settings=settings or QuantizationSettings(), **options)
+
+
+def noise(wanted, found):
+    wanted, found = wanted.detach(), found.detach()
+    return decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
+
+
+@pytest.fixture(scope="module")
+def module():
+    return compiled()
+
+
+def test_it_computes_nearly_what_the_model_does_and_not_quite(module):
+    x = batches(1, seed=5)[0]
+    found = noise(net()(x), module(x))
+    assert 20 < found < 60
+
+
+def test_the_artifact_has_int8_weights_and_computes_what_the_module_does(module, tmp_path):
+    artifact = module.clika_export(tmp_path / "net.onnx")
+    weights = [i.data_type for i in onnx.load(artifact.path).graph.initializer if len(i.dims) > 1]
+    assert weights == [onnx.TensorProto.INT8] * 3, "and no float ones, which nothing reads"
+    x = batches(1, seed=5)[0]
+    (found,) = OnnxRuntime().load(artifact)([x])
+    assert noise(module(x), found) > 30
+
+
+def test_an_artifact_that_is_worse_than_its_graph_is_refused(module, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized_check, "MARGIN_DB", -0.5)
+    with pytest.raises(TargetError, match=r"runs the artifact at [\d.]+ dB over 16 samples, where its graph has"):
+        module.clika_export(tmp_path / "net.onnx")
+    assert not (tmp_path / "net.onnx").exists()
+
+
+def test_in_training_mode_it_computes_in_float_with_gradients(module):
+    x, twin = batches(1)[0], copy.deepcopy(module)
+    assert torch.allclose(twin.train()(x), net()(x), atol=1e-6)
+    twin(x).sum().backward()
+    assert all(p.grad is not None for p in twin.parameters())
+
+
+def test_weights_that_change_change_what_it_computes(module):
+    x, twin = batches(1)[0], copy.deepcopy(module)
+    before = twin(x)
+    assert torch.equal(twin(x), before)
+    with torch.no_grad():
+        twin.get_parameter("head.weight").mul_(0.5)
+    assert noise(before - net().head.bias, 2 * (twin(x) - net().head.bias)) > 25
+    twin.load_state_dict(module.state_dict())
+    assert torch.equal(twin(x), before)
+
+
+def test_copies_pickles_and_state_dicts_keep_the_quantization(module):
+    x = batches(1)[0]
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), loaded.eval()):  # noqa: S301 - our own bytes
+        assert torch.equal(twin(x), module(x))
+
+
+def test_an_older_state_dict_without_quantization_loads_as_float(module):
+    plain = clika_compile(net(), tracing_inputs=batches(1))
+    twin = copy.deepcopy(module)
+    twin.load_state_dict(plain.state_dict())
+    assert torch.allclose(twin(batches(1)[0]), plain(batches(1)[0]))
+
+
+def test_a_layer_is_known_by_the_name_it_has_in_the_model_though_batch_norm_is_folded_into_it():
+    module = compiled(layer_quantization_settings={"stem.0": LayerQuantizationSettings(skip_quantization=True)})
+    found = module.clika_initialize_algorithms()
+    assert [(row[0], row[-1]) for row in layer_rows(found)] == [
+        ("stem.0", "integers"),
+        ("body", "integers"),
+        ("head", "integers"),
+    ]
+    again = {"stem.0": LayerQuantizationSettings(skip_quantization=True)}
+    found = module.clika_initialize_algorithms(layer_quantization_settings=again)
+    assert [layer.scope for layer in found.layers if layer.reason] == ["stem.0"]
+
+
+def test_data_is_read_once_whatever_it_is_and_another_threshold_reads_none():
+    read = []
+
+    def reading():
+        for x in batches(6):
+            read.append(len(read))
+            yield x
+
+    module = compiled(data=reading())
+    assert read == [*range(6)]
+    assert module._clika_calibration.table.batches == 6
+    found = module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=0))
+    assert [bool(layer.reason) for layer in found.layers] == [True] * 3
+    x = batches(1)[0]
+    assert torch.allclose(module(x), net()(x), atol=1e-6)
+
+
+def test_a_float_module_is_quantized_later():
+    module = clika_compile(net(), tracing_inputs=batches(1))
+    x = batches(1)[0]
+    before = module(x)
+    found = module.clika_initialize_algorithms(calibration_inputs=batches())
+    assert sum(not layer.reason for layer in found.layers) == 3
+    assert 20 < noise(before, module(x)) < 60
+
+
+def test_after_an_interrupt_the_module_is_as_before_and_goes_on_where_it_stopped():
+    module = clika_compile(net(), tracing_inputs=batches(1))
+    x = batches(1)[0]
+    before = module(x)
+
+    def interrupted():
+        yield from batches(6)[:5]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module.clika_initialize_algorithms(calibration_inputs=interrupted())
+    assert torch.equal(module(x), before)
+    with pytest.raises(ModelError, match=r"interrupted after 5 batches; give the same calibration_inputs once more"):
+        module.clika_initialize_algorithms()
+    module.clika_initialize_algorithms(calibration_inputs=batches(6))
+    assert module._clika_calibration.table.batches == 6
+    assert torch.equal(module(x), compiled(data=batches(6))(x))
+
+
+def test_ranges_are_saved_when_compilation_is_interrupted_and_begun_with(tmp_path):
+    file = str(tmp_path / "ranges.safetensors")
+
+    def data(fails):
+        for number, x in enumerate(batches(6)):
+            if fails and number == 5:
+                raise KeyboardInterrupt
+            yield x
+
+    with pytest.raises(KeyboardInterrupt):
+        compiled(data=data(fails=True), tracing_inputs=batches(1), ranges_file=file)
+    found = compiled(data=data(fails=False), tracing_inputs=batches(1), ranges_file=file, logs_dir=tmp_path)
+    (runs,) = (path.read_text() for path in tmp_path.glob("*.log"))
+    assert "6 batches, 5 of them from before" in runs
+    assert torch.equal(found(batches(1)[0]), compiled(data=batches(6))(batches(1)[0]))
+    with pytest.raises(ModelError, match=r"holds the ranges of another model, or for another target"):
+        clika_compile(
+            nn.Linear(3, 3),
+            calibration_inputs=[torch.randn(2, 3)],
+            quantization_settings=QuantizationSettings(),
+            deployment_settings=HERE,
+            ranges_file=file,
+        )
+
+
+def test_a_last_batch_that_is_merely_smaller_is_left_out_with_a_warning(tmp_path):
+    data = [*batches(5), batches(1, 2)[0]]
+    compiled(data=iter(data), logs_dir=tmp_path)
+    (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
+    assert "Warning: calibration batch 6: input 'x' is float32[2, 3, 10, 10]" in log
+    assert "It is the last one, and is left out" in log
+
+
+NAN, INFINITE = (torch.full((4, 3, 10, 10), number) for number in (float("nan"), float("inf")))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([], "hold no element"),
+        (iter([]), "hold no element"),
+        (iter([*batches(5), batches(1, 2)[0], batches(1)[0]]), r"calibration batch 6: input 'x' .* side 0 must be 4"),
+        ([*batches(2), NAN], r"batch 3: the input 'x' holds NaN"),
+        ([*batches(2), INFINITE], r"batch 3: the input 'x' holds an infinite number"),
+    ],
+)
+def test_bad_data_is_an_error_that_names_the_batch(data, said):
+    settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
+    with pytest.raises(ModelError, match=said):
+        clika_compile(net(), calibration_inputs=data, **settings)
+
+
+def test_a_dry_run_prints_the_summary_and_returns_the_model(capsys):
+    model = net()
+    same = clika_compile(
+        model,
+        calibration_inputs=batches(),
+        quantization_settings=QuantizationSettings(),
+        deployment_settings=HERE,
+        is_dry_run=True,
+    )
+    shown = capsys.readouterr().out
+    assert same is model
+    assert "What would be quantized" in shown
+    assert all(name in shown for name in ("stem.0", "body", "head", "predicted SQNR"))
+
+
+def test_the_log_has_the_lines_of_the_record(tmp_path):
+    compiled(logs_dir=tmp_path)
+    (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
+    for line in (
+        "Global Quantization Settings:",
+        "+ quantization_sensitivity_threshold = 0.005",
+        "Processing Quantization statistics 1/",
+        "Quantization: Processed 3/3 - 'linear'",
+        "Quantization: done",
+        "Summary:",
+        "What another quantization_sensitivity_threshold would give:",
+    ):
+        assert line in log
+
+
+def test_what_there_is_not_is_said_before_data_is_read():
+    def never():
+        raise AssertionError
+        yield
+
+    with pytest.raises(ModelError, match="prefer_weights_only_quantization=True is not available"):
+        Wanted(Identity(), QuantizationSettings(prefer_weights_only_quantization=True))
+    with pytest.raises(TargetError, match="identity states no scheme"):
+        Wanted(Identity(), QuantizationSettings())
+    with pytest.raises(ValueError, match="quantization_settings needs deployment_settings as well"):
+        clika_compile(net(), calibration_inputs=never(), quantization_settings=QuantizationSettings())
+    with pytest.raises(ValueError, match="quantization_settings needs calibration_inputs as well"):
+        clika_compile(net(), deployment_settings=HERE, quantization_settings=QuantizationSettings())
