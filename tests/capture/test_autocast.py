@@ -74,6 +74,7 @@ def test_a_transformer_layer_within_autocast_serves_every_size():
         torch.testing.assert_close(module(x), original(x))
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")
 @pytest.mark.parametrize("shapes", [[(2, 3, 4)], [(2, 3, 4), (3, 5, 4)]], ids=["static", "dynamic"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_a_recurrent_network_within_autocast_is_refused_with_what_to_do(kind, shapes):
@@ -177,6 +178,7 @@ def test_what_is_written_within_autocast_is_written_once_and_undone():
         torch.testing.assert_close(module(x), reference(x))
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")
 @pytest.mark.parametrize(
     ("layer", "named"), [(nn.Bilinear(4, 4, 4), "a bilinear layer"), (nn.LSTM(4, 4), "a recurrent network")]
 )
