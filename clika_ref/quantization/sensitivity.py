@@ -22,8 +22,8 @@ from clika_ref.quantization_scheme import Integers
 DRAWS = 16
 """Samples times random directions of the output in which their errors are measured; each direction costs one pass back.
 
-On resnet18 16 draws rank layers as exact runs of one layer after another do, on other images, with Spearman 0.95, and 64
-draws no better.
+On resnet18 16 draws rank layers as exact runs of one layer after another do, on other images, with Spearman 0.95, and
+64 draws no better.
 """
 
 
