@@ -59,9 +59,9 @@ def test_who_trusts_eager_draws_errors_until_they_show_a_result_to_be_right(monk
     assert trusting.judge([near]).verdict is Verdict.PASS
     assert len(drawn) == judge.FEW_RUNS
     assert trusting.judge([near + 1e-4]).verdict is Verdict.VALUE
-    assert len(drawn) == judge.FEW_RUNS + jitter.RUNS
+    assert len(drawn) == 2 * judge.FEW_RUNS + jitter.RUNS
     assert Reference(drawing.graph, [x]).judge([near]).verdict is Verdict.PASS
-    assert len(drawn) == judge.FEW_RUNS + 2 * jitter.RUNS  # one reference may have to judge many targets
+    assert len(drawn) == 2 * (judge.FEW_RUNS + jitter.RUNS)  # one reference may have to judge many targets
 
 
 def test_few_runs_decide_nothing_where_rounding_decides_an_element(monkeypatch) -> None:

@@ -52,6 +52,14 @@ MOVES = frozenset({
 """Overloads that no operator claims and that only move elements; every other unclaimed one is taken to round."""
 
 
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Errors drawn at random: from what, and in how many runs."""
+
+    generator: torch.Generator
+    runs: int = RUNS
+
+
 @dataclass(slots=True)
 class Local:
     """What is known of one call: a bound per result (None where nothing rounds), and what they come from."""
@@ -62,34 +70,30 @@ class Local:
     products: list[formulas.Products] = field(default_factory=list[formulas.Products])
 
 
-def local(
-    call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, generator: torch.Generator
-) -> Local:
+def local(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> Local:
     """Bound the results of one call in ``formats`` by the class of its operator."""
     if error.kind == "exact" or not any(map(is_float, results)):
         return Local([torch.zeros_like(r) if is_float(r) else None for r in results])
-    found = _rounding(call, error, results, formats, generator)
+    found = _rounding(call, error, results, formats, noise)
     if formats.rounds_operands and error.kind != "dot":
-        _add_operands(found, call, results, formats, generator)
+        _add_operands(found, call, results, formats, noise)
     if limits_of(formats.stored).max < limits_of(formats.dtype).max:
         found.bounds = [_overflowing(b, r, formats.stored) for b, r in zip(found.bounds, results, strict=True)]
     return found
 
 
-def _rounding(
-    call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, generator: torch.Generator
-) -> Local:
+def _rounding(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> Local:
     if call.name in VARIANCES and error.kind == "norm":
         limits = formulas.variance(call, list(results), formats.of(error.kind))
-        return Local(list(limits), _with_plain_means(call, results))
+        return Local(list(limits), _with_plain_means(call, results, noise.runs))
     if error.kind in ("compose", "norm"):
-        return _composed(call, results, formats, generator)
+        return _composed(call, results, formats, noise)
     if error.kind == "interpolation" and len(call.floats) > 1:
-        return _with_points(call, results, formats.of(error.kind), generator)
+        return _with_points(call, results, formats.of(error.kind), noise)
     return _simple(call, error, results, formats)
 
 
-def _with_plain_means(call: Call, results: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+def _with_plain_means(call: Call, results: Sequence[torch.Tensor], runs: int) -> list[list[torch.Tensor]]:
     """Return runs in which a mean beside an infinity is that infinity, as a sum says; none where all are finite.
 
     Eager makes NaN of it, or the infinity, as it comes early or late. Either is right, and so is what follows of it.
@@ -98,14 +102,12 @@ def _with_plain_means(call: Call, results: Sequence[torch.Tensor]) -> list[list[
         return []
     first, mean = results
     plain = call.first.mean(formulas.sides_of(call), keepdim=mean.ndim == call.first.ndim).reshape(mean.shape)
-    return [[first, torch.where(mean.isfinite(), mean, plain)]] * RUNS
+    return [[first, torch.where(mean.isfinite(), mean, plain)]] * runs
 
 
-def _add_operands(
-    found: Local, call: Call, results: Sequence[torch.Tensor], formats: Formats, generator: torch.Generator
-) -> None:
+def _add_operands(found: Local, call: Call, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> None:
     """Add to the bounds of a call what rounding its operands moves its results by."""
-    runs = [call.run(lambda t: formats.rounded(t, generator)) for _ in range(RUNS)]
+    runs = [call.run(lambda t: formats.rounded(t, noise.generator)) for _ in range(noise.runs)]
     for i, (bound, result) in enumerate(zip(found.bounds, results, strict=True)):
         if bound is not None:
             found.bounds[i] = bound + deviation(result, [run[i] for run in runs], formats.dtype)
@@ -191,12 +193,12 @@ def clustered(
     return torch.where(jumps, narrow, bound), torch.where(jumps, slack, math.nan)
 
 
-def _composed(call: Call, results: Sequence[torch.Tensor], formats: Formats, generator: torch.Generator) -> Local:
+def _composed(call: Call, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> Local:
     """Record the ATen calls that a reference consists of, and repeat them with jitter."""
-    tape = Tape(formats, generator)
+    tape = Tape(formats, noise.generator)
     with tape:
         base = call.run()
-    runs = [tape.replay(base) for _ in range(RUNS)]
+    runs = [tape.replay(base) for _ in range(noise.runs)]
     base, *runs = ([t.reshape(r.shape) for t, r in zip(run, results, strict=True)] for run in (base, *runs))
     found = _by_runs(call, results, base, runs, formats.of("compose"))
     found.runs = [[_around(r, *pair) for r, *pair in zip(results, base, run, strict=True)] for run in runs]
@@ -213,12 +215,12 @@ def _around(result: torch.Tensor, base: torch.Tensor, run: torch.Tensor) -> torc
     return torch.where(base.isfinite() & result.isfinite(), result + (run - base), run)
 
 
-def _with_points(call: Call, results: Sequence[torch.Tensor], dtype: AnyFormat, generator: torch.Generator) -> Local:
+def _with_points(call: Call, results: Sequence[torch.Tensor], dtype: AnyFormat, noise: Noise) -> Local:
     """Bound a sampling at points that are themselves rounded: rounding decides which neighbour is nearest."""
     x, points, *rest = call.operands
     sides = max(x.shape[2:])
     off = 2 * formulas.COORDINATE_ULPS * unit_of(dtype) * points.abs().clamp(min=1, max=float(sides))
-    moved = [noisy(points, off, generator) for _ in range(RUNS)]
+    moved = [noisy(points, off, noise.generator) for _ in range(noise.runs)]
     runs = [Call(call.name, call.function, (x, p, *rest), call.attrs).run() for p in moved]
     found = _by_runs(call, results, results, runs, dtype)
     top = float(x.abs().nan_to_num(0.0, 0.0, 0.0).amax()) if x.numel() else 0.0

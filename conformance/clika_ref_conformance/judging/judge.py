@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 
 import torch
 
@@ -80,24 +79,26 @@ class Reference:
         self, outputs: Sequence[Value], actual: Mapping[Value, torch.Tensor] | None = None
     ) -> list[Expected]:
         """Return what outputs may be; as soon as that shows ``actual`` to be right, where it is given."""
+        if actual is not None:
+            found = self._bounded(outputs, FEW_RUNS)
+            if all(e.is_plainly(actual[v]) for e, v in zip(found, outputs, strict=True)):
+                return found
+        return self._bounded(outputs, jitter.RUNS)
+
+    def _bounded(self, outputs: Sequence[Value], count: int) -> list[Expected]:
+        """Return what outputs may be by so many jittered runs."""
         with torch.no_grad(), exact_arithmetic.float64_by_default():
-            generator = torch.Generator().manual_seed(self.seed)
+            noise = jitter.Noise(torch.Generator().manual_seed(self.seed), count)
             same, drawn = self._exact_values()
             needed = [v for v in outputs if v not in same and v not in drawn]
             exact, runs = ExactRun(), list[Values]()
             if needed:
                 nodes = exact_arithmetic.needed_for(self.graph, needed)
                 exact = run_exactly(
-                    self.graph, self.inputs, self._eager, generator, nodes=nodes, arithmetic=self.arithmetic
+                    self.graph, self.inputs, self._eager, noise, nodes=nodes, arithmetic=self.arithmetic
                 )
             if needed and len(self.graph) > 1:
-                repeated = repeat(self.graph, self.inputs, exact, self._eager, generator)
-                if actual is not None:
-                    runs = list(islice(repeated, FEW_RUNS))
-                    found = [self._expect(v, exact, runs, same=v in same, random=v in drawn) for v in outputs]
-                    if all(e.is_plainly(actual[v]) for e, v in zip(found, outputs, strict=True)):
-                        return found
-                runs += repeated
+                runs = list(repeat(self.graph, self.inputs, exact, self._eager, noise))
             return [self._expect(v, exact, runs, same=v in same, random=v in drawn) for v in outputs]
 
     def judge(self, actual: Sequence[torch.Tensor]) -> Comparison:

@@ -12,7 +12,7 @@ from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref_conformance.judging import exact_arithmetic, jitter, ties
 from clika_ref_conformance.judging.formats import formats_of
-from clika_ref_conformance.judging.jitter import Local
+from clika_ref_conformance.judging.jitter import Local, Noise
 from clika_ref_conformance.judging.rounding import Call, as_list, is_float
 from clika_ref_conformance.judging.special_values import special_class
 
@@ -33,7 +33,7 @@ def run_exactly(
     graph: Graph,
     inputs: Sequence[torch.Tensor],
     eager: Mapping[Value, torch.Tensor],
-    generator: torch.Generator,
+    noise: Noise,
     *,
     nodes: Collection[Node] | None = None,
     arithmetic: Sequence[Arithmetic] = (),
@@ -45,7 +45,7 @@ def run_exactly(
         run.given[node] = call
         run.wide[node], results = exact_arithmetic.computed(node, call, eager)
         formats = formats_of(exact_arithmetic.computing_dtype(node), node.op.error.kind, arithmetic)
-        run.local[node] = jitter.local(run.wide[node], node.op.error, results, formats, generator)
+        run.local[node] = jitter.local(run.wide[node], node.op.error, results, formats, noise)
         return results
 
     run.values = exact_arithmetic.walk(graph, inputs, compute, wide=True, nodes=nodes)
@@ -57,12 +57,16 @@ def repeat(
     inputs: Sequence[torch.Tensor],
     exact: ExactRun,
     eager: Mapping[Value, torch.Tensor],
-    generator: torch.Generator,
+    noise: Noise,
 ) -> Iterator[Values]:
-    """Yield repetitions of a run with an error drawn at random after every node that rounds; ties are broken so too."""
+    """Yield repetitions of a run with an error drawn at random after every node that rounds; ties are broken so too.
+
+    ``noise`` is that of the run.
+    """
+    generator = noise.generator
     if all(s.name in read_sizes(graph, inputs) for s in graph.symbols.values()):
-        steps = _steps(exact, generator)
-        for run in range(jitter.RUNS):
+        steps = _steps(exact, noise)
+        for run in range(noise.runs):
             yield exact.values | _repeated(steps, run, exact, eager, generator)
         return
 
@@ -74,7 +78,7 @@ def repeat(
         return [jitter.noisy(r, b, generator) if r.shape == exact.values[v].shape else r for r, v, b in pairs]
 
     nodes = exact.local.keys()
-    for _ in range(jitter.RUNS):
+    for _ in range(noise.runs):
         yield exact_arithmetic.walk(graph, inputs, compute, wide=True, nodes=nodes)
 
 
@@ -84,14 +88,14 @@ class _Step:
 
     node: Node
     moved: tuple[int, ...]
-    noise: tuple[torch.Tensor | None, ...]
+    errors: tuple[torch.Tensor | None, ...]
     """Of shape ``[runs, ...]`` each."""
     parts: tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
     """Of each output the elements that another order of computation makes special, ``bool[runs, ...]``, and as what."""
     casts: bool
 
 
-def _steps(exact: ExactRun, generator: torch.Generator) -> list[_Step]:
+def _steps(exact: ExactRun, noise: Noise) -> list[_Step]:
     """Return the nodes that errors reach; what comes before all of them is the same in every run."""
     reached: set[Value] = set()
     steps: list[_Step] = []
@@ -99,19 +103,19 @@ def _steps(exact: ExactRun, generator: torch.Generator) -> list[_Step]:
         fixed = node.is_random or not any(isinstance(o, torch.Tensor) for o in exact.given[node].operands)
         moved = () if fixed else tuple(i for i, v in enumerate(node.inputs) if isinstance(v, Value) and v in reached)
         exactly = fixed or node.op.error.kind == "exact"
-        noise = tuple(None if exactly else _noise(b, generator) for b in exact.local[node].bounds)
+        errors = tuple(None if exactly else _errors(b, noise) for b in exact.local[node].bounds)
         parts = tuple(_parts(exact.local[node], i, exact.values[v]) for i, v in enumerate(node.outputs))
-        if moved or ties.is_open(node) or any(n is not None for n in (*noise, *parts)):
+        if moved or ties.is_open(node) or any(n is not None for n in (*errors, *parts)):
             reached.update(node.outputs)
             casts = any(isinstance(a, torch.dtype) and a.is_floating_point for a in node.attrs.values())
-            steps.append(_Step(node, moved, noise, parts, casts))
+            steps.append(_Step(node, moved, errors, parts, casts))
     return steps
 
 
-def _noise(bound: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor | None:
+def _errors(bound: torch.Tensor | None, noise: Noise) -> torch.Tensor | None:
     if bound is None or not bound.numel():
         return None
-    return jitter.noise_within(bound.expand(jitter.RUNS, *bound.shape), generator)
+    return jitter.noise_within(bound.expand(noise.runs, *bound.shape), noise.generator)
 
 
 def _parts(local: Local, index: int, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -139,9 +143,9 @@ def _repeated(
             results = _computed(step, values, exact, eager, generator)
         else:
             results = [exact.values[v] for v in step.node.outputs]
-        for value, result, noise, parts in zip(step.node.outputs, results, step.noise, step.parts, strict=True):
-            fits = noise is not None and result.shape == noise.shape[1:]
-            values[value] = result + noise[index] if fits and noise is not None else result
+        for value, result, errors, parts in zip(step.node.outputs, results, step.errors, step.parts, strict=True):
+            fits = errors is not None and result.shape == errors.shape[1:]
+            values[value] = result + errors[index] if fits and errors is not None else result
             if parts is not None and result.shape == parts[0].shape[1:]:
                 apart, special = parts
                 values[value] = torch.where(apart[index], special[index], values[value])
