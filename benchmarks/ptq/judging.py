@@ -1,0 +1,95 @@
+"""Judge the files of one subject in onnxruntime: latency in turn, and how near the outputs are to those in float.
+
+``python -m benchmarks.ptq.judging FOLDER ROUNDS fp32 ours ...``
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from benchmarks.measuring import in_turn
+from benchmarks.ptq.subjects import Prepared, read
+
+# isort: split
+import torch
+
+CALLS = 5
+"""In a row, for one figure of latency."""
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    """Open a file for one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def latencies(sessions: dict[str, onnxruntime.InferenceSession], feed: dict[str, Any], rounds: int) -> Any:
+    """Return the seconds of one call of each, round by round."""
+
+    def timed(opened: onnxruntime.InferenceSession) -> float:
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            opened.run(None, feed)
+        return (time.perf_counter() - start) / CALLS
+
+    for opened in sessions.values():
+        timed(opened)
+    return in_turn({name: lambda opened=opened: timed(opened) for name, opened in sessions.items()}, rounds)
+
+
+def outputs(opened: onnxruntime.InferenceSession, batches: Sequence[dict[str, torch.Tensor]]) -> np.ndarray:
+    """Return the first output for every sample: ``float32[samples, ...]``."""
+    feeds = ({name: tensor.numpy() for name, tensor in batch.items()} for batch in batches)
+    return np.concatenate([np.asarray(opened.run(None, feed)[0]) for feed in feeds])
+
+
+def judged(actual: np.ndarray, exact: np.ndarray, prepared: Prepared) -> dict[str, float]:
+    """Compare outputs with those in float, and with labels where there are any."""
+    noise, varying = actual.astype(float) - exact, exact - exact.mean(0, dtype=float)
+    found = {
+        "sqnr": 10 * math.log10(float((varying**2).sum()) / max(float((noise**2).sum()), 1e-300)),
+        "agreement": float((actual.argmax(1) == exact.argmax(1)).mean()),
+    }
+    if prepared.labels is not None:
+        found["errors"] = int((actual.argmax(1) != prepared.labels.numpy()).sum())
+    norms = np.linalg.norm(actual, axis=1) * np.linalg.norm(exact, axis=1)
+    cosines = (actual * exact).sum(1) / norms
+    found |= {"cosine": float(cosines.mean()), "least cosine": float(cosines.min())}
+    found["neighbours"] = float((_nearest(actual) == _nearest(exact)).mean())
+    return found
+
+
+def _nearest(embedded: np.ndarray) -> np.ndarray:
+    """Return which other sample is nearest to each."""
+    unit = embedded / np.linalg.norm(embedded, axis=1, keepdims=True)
+    alike = unit @ unit.T
+    np.fill_diagonal(alike, -np.inf)
+    return alike.argmax(1)
+
+
+def main(place: str, rounds: str, *names: str) -> dict[str, Any]:
+    """Judge the files of one folder, by name."""
+    folder = Path(place)
+    prepared = read(folder)
+    sessions = {name: session(folder / f"{name}.onnx") for name in names}
+    feed = {name: tensor[:1].numpy() for name, tensor in prepared.test[0].items()}
+    seconds = latencies(sessions, feed, int(rounds))
+    with torch.no_grad():
+        exact = np.concatenate([prepared.model(**batch).numpy() for batch in prepared.test])
+    found = {name: judged(outputs(opened, prepared.test), exact, prepared) for name, opened in sessions.items()}
+    return {"latency": seconds, "judged": found}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,60 @@
+"""One road with one model, in its own process: ``python -m benchmarks.ptq.making ours FOLDER``.
+
+Models and data are made by another process (`benchmarks.ptq.subjects`), whose peak of memory is none of the road's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import logging
+import sys
+import time
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.measuring import peak_bytes
+from benchmarks.ptq.quantizers import FLOORS, ROADS
+from benchmarks.ptq.subjects import Batch, read
+
+# isort: split
+import torch
+
+
+class _Tiny(torch.nn.Module):
+    """What a road is warmed up with: imports and first calls do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.conv(x).relu().mean((2, 3)))
+
+
+def _tiny_data() -> list[Batch]:
+    return [{"x": torch.randn(2, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}]
+
+
+def main(road: str, place: str) -> dict[str, Any]:
+    """Return the seconds from module to file, and by how much they raised the peak of memory."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    folder, walk = Path(place), {**ROADS, **FLOORS}[road]
+    path = folder / f"{road}.onnx"
+    with TemporaryDirectory() as other, contextlib.redirect_stdout(io.StringIO()):
+        walk(_Tiny().eval(), _tiny_data(), Path(other) / "tiny.onnx", is_transformer=False)
+        prepared = read(folder)
+        gc.collect()
+        before, start = peak_bytes(), time.perf_counter()
+        walk(prepared.model, prepared.calibration, path, is_transformer=prepared.is_transformer)
+        seconds = time.perf_counter() - start
+    return {"seconds": seconds, "peak": peak_bytes() - before, "bytes": path.stat().st_size}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,147 @@
+"""The roads from a module to an ONNX file in integers: ours, those of two peers, and what any road costs at least."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from benchmarks.ptq.subjects import Batch
+
+
+class Road(Protocol):
+    """A way from a module and calibration data to a file."""
+
+    def __call__(self, model: torch.nn.Module, calibration: list[Batch], path: Path, *, is_transformer: bool) -> None:
+        """Walk it."""
+
+
+def ours(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Compile with the default settings, and export."""
+    from clika_ref import (  # noqa: PLC0415 - what a road does not need must not cost it memory
+        ClikaCompileOptions,
+        DeploymentSettings_ONNXRuntime_ONNX,
+        QuantizationSettings,
+        clika_compile,
+    )
+
+    single = {name: tensor[:1] for name, tensor in calibration[0].items()}
+    module = clika_compile(
+        model,
+        tracing_inputs=[single, *calibration[:2]],  # a batch of another size, so that it is dynamic
+        calibration_inputs=calibration,
+        quantization_settings=QuantizationSettings(),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        clika_compile_options=ClikaCompileOptions(compare_after_export=False),
+        discard_input_model=True,
+    )
+    module.clika_export(path)
+
+
+def floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Export in float with PyTorch's exporter, which is where peers begin."""
+    torch.onnx.export(
+        model,
+        (),
+        path,
+        kwargs=dict(calibration[0]),
+        dynamo=True,
+        dynamic_shapes=_dynamic(calibration),
+        verbose=False,
+        external_data=False,
+    )
+
+
+def floor(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Trace, and run every batch once."""
+    torch.export.export(model, (), dict(calibration[0]), dynamic_shapes=_dynamic(calibration), strict=False)
+    with torch.no_grad():
+        for batch in calibration:
+            model(**batch)
+    path.write_bytes(b"")
+
+
+def ort_default(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Quantize with onnxruntime's static quantization as it comes."""
+    from onnxruntime.quantization import quantize_static  # noqa: PLC0415 - as in `ours`
+
+    begun = _begun(model, calibration, path)
+    quantize_static(begun, path, _reader(calibration))
+
+
+def ort_best(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Quantize with the form of onnxruntime's that runs fastest on x86, after its own preparation."""
+    from onnxruntime.quantization import QuantType, quantize_static  # noqa: PLC0415 - as in `ours`
+    from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415
+
+    begun = _begun(model, calibration, path)
+    prepared = path.with_suffix(".prepared.onnx")
+    quant_pre_process(begun, prepared, skip_symbolic_shape=True)
+    kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
+    quantize_static(prepared, path, _reader(calibration), **kinds)
+
+
+def ort_dynamic(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Quantize the weights of linear layers alone; activations are quantized as they come."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - as in `ours`
+
+    begun = _begun(model, calibration, path)
+    quantize_dynamic(begun, path, weight_type=QuantType.QInt8, per_channel=True)
+
+
+def nncf(model: torch.nn.Module, calibration: list[Batch], path: Path, *, is_transformer: bool) -> None:
+    """Quantize with NNCF's default algorithms, with its preset for transformers where it is one."""
+    import nncf as peer  # noqa: PLC0415 - as in `ours`
+    import onnx  # noqa: PLC0415
+
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    begun = onnx.load(_begun(model, calibration, path))
+    chosen: dict[str, Any] = {"model_type": peer.ModelType.TRANSFORMER} if is_transformer else {}
+    feeds = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in calibration]
+    quantized = peer.quantize(begun, peer.Dataset(feeds), subset_size=len(feeds), **chosen)
+    onnx.save(quantized, path)
+
+
+ROADS: dict[str, Road] = {
+    "ours": ours,
+    "ort-default": ort_default,
+    "ort-best": ort_best,
+    "ort-dynamic": ort_dynamic,
+    "nncf": nncf,
+}
+PEERS = tuple(name for name in ROADS if name != "ours")
+FLOORS: dict[str, Road] = {"fp32": floating, "floor": floor}
+
+
+def _dynamic(calibration: list[Batch]) -> dict[str, Any]:
+    """Return which sides differ: the first, and where batches differ from each other."""
+    first = calibration[0]
+    auto = torch.export.Dim.AUTO
+    differing = {n: [{b[n].shape[i] for b in calibration} for i in range(t.ndim)] for n, t in first.items()}
+    return {
+        name: {side: auto for side, lengths in enumerate(sides) if not side or len(lengths) > 1}
+        for name, sides in differing.items()
+    }
+
+
+def _begun(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Path:
+    begun = path.with_suffix(".float.onnx")
+    floating(model, calibration, begun)
+    return begun
+
+
+def _reader(calibration: list[Batch]) -> Any:
+    from onnxruntime.quantization import CalibrationDataReader  # noqa: PLC0415 - as in `ours`
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left: Iterator[Batch] = iter(calibration)
+
+        def get_next(self) -> dict[str, Any] | None:  # type: ignore[override]
+            batch = next(self.left, None)
+            return None if batch is None else {name: tensor.numpy() for name, tensor in batch.items()}
+
+    return Reader()
