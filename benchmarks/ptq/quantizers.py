@@ -112,7 +112,6 @@ ROADS: dict[str, Road] = {
     "ort-dynamic": ort_dynamic,
     "nncf": nncf,
 }
-PEERS = tuple(name for name in ROADS if name != "ours")
 FLOORS: dict[str, Road] = {"fp32": floating, "floor": floor}
 
 

@@ -65,9 +65,12 @@ def channel_means(node: Node, result: Tensor) -> Tensor:
 
 
 def _shrunk(shifts: Tensor) -> Tensor:
-    """Return the mean of ``float32[samples, channels]``, the smaller the less it stands out from its own error."""
+    """Return the mean of ``float32[samples, channels]``, the smaller the less it stands out from its own error.
+
+    What chance adds to the square of a mean is known, and taken off: shifts that are no larger become 0.
+    """
     mean, samples = shifts.mean(0), len(shifts)
     if samples < 2:
         return mean
     chance = shifts.var(0) / samples
-    return mean * (mean.square() / (mean.square() + chance).clamp(min=torch.finfo(mean.dtype).tiny))
+    return mean * (1 - chance / mean.square().clamp(min=torch.finfo(mean.dtype).tiny)).clamp(min=0)

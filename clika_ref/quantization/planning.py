@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from clika_ref.core.ir import Node, Value
 from clika_ref.quantization.clipping import clipped_scales
-from clika_ref.quantization.observers import Observer, Range
+from clika_ref.quantization.observers import Observer
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.scales import raised_for_bias, scale_of, weight_scales
 from clika_ref.quantization_scheme import QuantizationScheme
 
-Observing = Callable[[Value], Observer]
-"""Chooses the observer of a value."""
 
+@dataclass
+class Planner:
+    """Makes plans for one graph; the scales of its weights, which no range changes, are looked for once."""
 
-def planned(
-    placement: Placement, table: RangeTable, scheme: QuantizationScheme, observing: Observing, *, clips: bool = True
-) -> Plan:
-    """Return the scales of a placement, ranges being what observers make of the table."""
-    plan = Plan(scheme)
-    for value, source in placement.scaled_as.items():
-        covered: Range = observing(source)(table.values[source.name])
-        plan.activations[value.name] = scale_of(covered, scheme.activations)
-    for node in placement.layers:
-        plan.weights[node.name] = _weight_scales(node, plan, clips=clips)
-    return plan
+    table: RangeTable
+    scheme: QuantizationScheme
+    clips: bool = True
+    """Whether scales of weights are those that miss least, or cover all."""
+    _weights: dict[Node, Tensor] = field(default_factory=dict[Node, Tensor])
 
+    def plan(self, placement: Placement, observer: Observer) -> Plan:
+        """Return the scales of a placement, ranges being what an observer makes of the table."""
+        plan = Plan(self.scheme)
+        for value, source in placement.scaled_as.items():
+            plan.activations[value.name] = scale_of(observer(self.table.values[source.name]), self.scheme.activations)
+        for node in placement.layers:
+            plan.weights[node.name] = self._scales(node, plan)
+        return plan
 
-def _weight_scales(node: Node, plan: Plan, *, clips: bool) -> Tensor:
-    trait = node.op.trait
-    weight = node.inputs[trait.weight or 0].data
-    find = clipped_scales if clips else weight_scales
-    scales = find(weight, trait.axis, plan.scheme.weights)
-    bias = node.inputs[trait.bias] if trait.bias is not None else None
-    if plan.scheme.has_integer_bias and isinstance(bias, Value) and bias.data is not None:
-        scales = raised_for_bias(scales, bias.data, plan.activations[node.inputs[0].name].scale)
-    return scales
+    def _scales(self, node: Node, plan: Plan) -> Tensor:
+        trait = node.op.trait
+        if node not in self._weights:
+            find = clipped_scales if self.clips else weight_scales
+            self._weights[node] = find(node.inputs[trait.weight or 0].data, trait.axis, self.scheme.weights)
+        bias = node.inputs[trait.bias] if trait.bias is not None else None
+        if self.scheme.has_integer_bias and isinstance(bias, Value) and bias.data is not None:
+            read = plan.activations[node.inputs[0].name].scale
+            return raised_for_bias(self._weights[node], bias.data, read)
+        return self._weights[node]

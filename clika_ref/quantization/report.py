@@ -35,7 +35,7 @@ def what_if_rows(found: Quantization) -> list[Sequence[object]]:
 
 
 def in_one_line(found: Quantization) -> str:
-    """Return how many layers are quantized and what that saves."""
+    """Return how many layers are quantized, what that saves, and what was found best on the data."""
     layers = found.layers
     count = sum(not layer.reason for layer in layers)
     before, after = (
@@ -43,4 +43,8 @@ def in_one_line(found: Quantization) -> str:
         if layers
         else (0.0, 0.0)
     )
-    return f"{count:,} of {len(layers):,} layers in integers, their weights {before:,.1f} to {after:,.1f} MB"
+    biases = "corrected biases" if found.plan.corrections else "biases as they are"
+    return (
+        f"{count:,} of {len(layers):,} layers in integers, their weights {before:,.1f} to {after:,.1f} MB; "
+        f"ranges by {found.observer}, {biases}"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
@@ -12,14 +12,22 @@ from clika_ref.core.operators import Operator
 from clika_ref.quantization.bias_correction import bias_corrections
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.layers import Choice
-from clika_ref.quantization.observers import least_error
+from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.placement import Placement, place
-from clika_ref.quantization.planning import planned
+from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.sensitivity import Sensitivities, sensitivities
+from clika_ref.quantization.trials import Trial
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.quantization_settings import QuantizationSettings
+
+TRIED = ("mean of extremes", "least error")
+"""The observers that are tried on each model.
+
+The first is the better one where rare elements matter, as in convolutional networks, and the second where they belong
+to a few tokens, as in transformers.
+"""
 
 TAIL = "skip_tail_quantization: no other layer lies between it and an output"
 
@@ -58,6 +66,8 @@ class Quantization:
     plan: Plan
     layers: Sequence[LayerReport]
     what_if: Sequence[WhatIf]
+    observer: str
+    """What the ranges of values were chosen by."""
 
 
 def quantization(
@@ -71,7 +81,7 @@ def quantization(
 
     Args:
         calibration: of the graph as it is going to be written; its first batch is what sensitivities and
-            corrections are estimated on.
+            corrections are estimated on, its second, where there is one, what both are tried on.
         scheme: what the target computes in integers.
         chosen: what the user chose for each node (`clika_ref.quantization.layers.choices`).
         settings: those of the whole model.
@@ -87,15 +97,19 @@ def quantization(
         skipped |= {node: TAIL for node in tail_layers(graph) if node not in skipped}
     has_range = _has_range(table)
     placement = place(graph, scheme, has_range, skipped)
-    plan = planned(placement, table, scheme, lambda _: least_error)
-    inputs = calibration.reservoir.batches[0]
+    planner, inputs = Planner(table, scheme), calibration.reservoir.batches[0]
+    trial = Trial(graph, operators, calibration.reservoir.batches[:2][-1])
+    plans = {name: planner.plan(placement, OBSERVERS[name]) for name in TRIED}
+    observer = min(TRIED, key=lambda name: trial.error(plans[name]))
+    plan = plans[observer]
     weighed = sensitivities(graph, placement, plan, operators, inputs)
     too_sensitive = _too_sensitive(weighed, settings)
     if too_sensitive:
         placement = place(graph, scheme, has_range, {**skipped, **too_sensitive})
-        plan = planned(placement, table, scheme, lambda _: least_error)
-    plan.corrections = bias_corrections(graph, plan, operators, inputs)
-    return Quantization(plan, _reports(placement, weighed), what_if(weighed))
+        plan = planner.plan(placement, OBSERVERS[observer])
+    corrected = replace(plan, corrections=bias_corrections(graph, plan, operators, inputs))
+    plan = min(plan, corrected, key=trial.error)
+    return Quantization(plan, _reports(placement, weighed), what_if(weighed), observer)
 
 
 def _refuse_widths(chosen: Mapping[Node, Choice], scheme: QuantizationScheme) -> None:

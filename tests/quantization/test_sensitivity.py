@@ -10,7 +10,7 @@ from clika_ref.core.execution import interpret
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
-from clika_ref.quantization.planning import planned
+from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.quantization.sensitivity import sensitivities
 from clika_ref.quantization_scheme import Integers
@@ -34,7 +34,7 @@ def made(module, x):
     calibration.add([x])
     table = calibration.table
     placement = place(graph, SCHEME, lambda v: v.name in table.values, {})
-    return graph, placement, planned(placement, table, SCHEME, lambda _: extremes, clips=False)
+    return graph, placement, Planner(table, SCHEME, clips=False).plan(placement, extremes)
 
 
 @torch.no_grad()

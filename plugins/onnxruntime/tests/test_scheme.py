@@ -17,7 +17,7 @@ from clika_ref.exporting.export import lower
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
-from clika_ref.quantization.planning import planned
+from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import quantize_graph
 
 REGISTRY = load_registry()
@@ -43,7 +43,7 @@ def quantized(module, x, folder, scheme=TARGET.scheme):
     calibration.add([x])
     values = calibration.table.values
     placement = place(graph, scheme, lambda v: v.name in values and not values[v.name].is_unbounded, {})
-    plan = planned(placement, calibration.table, scheme, lambda _: extremes)
+    plan = Planner(calibration.table, scheme).plan(placement, extremes)
     quantize_graph(graph, plan, REGISTRY.operators)
     graph.drop_unused_constants()
     artifact = TARGET.compile(graph, folder / "model.onnx")

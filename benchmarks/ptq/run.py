@@ -1,0 +1,176 @@
+"""Quantize each subject on every road, judge the files side by side, and print the tables and the figures."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.measuring import in_fresh_process, ratio
+from clika_ref.reporting.tables import print_table
+
+PEERS = ("ort-default", "ort-best", "ort-dynamic", "nncf")
+DIGITS = tuple(f"digits-{kind}-{seed}" for kind in ("conv", "depthwise") for seed in range(3))
+VISION = ("resnet18", "mobilenet_v3_large", "vit_b_16")
+ENCODER = "encoder"
+NAMES = (*VISION, ENCODER, *DIGITS)
+
+MAKING = ("road", "seconds", "/floor", "peak", "file")
+RUNNING = (
+    "road",
+    "latency",
+    "times faster than fp32",
+    "centred SQNR",
+    "top-1 agreement",
+    "cosine",
+    "neighbours",
+    "errors",
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured of one subject, by road."""
+
+    seconds: Mapping[str, Sequence[float]]
+    peak: Mapping[str, int]
+    bytes: Mapping[str, int]
+    latency: Mapping[str, Sequence[float]]
+    judged: Mapping[str, Mapping[str, float]]
+
+    @property
+    def peers(self) -> list[str]:
+        """The peers that made a file that runs."""
+        return [name for name in PEERS if name in self.judged]
+
+    def median(self, road: str) -> float:
+        """Return the seconds from module to file."""
+        return statistics.median(self.seconds[road])
+
+    def faster(self, road: str) -> float:
+        """Return how many times faster than fp32 a file is."""
+        return 1 / ratio(self.latency[road], self.latency["fp32"])
+
+
+def run(names: Sequence[str] | None = None, rounds: int = 3, calls: int = 40) -> None:
+    """Measure and print two tables for each subject, then the figures."""
+    every: dict[str, Found] = {}
+    for name in names or NAMES:
+        every[name] = found = _measured(name, rounds, calls)
+        print_table(MAKING, _making_rows(found), title=f"{name}: module to file, in turn, each in a fresh process")
+        print_table(RUNNING, _running_rows(found), title=f"{name}: in onnxruntime, one thread, one sample, in turn")
+    _print_figures(every)
+
+
+def _measured(name: str, rounds: int, calls: int) -> Found:
+    with TemporaryDirectory() as folder:
+        in_fresh_process("benchmarks.ptq.preparing", name, folder)
+        made: dict[str, list[Any]] = {}
+        for _ in range(rounds):
+            for road in ("fp32", "floor", "ours", *PEERS):
+                if road not in made or made[road]:
+                    made.setdefault(road, []).extend(_made(name, road, folder))
+        whole = [road for road in made if made[road] and road != "floor"]
+        judged = in_fresh_process("benchmarks.ptq.judging", folder, str(calls), *whole)
+    return Found(
+        {road: [m["seconds"] for m in made[road]] for road in made if made[road]},
+        {road: min(m["peak"] for m in made[road]) for road in made if made[road]},
+        {road: made[road][0]["bytes"] for road in whole},
+        judged["latency"],
+        judged["judged"],
+    )
+
+
+def _made(name: str, road: str, folder: str) -> list[Any]:
+    """Return what one walk down a road took; nothing where a peer fails, which is said."""
+    try:
+        return [in_fresh_process("benchmarks.ptq.making", road, str(Path(folder)))]
+    except RuntimeError as error:
+        if road not in PEERS:
+            raise
+        print(f"{name}: {road} makes no file: {str(error).splitlines()[-1]}")
+        return []
+
+
+def _making_rows(found: Found) -> list[tuple[Any, ...]]:
+    floor = found.median("floor")
+    return [
+        (
+            road,
+            f"{found.median(road):.2f} s",
+            f"{found.median(road) / floor:.2f}",
+            f"{found.peak[road] / 1e6:,.0f} MB",
+            f"{found.bytes[road] / 1e6:.1f} MB" if road in found.bytes else "",
+        )
+        for road in found.seconds
+    ]
+
+
+def _running_rows(found: Found) -> list[tuple[Any, ...]]:
+    return [
+        (
+            road,
+            f"{statistics.median(found.latency[road]) * 1e3:.2f} ms",
+            f"{found.faster(road):.2f}",
+            f"{judged['sqnr']:.1f} dB",
+            f"{judged['agreement']:.1%}",
+            f"{judged['cosine']:.4f}, least {judged['least cosine']:.4f}",
+            f"{judged['neighbours']:.1%}",
+            judged.get("errors", ""),
+        )
+        for road, judged in found.judged.items()
+    ]
+
+
+def _print_figures(every: Mapping[str, Found]) -> None:
+    for name in VISION:
+        if name in every:
+            _print_making(name, every[name])
+            best = max(every[name].judged[peer]["sqnr"] for peer in every[name].peers)
+            _print(f"{name}: dB above the best peer", every[name].judged["ours"]["sqnr"] - best, 3)
+    for name, found in every.items():
+        slowest = max(_interval(found, "fp32"))
+        _print(f"{name}: latency to that of fp32, upper end of the 95 % interval", slowest, 1.05, at_most=True)
+        fastest = min(found.peers, key=lambda peer: -found.faster(peer))
+        beside = max(_interval(found, fastest))
+        _print(f"{name}: latency to that of the fastest peer, {fastest}", beside, 1.05, at_most=True)
+    for name in ("resnet18", ENCODER):
+        if name in every:
+            _print(f"{name}: times faster than fp32", every[name].faster("ours"), 3)
+    if ENCODER in every:
+        _print(f"{ENCODER}: mean cosine", every[ENCODER].judged["ours"]["cosine"], 0.998)
+        _print(f"{ENCODER}: agreement of nearest neighbours", every[ENCODER].judged["ours"]["neighbours"], 0.95)
+    for kind in ("conv", "depthwise"):
+        nets = [found.judged for name, found in every.items() if name.startswith(f"digits-{kind}")]
+        if nets:
+            more = statistics.mean(judged["ours"]["errors"] - judged["fp32"]["errors"] for judged in nets)
+            _print(f"digits, {kind} net: more errors than in fp32, mean of {len(nets)} seeds", more, 1, at_most=True)
+
+
+def _print_making(name: str, found: Found) -> None:
+    ours = found.median("ours")
+    _print(
+        f"{name}: seconds to those of the fastest peer", ours / min(map(found.median, found.peers)), 0.7, at_most=True
+    )
+    _print(f"{name}: seconds to those of tracing and running", ours / found.median("floor"), 2.3, at_most=True)
+    if name == "vit_b_16":
+        least = min(found.peak[peer] for peer in found.peers)
+        _print(f"{name}: peak memory to the lowest of a peer", found.peak["ours"] / least, 0.6, at_most=True)
+
+
+def _interval(found: Found, other: str) -> tuple[float, float]:
+    """Return where the median of the ratios to another road's latencies lies, with 95 %: by its order statistics."""
+    ratios = sorted(a / b for a, b in zip(found.latency["ours"], found.latency[other], strict=True))
+    half = 0.98 * math.sqrt(len(ratios))
+    low, high = (round((len(ratios) - 1) / 2 + sign * half) for sign in (-1, 1))
+    return ratios[max(low, 0)], ratios[min(high, len(ratios) - 1)]
+
+
+def _print(label: str, value: float, limit: float, *, at_most: bool = False) -> None:
+    is_reached = value <= limit if at_most else value >= limit
+    side, verdict = "most" if at_most else "least", "reached" if is_reached else "MISSED"
+    print(f"{label}: {value:.3f} of at {side} {limit:g}: {verdict}")
