@@ -42,7 +42,7 @@ ALL_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int
 
 PROFILES = {
     "quick": Profile(
-        "quick", rows=14, drawn=3, drawn_further=2, graphs=60, pass_graphs=120, trusts_eager=True, most_failures=5
+        "quick", rows=16, drawn=3, drawn_further=2, graphs=80, pass_graphs=150, trusts_eager=True, most_failures=5
     ),
     "ci": Profile(
         "ci",

@@ -48,7 +48,7 @@ EXPRESSIONS = "size expressions"
 EXPRESSIONS_PER_PROFILE = 6
 """Expressions for each set of sizes that a profile asks for: they take little."""
 
-PATIENCE = 6
+PATIENCE = 9
 """Calls that are drawn for each that is wanted: some have no side that may vary, and most are like another."""
 
 OWN_RULE = 3
