@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 from typer.testing import CliRunner
 
@@ -24,12 +25,20 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def test_the_quickstart_runs_as_it_stands(tmp_path):
-    (code,) = blocks(ROOT / "README.md", "python")
+    code, _ = blocks(ROOT / "README.md", "python")
     assert len([line for line in code.splitlines() if line]) <= 10
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "torch.Size([5, 8, 30, 30])\n"
     assert (tmp_path / "model.onnx").exists()
+
+
+def test_what_the_readme_shows_of_quantization_runs_as_it_stands(tmp_path):
+    _, code = blocks(ROOT / "README.md", "python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    written = onnx.load(tmp_path / "quantized.onnx")
+    assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
 
 
 def test_the_commands_of_the_documents_exist_in_the_makefile():
@@ -47,7 +56,7 @@ def test_the_commands_of_the_documents_exist_in_the_makefile():
 def test_the_help_of_the_makefile_names_every_target():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     (phony,) = re.findall(r"^\.PHONY: help (.*)$", text, re.MULTILINE)
-    assert re.findall(r'echo "make (\w+) ', text) == phony.split()
+    assert re.findall(r'echo "make ([\w-]+) ', text) == phony.split()
 
 
 def test_the_command_lines_of_the_readme_run(tmp_path, monkeypatch):
