@@ -21,7 +21,7 @@ help:
 	@echo "make test    run every test"
 	@echo "make conformance  hold every operator and pass against eager PyTorch, in ONNX Runtime"
 	@echo "make mutants  count which seeded faults the conformance suite finds (about 35 minutes)"
-	@echo "make alarms  count what it says against targets that are right (about 40 minutes)"
+	@echo "make alarms  count what it says against targets that are right (about 60 minutes)"
 	@echo "make lint    check format, lint, types and imports"
 	@echo "make format  write the format and the fixes that ruff knows"
 	@echo "make bench   run the benchmarks"

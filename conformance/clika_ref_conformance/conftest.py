@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.run import Execution, execution
+from clika_ref_conformance.execution.run import Execution, execution, setup_of
 from clika_ref_conformance.pytest_plan import plan_of
+from clika_ref_conformance.reporting.recording import with_reproducers_of_ends
 
 WHOLE_RUN = "test_the_run_proves_enough"
 
@@ -37,12 +38,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
-    """Run the tasks of all tests that are selected; workers go on with the next while results are looked at."""
+    """Run the tasks of all tests that are selected; workers go on with the next while results are looked at.
+
+    What a worker died of is run once more when all are done, to be written down (``--conformance-out``).
+    """
     plan = plan_of(request.config)
     wanted = _tasks_of(request.session.items)
     tasks = [task for task in plan.tasks if task in wanted]
     with execution(plan, tasks) as running:
         yield running
+        if plan.request.out is not None:
+            with_reproducers_of_ends(running.record(0.0), setup_of(plan))
 
 
 def _tasks_of(items: Sequence[pytest.Item]) -> set[Task]:

@@ -21,8 +21,10 @@ from clika_ref_conformance.reporting.replaying import read_reproducer, replay
 from clika_ref_conformance.reproducing import archives, tensors
 from clika_ref_conformance.reproducing.archives import pack, unpack
 from clika_ref_conformance.reproducing.errors import ReportError
+from clika_ref_conformance.reproducing.repro_script import AGREES
 from clika_ref_conformance.reproducing.reproducers import reproducer, write_reproducer
 from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from small_cases import run_script
 
@@ -36,6 +38,10 @@ TASK = Task("operators", "relu", "float32")
 
 WRONG_TARGET = '''
 """ONNX Runtime, but for one element."""
+import os
+from dataclasses import replace
+
+import torch
 from clika_ref_onnxruntime.target import OnnxRuntime
 
 
@@ -51,6 +57,38 @@ class Wrong(OnnxRuntime):
 
 TARGET = Wrong()
 RIGHT = OnnxRuntime()
+
+
+class Particular(OnnxRuntime):
+    """Loads nothing but what it made: with facts that JSON does not have, or in a folder."""
+
+    def compile(self, graph, path, **options):
+        made = super().compile(graph, path, **options)
+        return replace(made, facts={"dtype": torch.float16, "shape": (1, 2)})
+
+    def load(self, artifact):
+        assert artifact.facts == {"dtype": torch.float16, "shape": (1, 2)}, artifact.facts
+        return Wrong().load(artifact)
+
+
+class Strange(OnnxRuntime):
+    """Makes what no archive of ours may hold: a folder, an odd name, a fact that is an object."""
+
+    def compile(self, graph, path, **options):
+        made = super().compile(graph, path, **options)
+        folder = path.parent / "-a folder (1)"
+        folder.mkdir()
+        moved = made.path.rename(folder / "model.onnx")
+        return replace(made, path=moved, facts={"own": Wrong()})
+
+    def load(self, artifact):
+        assert isinstance(artifact.facts["own"], Wrong)
+        return Wrong().load(artifact)
+
+
+class Leaving(OnnxRuntime):
+    def load(self, artifact):
+        return lambda inputs: os._exit(0)
 
 
 class Refusing(OnnxRuntime):
@@ -137,11 +175,15 @@ def test_a_reproducer_has_no_pickle_and_the_same_bytes_each_time(suite):
         ("TARGET", Verdict.VALUE, 1, "is right; 1 of 6 elements are wrong"),
         ("RIGHT", Verdict.VALUE, 0, "the target agrees with what is stored"),
         ("Refusing", Verdict.UNDECLARED, 1, "RuntimeError: no way"),
+        ("Particular", Verdict.VALUE, 1, "is right; 1 of 6 elements are wrong"),
+        ("Strange", Verdict.VALUE, 1, "is right; 1 of 6 elements are wrong"),
+        ("Leaving", Verdict.CRASH, 1, "the target ended its process, with status 0"),
         ("RIGHT", Verdict.CRASH, 0, "the target agrees with what is stored"),  # compiled from the graph
     ],
 )
 def test_the_script_of_a_reproducer_exits_1_while_the_target_differs(suite, module, tmp_path, finding):
     target, verdict, status, said = finding
+    suite = replace(suite, target=load_target(f"{module}:{target}", REGISTRY))
     outcome = failed(relu_case(torch.randn(2, 3), torch.tensor([[1, 2, float("nan")]] * 2)), verdict)
     path = tmp_path / write_reproducer(outcome, TASK, suite, f"{module}:{target}", tmp_path)
     done = run_script(path, tmp_path)
@@ -152,7 +194,7 @@ def test_the_script_of_a_reproducer_exits_1_while_the_target_differs(suite, modu
 
 @pytest.mark.parametrize(
     ("verdict", "repeats", "status"),
-    [(Verdict.VALUE, False, 0), (Verdict.CRASH, False, 0), (Verdict.CONTRACT, True, 1)],
+    [(Verdict.VALUE, False, AGREES), (Verdict.CRASH, False, AGREES), (Verdict.CONTRACT, True, 1)],
 )
 def test_the_script_needs_the_suite_only_to_repeat_a_check(suite, tmp_path, verdict, repeats, status):
     outcome = failed(relu_case(torch.rand(2, 3)), verdict)
@@ -161,9 +203,10 @@ def test_the_script_needs_the_suite_only_to_repeat_a_check(suite, tmp_path, verd
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path)
     lacking = (
-        "import runpy, sys; sys.modules['clika_ref_conformance'] = None; runpy.run_path(sys.argv[1], {}, sys.argv[2])"
+        "import runpy, sys; sys.modules['clika_ref_conformance'] = None; "
+        "path = sys.argv[1]; del sys.argv[1]; runpy.run_path(path, {}, '__main__')"
     )
-    command = [sys.executable, "-c", lacking, str(tmp_path / "repro.py"), "__main__"]
+    command = [sys.executable, "-c", lacking, str(tmp_path / "repro.py"), "child"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     assert ("No module named 'clika_ref_conformance" in done.stderr) == repeats

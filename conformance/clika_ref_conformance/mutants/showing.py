@@ -74,7 +74,10 @@ def show_rates(killing: Killing, console: Console) -> None:
     failed = killing.failed_replays
     if killing.replayed:
         again = _share(len(killing.replayed) - len(failed), len(killing.replayed))
-        console.print(f"failed again in a fresh process: {again}", markup=False)
+        count = len({trial.reproducer for trial in killing.trials if trial.reproducer})
+        killed, _ = killing.rate(seed=killing.seeds[0])
+        left = f"left a reproducer: {count} of {killed} that seed {killing.seeds[0]} killed"
+        console.print(f"{left}; failed again in a fresh process: {again}", markup=False)
     for result in failed:
         console.print(f"{result.task.subject}: {result.comparison.message}", style="red", markup=False, soft_wrap=True)
 

@@ -189,10 +189,12 @@ def _case(entry: TaskReport, detail: Detail, prefix: str, target: str) -> dict[s
 
 
 def _commands(path: str, target: str) -> str:
+    if not path:
+        return ""
     folder = path.removesuffix(".zip")
     option = f" --target {target}" if ":" in target else ""  # a zip may not name code of the user's
     return (
         f"clika-ref conformance replay {path}{option}\n"
-        "# or without the suite, with torch, numpy and the target alone:\n"
+        "# or with torch, numpy, clika-ref and the plugins of target and operators alone:\n"
         f"python -m zipfile -e {path} {folder} && python {folder}/repro.py"
     )

@@ -24,6 +24,11 @@ ARTIFACT = "artifact/"
 _ARTIFACT_FILE = re.compile(r"artifact/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
+def is_artifact_file(name: str) -> bool:
+    """Whether a file of an artifact may have such a name in a reproducer."""
+    return _ARTIFACT_FILE.fullmatch(name) is not None
+
+
 def pack(files: Mapping[str, bytes]) -> bytes:
     """Return a zip archive; the same files give the same bytes, whenever and wherever that is."""
     buffer = io.BytesIO()
@@ -56,7 +61,7 @@ def unpack(path: Path) -> dict[str, bytes]:
 def _refuse_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
     names = [entry.filename for entry in entries]
     problems = [f"holds {len(names)} files, more than {LIMIT_ENTRIES}"] if len(names) > LIMIT_ENTRIES else []
-    stray = [n for n in names if n not in REQUIRED and not _ARTIFACT_FILE.fullmatch(n)]
+    stray = [n for n in names if n not in REQUIRED and not is_artifact_file(n)]
     if stray:
         problems.append(f"holds {stray[:5]}, which no reproducer has")
     if len(set(names)) < len(names):

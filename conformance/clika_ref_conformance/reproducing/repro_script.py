@@ -13,6 +13,7 @@ import faulthandler
 import functools
 import importlib
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +30,21 @@ from clika_ref.core.registry import Registry, load_registry
 from clika_ref.core.targets import Artifact
 from clika_ref.exporting.export import lower
 from clika_ref.exporting.interface import name_interface
-from clika_ref.saving.graph_format import graph_from_json
+from clika_ref.saving.graph_format import decode, graph_from_json
 
 Arrays = dict[str, np.ndarray]
+
+AGREES, DIFFERS = 64, 1
+"""How the process that runs the target ends: any other status is the target's doing, 0 too."""
+
+
+def in_child(folder: Path) -> int:
+    """Run the target in a process of its own, which it may end; return the exit status."""
+    command = [sys.executable, str(folder / "repro.py"), "child"]
+    status = subprocess.run(command, check=False).returncode  # noqa: S603 - this file
+    if status not in (AGREES, DIFFERS):
+        print(f"the target ended its process, with status {status}")
+    return 0 if status == AGREES else 1
 
 
 def main(folder: Path) -> int:
@@ -82,7 +95,8 @@ def runner_for(folder: Path, meta: dict[str, Any], scratch: Path) -> Callable[..
     stored = meta["artifact"]
     if stored is not None:
         names = tuple(stored["input_names"]), tuple(stored["output_names"])
-        return target.load(Artifact(folder / "artifact" / stored["file"], target.name, *names, stored["facts"]))
+        facts = {key: decode(value) for key, value in stored["facts"].items()}
+        return target.load(Artifact(folder / "artifact" / stored["file"], target.name, *names, facts))
     weights = read_weights(folder / "weights.safetensors")
     document = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     graph = graph_from_json(document, registry.operators.get, weights)
@@ -220,4 +234,5 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(__file__).resolve().parent))
+    here = Path(__file__).resolve().parent
+    sys.exit((DIFFERS if main(here) else AGREES) if sys.argv[1:] == ["child"] else in_child(here))

@@ -23,7 +23,7 @@ from clika_ref.saving.graph_format import encode, graph_to_json
 from clika_ref.storage import write_atomically
 from clika_ref_conformance.cases import Case, Outcome, Task
 from clika_ref_conformance.judging.judge import Reference
-from clika_ref_conformance.reproducing.archives import ARTIFACT, pack
+from clika_ref_conformance.reproducing.archives import ARTIFACT, is_artifact_file, pack
 from clika_ref_conformance.reproducing.expectations import expectation
 from clika_ref_conformance.reproducing.json_values import to_json
 from clika_ref_conformance.reproducing.tensors import elements_of, layout_of, to_npz
@@ -154,17 +154,23 @@ def _expect(
 
 
 def _artifact(case: Case, suite: Suite, files: dict[str, bytes]) -> dict[str, Any] | None:
-    """Compile the case and add the files; return what is known of them, or None where the target fails."""
+    """Compile the case and add the files; return what is known of them.
+
+    None where the target fails, or makes what a zip cannot hold: the reproducer then compiles the graph itself.
+    """
     with TemporaryDirectory(dir=suite.folder) as folder:
         try:
             made = suite.target.compile(suite.lowered(case), Path(folder) / "model.onnx")
-        except (ClikaError, Exception):  # noqa: BLE001 - the reproducer compiles the graph itself, and fails there
+            facts = {key: encode(value) for key, value in made.facts.items()}
+        except (ClikaError, Exception):  # noqa: BLE001 - the reproducer fails likewise
             return None
-        written = {path.name: path for path in sorted(Path(folder).iterdir()) if path.is_file()}
-        files.update({ARTIFACT + name: path.read_bytes() for name, path in written.items()})
+        written = {ARTIFACT + path.name: path for path in sorted(Path(folder).iterdir())}
+        if not all(path.is_file() and is_artifact_file(name) for name, path in written.items()):
+            return None
+        files.update({name: path.read_bytes() for name, path in written.items()})
     return {
         "file": made.path.name,
         "input_names": list(made.input_names),
         "output_names": list(made.output_names),
-        "facts": {key: _fact(value) for key, value in made.facts.items()},
+        "facts": facts,
     }
