@@ -100,15 +100,17 @@ def quantization(
     planner, inputs = Planner(table, scheme), calibration.reservoir.batches[0]
     trial = Trial(graph, operators, calibration.reservoir.batches[:2][-1])
     plans = {name: planner.plan(placement, OBSERVERS[name]) for name in TRIED}
-    observer = min(TRIED, key=lambda name: trial.error(plans[name]))
-    plan = plans[observer]
+    errors = {name: trial.error(plan) for name, plan in plans.items()}
+    observer = min(TRIED, key=lambda name: errors[name])
+    plan, error = plans[observer], errors[observer]
     weighed = sensitivities(graph, placement, plan, operators, inputs)
     too_sensitive = _too_sensitive(weighed, settings)
     if too_sensitive:
         placement = place(graph, scheme, has_range, {**skipped, **too_sensitive})
         plan = planner.plan(placement, OBSERVERS[observer])
+        error = trial.error(plan)
     corrected = replace(plan, corrections=bias_corrections(graph, plan, operators, inputs))
-    plan = min(plan, corrected, key=trial.error)
+    plan = corrected if trial.error(corrected) < error else plan
     return Quantization(plan, _reports(placement, weighed), what_if(weighed), observer)
 
 
