@@ -22,6 +22,7 @@ from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
+from clika_ref.quantization.smoothing import smooth, smoothing_factors
 from clika_ref.quantization.stages import Quantization, quantization
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
@@ -65,15 +66,30 @@ def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibr
     """Return a calibration of a graph as it is going to be written, which begins with what another one has found."""
     clone = graph.clone()
     lower(clone, registry, wanted.target)
-    for value in clone.constants.values():
-        value.data = value.data  # folded weights, which otherwise are computed whenever they are read
-    return Calibration(clone) if found is None else replace(found, graph=clone)
+    calibration = Calibration(clone) if found is None else replace(found, graph=clone)
+    _smooth(calibration, registry)
+    return calibration
+
+
+def _smooth(calibration: Calibration, registry: Registry) -> None:
+    """Divide what the table says is divided, and compute all weights: otherwise they are whenever they are read."""
+    smooth(calibration.graph, calibration.table.smoothing or {}, registry.operators)
+    for value in calibration.graph.constants.values():
+        value.data = value.data
 
 
 def calibrate(
-    calibration: Calibration, batches: Iterable[Sequence[torch.Tensor]], total: int | None, log: CompilationLog
+    calibration: Calibration,
+    batches: Iterable[Sequence[torch.Tensor]],
+    wanted: Wanted,
+    registry: Registry,
+    log: CompilationLog,
+    *,
+    total: int | None,
 ) -> None:
     """Run a graph on batches; those that the calibration counts already are only looked at to be kept.
+
+    The first one shows which channels to smooth before anything is counted.
 
     Raises:
         ModelError: there is none, or one holds NaN or infinities.
@@ -81,6 +97,9 @@ def calibrate(
     seen, started = calibration.table.batches, time.perf_counter()
     with log.stage("Calibrating") as stage:
         for number, inputs in enumerate(batches, 1):
+            if calibration.table.smoothing is None:
+                calibration.table.smoothing = smoothing_factors(calibration.graph, wanted.scheme, inputs)
+                _smooth(calibration, registry)
             if number > seen:
                 calibration.add(inputs)
                 stage.progress(number, total, (number - seen) / (time.perf_counter() - started))
@@ -95,13 +114,14 @@ def calibrate(
 
 
 @contextlib.contextmanager
-def kept_in(file: str, calibration: Calibration, log: CompilationLog) -> Iterator[None]:
+def kept_in(file: str, calibration: Calibration, registry: Registry, log: CompilationLog) -> Iterator[None]:
     """Begin with the ranges in a file, where it exists, and save there what is found, also after an interrupt."""
     if not file:
         yield
         return
     if Path(file).exists():
-        table = RangeTable.load(file)
+        calibration.table = table = RangeTable.load(file)
+        _smooth(calibration, registry)
         made = {v.name for v in calibration.graph.inputs} | {v.name for n in calibration.graph.nodes for v in n.outputs}
         strange = sorted(table.values.keys() - made)
         if strange:
@@ -109,7 +129,6 @@ def kept_in(file: str, calibration: Calibration, log: CompilationLog) -> Iterato
                 f"{file} holds the ranges of another model, or for another target: this one has no value {strange[0]!r}"
             )
             raise ModelError(msg)
-        calibration.table = table
     try:
         yield
     finally:
@@ -202,8 +221,8 @@ def quantize(
         total: how many batches there are, where that is known.
         ranges_file: where to save the ranges, and to begin with those that are there; nowhere where empty.
     """
-    with kept_in(ranges_file, calibration, log):
-        calibrate(calibration, batches, total, log)
+    with kept_in(ranges_file, calibration, registry, log):
+        calibrate(calibration, batches, wanted, registry, log, total=total)
     return decide(calibration, wanted, registry, log)
 
 

@@ -16,7 +16,8 @@ from clika_ref.core.targets import Target
 from clika_ref.exporting.export import lower
 from clika_ref.fast_form import fast_form
 from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
-from clika_ref.quantization.quantizing import Plan, quantize_graph
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.smoothing import smooth_and_quantize
 
 PREFIX = "clika/quantization/"
 """Of the names of its tensors; no qualified name of a weight holds a slash."""
@@ -49,7 +50,7 @@ def quantized_graph(graph: Graph, plan: Plan, target: Target, registry: Registry
     """Return a clone as the target gets it, weights in integers."""
     clone = graph.clone()
     lower(clone, registry, target)
-    quantize_graph(clone, plan, registry.operators)
+    smooth_and_quantize(clone, plan, registry.operators)
     clone.drop_unused_constants()
     return clone
 

@@ -20,7 +20,8 @@ from clika_ref.exporting.dynamic_axes import fitting, restrict_dynamic_sides
 from clika_ref.exporting.interface import name_interface
 from clika_ref.exporting.quantized_check import compare_quantized
 from clika_ref.exporting.unchecked import report_unchecked
-from clika_ref.quantization.quantizing import Plan, quantize_graph
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.smoothing import smooth_and_quantize
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.storage import behind_links, staged
@@ -65,7 +66,7 @@ def export(
         examples = fitting(graph, request.examples)
         reports = lower(graph, registry, target, examples[0] if request.options.check_passes and examples else None)
         if request.plan is not None:
-            quantize_graph(graph, request.plan, registry.operators)
+            smooth_and_quantize(graph, request.plan, registry.operators)
             graph.drop_unused_constants()
         name_interface(graph, registry.operators, request.input_names, request.output_names)
         log.removed(reports)

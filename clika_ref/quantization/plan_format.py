@@ -17,8 +17,8 @@ from clika_ref.quantization_scheme import Integers, QuantizationScheme
 VERSION = 1
 """Of this form; raised whenever what was written before can no longer be read."""
 
-WEIGHTS, CORRECTIONS = "weights", "corrections"
-"""What the tensors are, of each layer by its name: ``<kind>.<layer>``."""
+WEIGHTS, CORRECTIONS, SMOOTHING = "weights", "corrections", "smoothing"
+"""What the tensors are, of each layer or value by its name: ``<kind>.<name>``."""
 
 
 def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -31,9 +31,10 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "scales": {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
         "layers": [*plan.weights],
         "corrected": [*plan.corrections],
+        "smoothed": [*plan.smoothing],
     }
-    scales = {f"{WEIGHTS}.{name}": tensor for name, tensor in plan.weights.items()}
-    return document, scales | {f"{CORRECTIONS}.{name}": tensor for name, tensor in plan.corrections.items()}
+    every = {WEIGHTS: plan.weights, CORRECTIONS: plan.corrections, SMOOTHING: plan.smoothing}
+    return document, {f"{kind}.{name}": tensor for kind, of in every.items() for name, tensor in of.items()}
 
 
 def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
@@ -52,6 +53,7 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         plan.activations = {name: Scale(float(s), int(zero)) for name, (s, zero) in document["scales"].items()}
         plan.weights = {name: _channels(tensors[f"{WEIGHTS}.{name}"]) for name in document["layers"]}
         plan.corrections = {name: _channels(tensors[f"{CORRECTIONS}.{name}"]) for name in document["corrected"]}
+        plan.smoothing = {name: _channels(tensors[f"{SMOOTHING}.{name}"]) for name in document["smoothed"]}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         msg = f"the saved quantization is damaged: {type(error).__name__}: {error}; quantize the model again"
         raise ModelError(msg) from error

@@ -30,6 +30,8 @@ class Plan:
     """Of each layer, ``float32[channels]``."""
     corrections: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """What is added to the bias of a layer, ``float32[channels]``; made where it has none."""
+    smoothing: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """What values are divided by before they are quantized, ``float32[channels]``: see ``smoothing.py``."""
 
     @property
     def is_empty(self) -> bool:
@@ -38,8 +40,8 @@ class Plan:
 
     def on(self, device: torch.device) -> Plan:
         """Return the plan with its tensors on a device."""
-        weights, corrections = ({n: t.to(device) for n, t in of.items()} for of in (self.weights, self.corrections))
-        return Plan(self.scheme, self.activations, weights, corrections)
+        every = (self.weights, self.corrections, self.smoothing)
+        return Plan(self.scheme, self.activations, *({n: t.to(device) for n, t in of.items()} for of in every))
 
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:

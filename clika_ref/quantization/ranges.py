@@ -24,6 +24,10 @@ DOCUMENT = "clika_ranges"
 """The entry of the metadata that holds everything but the counts."""
 
 
+SMOOTHING = "smoothing"
+"""What the other tensors are, of each value by its name: ``smoothing.<value>``."""
+
+
 @dataclass
 class RangeTable:
     """Statistics by the name of the value, and how many batches they are of.
@@ -33,6 +37,11 @@ class RangeTable:
 
     values: dict[str, Statistics] = field(default_factory=dict[str, Statistics])
     batches: int = 0
+    smoothing: dict[str, torch.Tensor] | None = None
+    """What some values are divided by before they are quantized (`clika_ref.quantization.smoothing`), by their names.
+
+    The statistics are of the quotients, too. None where it was not looked for yet.
+    """
 
     def add(self, batch: Mapping[str, Measured]) -> None:
         """Take in what the values held in one more batch."""
@@ -58,10 +67,12 @@ class RangeTable:
         document = {
             "version": VERSION,
             "batches": self.batches,
+            "smoothing": None if self.smoothing is None else [*self.smoothing],
             "values": {name: _to_json(statistics) for name, statistics in self.values.items()},
         }
         counts = [statistics.histogram.counts for statistics in self.values.values()]
         tensors = {"counts": torch.stack(counts) if counts else torch.zeros(0, 2 * BINS, dtype=torch.int64)}
+        tensors |= {f"{SMOOTHING}.{name}": factor.cpu() for name, factor in (self.smoothing or {}).items()}
         blob = safetensors.torch.save(tensors, {DOCUMENT: json.dumps(document, separators=(",", ":"))})
         with write_atomically(path) as file:
             file.write(blob)
@@ -77,12 +88,14 @@ class RangeTable:
             with safetensors.safe_open(str(path), framework="pt") as file:
                 document = json.loads((file.metadata() or {})[DOCUMENT])
                 counts = file.get_tensor("counts")
+                names = document["smoothing"]
+                smoothing = None if names is None else {n: file.get_tensor(f"{SMOOTHING}.{n}") for n in names}
             if document["version"] != VERSION:
                 msg = f"{path} has version {document['version']} of the form of range tables, this is {VERSION}"
                 raise ModelError(msg)
             found = zip(document["values"].items(), counts, strict=True)
             values = {name: _from_json(entry, of_value) for (name, entry), of_value in found}
-            return cls(values, int(document["batches"]))
+            return cls(values, int(document["batches"]), smoothing)
         except (OSError, KeyError, ValueError, TypeError, AttributeError, safetensors.SafetensorError) as error:
             msg = f"{path} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
             raise ModelError(msg) from error

@@ -111,6 +111,8 @@ def quantization(
         error = trial.error(plan)
     corrected = replace(plan, corrections=bias_corrections(graph, plan, operators, inputs))
     plan = corrected if trial.error(corrected) < error else plan
+    if not plan.is_empty:
+        plan.smoothing = table.smoothing or {}
     return Quantization(plan, _reports(placement, weighed), what_if(weighed), observer)
 
 

@@ -1,0 +1,113 @@
+"""Smoothing: nothing changes in float, a channel that stands out costs the others nothing, and tables remember it."""
+
+import pytest
+import torch
+from small_schemes import OPERATORS, scheme_with
+from torch import nn
+
+from clika_ref import (
+    ClikaCompileOptions,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.core.execution import interpret
+from clika_ref.quantization.ranges import RangeTable
+from clika_ref.quantization.smoothing import smooth, smoothing_factors
+from clika_ref.quantization_scheme import Integers
+
+SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
+
+
+class Outlying(nn.Module):
+    """A residual around two linear layers that read a value of which one channel is forty times the others."""
+
+    def __init__(self, outlier=40.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.one, self.two = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(32, 64)
+        self.back = nn.Linear(64, 32)
+        self.norm.weight.data[3] = outlier
+        for layer in (self.one, self.two):
+            layer.weight.data[:, 3] /= outlier
+
+    def forward(self, x):
+        x = self.norm(x)
+        return x + self.back(torch.tanh(self.one(x)) * torch.sigmoid(self.two(x)))
+
+
+def data(batches=3):
+    spread = torch.Generator().manual_seed(0)
+    return [torch.randn(16, 32, generator=spread) for _ in range(batches)]
+
+
+def graph_of(model):
+    return clika_compile(model.eval(), tracing_inputs=data(1)).graph.clone()
+
+
+def test_a_graph_computes_the_same_and_only_linear_layers_read_what_is_smoothed():
+    graph, (x,) = graph_of(Outlying()), data(1)
+    factors = smoothing_factors(graph, SCHEME, [x])
+    (name,) = [name for name, factor in factors.items() if float(factor[3]) > 4]
+    before = interpret(graph, [x])[0][0]
+    smooth(graph, factors, OPERATORS)
+    torch.testing.assert_close(interpret(graph, [x])[0][0], before, rtol=1e-5, atol=1e-4)
+    (value,) = [v for node in graph.nodes for v in node.outputs if v.name == name]
+    assert sorted(use.user.kind for use in value.uses) == ["add", "mul"]
+
+
+def test_no_factor_is_below_1_and_none_is_put_where_no_channel_stands_out():
+    factors = smoothing_factors(graph_of(Outlying()), SCHEME, data(1))
+    assert all(bool((factor >= 1).all()) for factor in factors.values())
+    plain = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8))
+    torch.manual_seed(0)
+    assert not smoothing_factors(graph_of(plain), SCHEME, [torch.rand(64, 32) * 2 - 1])
+
+
+def quantized(model, **options):
+    return clika_compile(
+        model.eval(),
+        calibration_inputs=data(),
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        clika_compile_options=ClikaCompileOptions(**options),
+    ).eval()
+
+
+def missed(module, model):
+    (x,) = data(1)
+    with torch.no_grad():
+        inner = model.norm(x)
+        return float(((module(x) - inner) - (model(x) - inner)).square().sum())
+
+
+def test_a_module_comes_much_nearer_and_exports_and_saves_as_it_computes(tmp_path, monkeypatch):
+    model = Outlying()
+    module = quantized(model)
+    module.clika_export(tmp_path / "model.onnx")  # compared with the module
+    copy = quantized(Outlying())
+    copy.load_state_dict(module.state_dict())
+    assert torch.equal(copy(data()[0]), module(data()[0]))
+    monkeypatch.setattr("clika_ref.algorithms.smoothing_factors", lambda *_: {})
+    assert missed(module, model) < missed(quantized(model), model) / 8
+
+
+def test_ranges_of_a_file_are_those_of_what_was_smoothed(tmp_path):
+    file = str(tmp_path / "ranges.safetensors")
+    first = quantized(Outlying(), ranges_file=file)
+    kept = RangeTable.load(file).smoothing
+    assert kept
+    again = quantized(Outlying(), ranges_file=file)
+    assert torch.equal(first(data()[0]), again(data()[0]))
+    RangeTable().save(file)
+    assert RangeTable.load(file).smoothing is None
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_another_threshold_needs_no_data_and_nothing_is_smoothed_where_nothing_is_quantized(threshold):
+    module = quantized(Outlying())
+    before = module(data()[0])
+    found = module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=threshold))
+    assert bool(found.plan.smoothing) == bool(threshold)
+    if threshold:
+        assert torch.equal(module(data()[0]), before)
