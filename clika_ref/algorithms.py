@@ -98,6 +98,7 @@ def calibrate(
     with log.stage("Calibrating") as stage:
         for number, inputs in enumerate(batches, 1):
             if calibration.table.smoothing is None:
+                calibration.refuse_infinite(inputs)
                 calibration.table.smoothing = smoothing_factors(calibration.graph, wanted.scheme, inputs)
                 _smooth(calibration, registry)
             if number > seen:

@@ -81,13 +81,28 @@ class Calibration:
             for value, result in zip(node.outputs, results, strict=True):
                 _observe(found, value, result, f"{node.op.name} in {node.origin}", number)
 
+        self.refuse_infinite(inputs)
         for value, x in zip(self.graph.inputs, inputs, strict=True):
-            _refuse_infinite(value, x, number)
             _observe(found, value, x, "the caller", number)
         with torch.no_grad():
             interpret(self.graph, inputs, observe)
         self.reservoir.offer(inputs)
         self.table.add(found)
+
+    def refuse_infinite(self, inputs: Sequence[Tensor]) -> None:
+        """Refuse a next batch that is no data; inside a model, infinities make masks.
+
+        Raises:
+            ModelError: NaN or an infinity is among the inputs.
+        """
+        for value, x in zip(self.graph.inputs, inputs, strict=True):
+            if x.is_floating_point() and not torch.isfinite(x).all():
+                kind = "NaN" if x.isnan().any() else "an infinite number"
+                msg = (
+                    f"calibration batch {self.table.batches + 1}: the input {value.name!r} holds {kind}; "
+                    "leave the batch out, or mend it"
+                )
+                raise ModelError(msg)
 
 
 def _observe(found: dict[str, Measured], value: Value, x: Tensor, where: str, batch: int) -> None:
@@ -98,11 +113,3 @@ def _observe(found: dict[str, Measured], value: Value, x: Tensor, where: str, ba
     except ValueError as error:
         msg = f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN; leave the batch out, or mend it"
         raise ModelError(msg) from error
-
-
-def _refuse_infinite(value: Value, x: Tensor, batch: int) -> None:
-    """Refuse inputs that are no data; inside a model, infinities make masks."""
-    if x.is_floating_point() and not torch.isfinite(x).all():
-        kind = "NaN" if x.isnan().any() else "an infinite number"
-        msg = f"calibration batch {batch}: the input {value.name!r} holds {kind}; leave the batch out, or mend it"
-        raise ModelError(msg)

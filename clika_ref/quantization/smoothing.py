@@ -45,11 +45,15 @@ def smoothing_factors(graph: Graph, scheme: QuantizationScheme, inputs: Sequence
         scheme: what the target computes in integers.
         inputs: a batch, on which each strength is tried.
     """
-    readers = {value: found for value in _values(graph) if (found := _linear(value, scheme))}
+    readers = {
+        value: found
+        for value in _values(graph)
+        if (found := [use for use in _linear_uses(graph, value) if _kind(use) in scheme.layers])
+    }
     factors: dict[str, Tensor] = {}
 
     def look(value: Value, x: Tensor) -> None:
-        if value in readers and bool(x.isfinite().all()):
+        if value in readers and x.numel() and bool(x.isfinite().all()):
             weights = [_weight(use) for use in readers[value]]
             best = _best(x.reshape(-1, x.shape[-1]), weights, scheme)
             if best is not None:
@@ -82,7 +86,7 @@ def smooth(graph: Graph, factors: Mapping[str, Tensor], operators: Mapping[str, 
 
 
 def _divide(graph: Graph, value: Value, factor: Tensor, build: Builder) -> None:
-    readers = [use for use in value.uses if _is_linear(use)]
+    readers = _linear_uses(graph, value)
     small = build("mul", value, build.constant(1 / factor, f"{value.name}_smoothing"))
     for use in readers:
         node = use.user
@@ -104,21 +108,24 @@ def _values(graph: Graph) -> list[Value]:
     return [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
 
 
-def _linear(value: Value, scheme: QuantizationScheme) -> list[Use]:
-    return [
-        use for use in value.uses if _is_linear(use) and isinstance(use.user, Node) and use.user.kind in scheme.layers
-    ]
+def _linear_uses(graph: Graph, value: Value) -> list[Use]:
+    """Return who multiplies a value, along its last side, with a weight ``float32[outputs, inputs]`` that stays."""
+    return [use for use in value.uses if value.type.dtype == torch.float32 and _is_linear(graph, use)]
 
 
-def _is_linear(use: Use) -> bool:
-    """Whether a value is multiplied with a weight ``[outputs, inputs]`` along its last side."""
+def _is_linear(graph: Graph, use: Use) -> bool:
     node = use.user
-    if not isinstance(node, Node) or use.position != 0:
+    if not isinstance(node, Node) or use.position != 0 or node.op.trait.weight is None:
         return False
-    trait = node.op.trait
-    weight = node.inputs[trait.weight] if trait.weight is not None else None
-    is_matrix = isinstance(weight, Value) and weight.is_constant and weight.type.rank == 2
-    return is_matrix and trait.axis == 0 and trait.channel == -1
+    trait, weight = node.op.trait, node.inputs[node.op.trait.weight or 0]
+    if not isinstance(weight, Value) or not weight.is_constant or weight.name in graph.state:
+        return False
+    return weight.type.dtype == torch.float32 and weight.type.rank == 2 and trait.axis == 0 and trait.channel == -1
+
+
+def _kind(use: Use) -> str:
+    assert isinstance(use.user, Node)
+    return use.user.kind
 
 
 def _weight(use: Use) -> Tensor:

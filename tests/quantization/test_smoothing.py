@@ -8,6 +8,7 @@ from torch import nn
 from clika_ref import (
     ClikaCompileOptions,
     DeploymentSettings_ONNXRuntime_ONNX,
+    ModelError,
     QuantizationSettings,
     clika_compile,
 )
@@ -111,3 +112,19 @@ def test_another_threshold_needs_no_data_and_nothing_is_smoothed_where_nothing_i
     assert bool(found.plan.smoothing) == bool(threshold)
     if threshold:
         assert torch.equal(module(data()[0]), before)
+
+
+def test_half_precision_is_left_alone_and_so_is_a_batch_of_nothing():
+    half = Outlying().half()
+    graph = clika_compile(half.eval(), tracing_inputs=[data(1)[0].half()]).graph.clone()
+    assert not smoothing_factors(graph, SCHEME, [data(1)[0].half()])
+    graph = clika_compile(Outlying().eval(), tracing_inputs=[data(1)[0], data(1)[0][:3]]).graph.clone()
+    assert not smoothing_factors(graph, SCHEME, [torch.empty(0, 32)])
+
+
+def test_a_batch_that_is_refused_shows_nothing():
+    module = clika_compile(Outlying().eval(), tracing_inputs=data(1))
+    with pytest.raises(ModelError, match="holds NaN"):
+        module.clika_initialize_algorithms(calibration_inputs=[torch.full((16, 32), torch.nan)])
+    found = module.clika_initialize_algorithms(calibration_inputs=data())
+    assert found.plan.smoothing
