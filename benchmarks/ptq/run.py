@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -88,7 +87,7 @@ def _measured(name: str, rounds: int, calls: int) -> Found:
 def _made(name: str, road: str, folder: str) -> list[Any]:
     """Return what one walk down a road took; nothing where a peer fails, which is said."""
     try:
-        return [in_fresh_process("benchmarks.ptq.making", road, str(Path(folder)))]
+        return [in_fresh_process("benchmarks.ptq.making", road, folder)]
     except RuntimeError as error:
         if road not in PEERS:
             raise
@@ -133,10 +132,10 @@ def _print_figures(every: Mapping[str, Found]) -> None:
             best = max(every[name].judged[peer]["sqnr"] for peer in every[name].peers)
             _print(f"{name}: dB above the best peer", every[name].judged["ours"]["sqnr"] - best, 3)
     for name, found in every.items():
-        slowest = max(_interval(found, "fp32"))
+        slowest = _upper(found, "fp32")
         _print(f"{name}: latency to that of fp32, upper end of the 95 % interval", slowest, 1.05, at_most=True)
         fastest = min(found.peers, key=lambda peer: -found.faster(peer))
-        beside = max(_interval(found, fastest))
+        beside = _upper(found, fastest)
         _print(f"{name}: latency to that of the fastest peer, {fastest}", beside, 1.05, at_most=True)
     for name in ("resnet18", ENCODER):
         if name in every:
@@ -162,12 +161,11 @@ def _print_making(name: str, found: Found) -> None:
         _print(f"{name}: peak memory to the lowest of a peer", found.peak["ours"] / least, 0.6, at_most=True)
 
 
-def _interval(found: Found, other: str) -> tuple[float, float]:
-    """Return where the median of the ratios to another road's latencies lies, with 95 %: by its order statistics."""
+def _upper(found: Found, other: str) -> float:
+    """Return up to where the median of the ratios to another road's latencies lies, with 95 %: an order statistic."""
     ratios = sorted(a / b for a, b in zip(found.latency["ours"], found.latency[other], strict=True))
-    half = 0.98 * math.sqrt(len(ratios))
-    low, high = (round((len(ratios) - 1) / 2 + sign * half) for sign in (-1, 1))
-    return ratios[max(low, 0)], ratios[min(high, len(ratios) - 1)]
+    place = round((len(ratios) - 1) / 2 + 0.98 * math.sqrt(len(ratios)))
+    return ratios[min(place, len(ratios) - 1)]
 
 
 def _print(label: str, value: float, limit: float, *, at_most: bool = False) -> None:

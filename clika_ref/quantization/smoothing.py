@@ -138,16 +138,19 @@ def _weight(use: Use) -> Tensor:
 
 def _best(x: Tensor, weights: Sequence[Tensor], scheme: QuantizationScheme) -> Tensor | None:
     """Return the factor that leaves the least error of what the layers return, None where none is worth its time."""
-    reach, rows = x.abs().amax(0), x[:: max(len(x) // ROWS, 1)]
-    inward = torch.stack([w.abs().amax(0) for w in weights]).amax(0)
-    whole = Range(float(x.min()), float(x.max()))
-    best, least = None, GAIN * _error(rows, whole, weights, torch.ones_like(reach), scheme)
+    lows, highs, rows = x.amin(0), x.amax(0), x[:: max(len(x) // ROWS, 1)]
+    reach, inward = torch.maximum(-lows, highs), torch.stack([w.abs().amax(0) for w in weights]).amax(0)
+    wanted = [rows @ weight.T for weight in weights]
+
+    def error(factor: Tensor) -> float:
+        ends = Range(float((lows / factor).min()), float((highs / factor).max()))
+        return _error(rows / factor, ends, [weight * factor for weight in weights], wanted, scheme)
+
+    best, least = None, GAIN * error(torch.ones_like(reach))
     for strength in STRENGTHS:
         factor = _factor(reach, inward, strength)
-        ends = Range(float((x.amin(0) / factor).min()), float((x.amax(0) / factor).max()))
-        error = _error(rows, ends, weights, factor, scheme)
-        if error < least:
-            best, least = factor, error
+        if (found := error(factor)) < least:
+            best, least = factor, found
     return best
 
 
@@ -157,15 +160,16 @@ def _factor(reach: Tensor, inward: Tensor, strength: float) -> Tensor:
     return (factor - factor.median()).exp().clamp(1, MOST).float()
 
 
-def _error(x: Tensor, ends: Range, weights: Sequence[Tensor], factor: Tensor, scheme: QuantizationScheme) -> float:
+def _error(
+    x: Tensor, ends: Range, weights: Sequence[Tensor], wanted: Sequence[Tensor], scheme: QuantizationScheme
+) -> float:
     """Return the squares of what integers miss of ``x @ weight.T``, summed over all weights."""
-    chosen, kind = scale_of(ends, scheme.activations), scheme.activations
-    read = _rounded(x / factor, torch.tensor(chosen.scale), chosen.zero_point, kind)
+    chosen = scale_of(ends, scheme.activations)
+    read = _rounded(x, torch.tensor(chosen.scale), chosen.zero_point, scheme.activations)
     missed = 0.0
-    for weight in weights:
-        large = weight * factor
-        scales = weight_scales(large, 0, scheme.weights).unsqueeze(1)
-        missed += float((read @ _rounded(large, scales, 0, scheme.weights).T - x @ weight.T).square().sum())
+    for weight, product in zip(weights, wanted, strict=True):
+        scales = weight_scales(weight, 0, scheme.weights).unsqueeze(1)
+        missed += float((read @ _rounded(weight, scales, 0, scheme.weights).T - product).square().sum())
     return missed
 
 
