@@ -69,7 +69,7 @@ def replay(
 ) -> None:
     """Run one case once more and judge it. Exit status: 0 it passes now, 1 it fails, 2 the file cannot be used."""
     with plain_errors(debug=debug), interruptible():
-        raise typer.Exit(_late("reporting.reading").replay_and_show(case, target))
+        raise typer.Exit(_late("reporting.alone").replay_alone(case, target, debug=debug))
 
 
 @app.command()

@@ -94,6 +94,26 @@ def test_there_is_an_empty_call_with_and_without_each_tensor_that_may_be_left_ou
     assert {row.call.operands[1] is None for row in found} == {True, False}
 
 
+def test_each_number_that_given_sides_are_made_of_becomes_0():
+    found = empty_calls(counted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
+    places = {tuple(tuple(i for i, n in enumerate(o.shape) if n == 0) for o in row.call.operands) for row in found}
+    assert places == {((0,), (0,)), ((1,), ()), ((), (1,))}, "what is no side makes nothing empty"
+    assert empty_calls(counted, torch.float32, 0, lambda call: None) == []
+
+
+@operator()
+def counted(x: Tensor, weight: Tensor, *, padding: int) -> Tensor:
+    """``x``, whatever the weight and the padding are."""
+    return x
+
+
+@counted.samples
+def _(draw, s):
+    rows, columns, others = draw(s.integers(1, 4)), draw(s.choice(2, 3)), draw(s.integers(2, 5))
+    x, weight = draw(s.tensor(shape=(rows, columns))), draw(s.tensor(shape=(rows, others)))
+    return s.call(x, weight, padding=draw(s.integers(1, 2)))
+
+
 @operator()
 def weighted(x: Tensor, weight: Tensor | None = None) -> Tensor:
     """``x``, weighted."""

@@ -16,6 +16,7 @@ from clika_ref_conformance.execution.run import RunRequest
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting import showing
+from clika_ref_conformance.reporting.alone import replay_alone
 from clika_ref_conformance.reporting.recording import LIMIT, record_end, with_reproducers_of_ends
 from clika_ref_conformance.reporting.replaying import read_reproducer
 from clika_ref_conformance.reporting.showing import run_and_show
@@ -98,10 +99,15 @@ def test_inputs_on_which_the_target_hangs_are_recorded_too(tmp_path):
     assert "Timeout" in done.stderr
 
 
-def test_a_target_that_ends_the_process_as_if_all_were_well_is_recorded_too(tmp_path):
+def test_a_target_that_ends_the_process_as_if_all_were_well_is_recorded_too(tmp_path, monkeypatch, capfd):
     path = record_end(dead(), setup(tmp_path, "Leaving"))
     (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
     assert torch.equal(run.inputs[0], torch.arange(3.0))
+    monkeypatch.chdir(HERE / "stand_ins")
+    assert replay_alone(tmp_path / path, "deadly_targets:Leaving") == 1
+    assert "crash: the target ended its process, with status 0" in capfd.readouterr().out
+    assert replay_alone(tmp_path / path, "identity") == 0
+    assert replay_alone(tmp_path / "none.zip") == 2
 
 
 def test_a_target_that_leaves_a_process_behind_does_not_delay_its_reproducer(tmp_path, monkeypatch):

@@ -22,6 +22,9 @@ T = TypeVar("T")
 PASSED_ON = ("hypothesis", "clika_ref_conformance")
 """Packages whose exceptions are no faults: a driver asks by them for another draw."""
 
+FRAGILE = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
+"""Recurrences end the process, in eager and in ONNX Runtime, on operands that do not fit or are empty."""
+
 
 class SampleError(ClikaError):
     """The samples of an operator break their rules; ``details`` say where and how, for the level that blames them."""

@@ -8,6 +8,9 @@ from clika_ref_conformance.execution.case_checks import OUT_OF_MEMORY
 from clika_ref_conformance.execution.process import START_SECONDS, WorkerProcess
 from clika_ref_conformance.verdicts import Verdict
 
+OTHERS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP})
+"""Signals that others send: a person, or a system without memory."""
+
 EXIT_STATUS = "exit status"
 """How a verdict says that a worker ended by itself rather than by a signal."""
 
@@ -31,6 +34,11 @@ def manner_of(worker: WorkerProcess) -> str:
         name = signal.Signals(-code).name
         return f"{name}: the system was out of memory, or someone ended it" if name == "SIGKILL" else name
     return f"{EXIT_STATUS} {code}"
+
+
+def was_ended_by_others(worker: WorkerProcess) -> bool:
+    """Whether a worker may have been ended from outside, so that nothing follows for the check that it was running."""
+    return was_killed(worker) and -worker.process.returncode in OTHERS
 
 
 def was_killed(worker: WorkerProcess) -> bool:

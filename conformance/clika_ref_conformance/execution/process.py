@@ -50,6 +50,8 @@ class Progress:
     results: dict[str, Result] = field(default_factory=dict[str, Result])
     started: str | None = None
     """The check that a worker is running now."""
+    spared: set[str] = field(default_factory=set[str])
+    """Checks that are run a second time, as someone else may have ended the worker of the first."""
     fruitless: int = 0
     """How many workers died in a row without having run a check."""
     is_ended: bool = False

@@ -19,7 +19,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, declarations_of
 from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
-from clika_ref_conformance.execution.endings import manner_of, verdict_of, was_killed
+from clika_ref_conformance.execution.endings import manner_of, verdict_of, was_ended_by_others, was_killed
 from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, tasks_of
 from clika_ref_conformance.execution.messages import Setup, result_of_json
 from clika_ref_conformance.execution.process import (
@@ -334,7 +334,10 @@ class Execution:
 
     def _blame(self, progress: Progress, worker: WorkerProcess, words: str) -> None:
         verdict, message = verdict_of(worker, words)
-        if progress.started is not None:
+        if progress.started is not None and was_ended_by_others(worker) and progress.started not in progress.spared:
+            progress.spared.add(progress.started)
+            progress.started = None
+        elif progress.started is not None:
             self._enter(progress, _result(progress.task, progress.started, verdict, message))
             progress.started, progress.fruitless = None, 0
         elif progress.plan is None and not progress.fruitless and not worker.overdue:

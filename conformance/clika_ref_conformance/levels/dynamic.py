@@ -22,7 +22,7 @@ from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
 from clika_ref_conformance.drawing.reducing.sides import fixed_at
-from clika_ref_conformance.drawing.sampling import UnjudgedError, judged
+from clika_ref_conformance.drawing.sampling import FRAGILE, UnjudgedError, judged
 from clika_ref_conformance.drawing.symbolic.calls import (
     SymbolicCall,
     has_no_elements,
@@ -30,7 +30,7 @@ from clika_ref_conformance.drawing.symbolic.calls import (
     symbolic_call,
 )
 from clika_ref_conformance.drawing.symbolic.expressions import FILLER, expression_cases
-from clika_ref_conformance.drawing.symbolic.graphs import BATCH, FRAGILE, with_dynamic_side
+from clika_ref_conformance.drawing.symbolic.graphs import BATCH, with_dynamic_side
 from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, draw
 from clika_ref_conformance.execution.batches import Batch
 from clika_ref_conformance.execution.case_checks import run_case
@@ -131,7 +131,7 @@ def _outcome(pool: Pool, index: int, name: str, batch: Batch) -> Outcome:
     found = compilable(found, batch.suite)
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, found))
-    case = case_of(found, _every_run(found, _served(found, batch.suite)), name)
+    case = case_of(found, _every_run(found, _empty(found)), name)
     return replace(_held_against_static(batch.outcome(case), batch.suite), name=name)
 
 
@@ -168,11 +168,6 @@ def _refusal(graph: Graph, suite: Suite) -> str | None:
 def _empty(found: SymbolicCall) -> list[Run]:
     """Return inputs without elements, of operators that survive them."""
     return [] if found.drawing.op.name in FRAGILE else found.empty()
-
-
-def _served(found: SymbolicCall, suite: Suite) -> list[Run]:
-    """Return inputs without elements that the target serves at fixed sizes: others are for the level of operators."""
-    return [run for run in _empty(found) if not run_case(found.at_sizes_of(run), suite).verdict.is_failure]
 
 
 def _every_run(found: SymbolicCall, empty: Sequence[Run]) -> list[Run]:

@@ -16,6 +16,7 @@ SUBJECTS = (
     "fine",
     "exit",
     "segfault",
+    "kills-itself",
     "hang",
     "memory",
     "raise",
@@ -121,6 +122,10 @@ def dies_of_a_signal():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def kills_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def doubles():
     """Fork off a process that raises, and wait for it."""
     number = os.fork()
@@ -151,6 +156,7 @@ ACTS = {
     "fine": passes,
     "exit": lambda: os._exit(3),
     "segfault": dies_of_a_signal,
+    "kills-itself": kills_itself,
     "hang": lambda: time.sleep(1000),
     "memory": fills_memory,
     "raise": raises,

@@ -13,6 +13,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
 from clika_ref.core.types import TensorType
+from clika_ref_aten.reduction import mean_of
 from clika_ref_aten.spatial import batched, ceil_divide, spread
 
 aten = torch.ops.aten
@@ -64,6 +65,7 @@ def _windows(op, n, m):
 def _computed_windows(op, n, m):
     """Return what `_windows` does, computed at run time."""
     length, count, one = (op.scalar(v, torch.int64) for v in (n, m, 1))
+    count = op.Max(count, one) if op.sizes.may_be_zero(m) else count
     i = op.Unsqueeze(_range(op, m), op.ints([1]))
     starts = op.Div(op.Mul(i, length), count)
     beyond = op.Sub(op.Add(op.Mul(op.Add(i, one), length), count), one)
@@ -93,6 +95,8 @@ def _adaptive_avg_pool(sides):
     def lower(op, x, *, output_size):
         rank, lengths, counts = op.rank(x), op.shape(x)[-sides:], spread(output_size, sides)
         axes = range(rank - sides, rank)
+        if 0 in (*op.shape(x), *counts):
+            return op.Expand(op.like(x, math.nan), op.ints(op.result.shape))
         if all(m == 1 for m in counts):
             return _mean(op, x, axes)
         if _divides(lengths, counts) and rank == sides + 2 and op.dtype(x) != torch.float64:
@@ -112,7 +116,7 @@ def _adaptive_avg_pool(sides):
 def _mean(op, x, axes):
     if axes.start == 2 and op.dtype(x) != torch.float64:  # ONNX Runtime has no double kernel
         return op.GlobalAveragePool(x)
-    return op.ReduceMean(x, op.ints(axes), keepdims=1)
+    return mean_of(op, x, math.prod(op.shape(x)[i] for i in axes), op.ints(axes), keepdims=1)
 
 
 def _samples(sides, *, unique=False):
@@ -174,6 +178,9 @@ adaptive_avg_pool3d.samples(_samples(3))
 def _adaptive_max_pool(sides):
     def lower(op, x, *, output_size):
         lengths, counts = op.shape(x)[-sides:], spread(output_size, sides)
+        if 0 in (*op.shape(x), *counts):
+            empty = op.ints([*op.shape(x)[:2], *counts])
+            return op.Expand(op.like(x, 0), empty), op.Expand(op.scalar(0, torch.int64), empty)
         if _divides(lengths, counts):
             kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
             values, places = op.MaxPool(x, outputs=2, kernel_shape=kernel, strides=kernel)

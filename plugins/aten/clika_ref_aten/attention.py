@@ -112,7 +112,7 @@ def _scaled(op, x, scale):
     width = op.shape(x)[-1]
     if scale is None and is_symbolic(width):
         return op.Mul(x, op.Reciprocal(op.Sqrt(op.scalar(width, op.dtype(x)))))
-    return factor(op, x, 1 / math.sqrt(width) if scale is None else scale)
+    return factor(op, x, 1 / math.sqrt(width or 1) if scale is None else scale)
 
 
 def _bias(op, kept, x):

@@ -12,6 +12,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS
 from clika_ref_aten.loss import MEAN, NONE, SUM, averaging, draw_reduction, reduced
+from clika_ref_aten.reduction import mean_of
 
 aten = torch.ops.aten
 
@@ -34,6 +35,12 @@ def _or_of_nothing(loss, x, reduction):
 
 def _class_axis(op, x):
     return 1 if op.rank(x) > 1 else 0
+
+
+def _require_classes(x):
+    """Refuse what eager takes: of no classes it returns 0, NaN or an error, as reduction and kind of target have it."""
+    if not x.shape[min(x.ndim - 1, 1)]:
+        raise ValueError(f"scores of the shape {list(x.shape)} are of no classes")
 
 
 class _Picker:
@@ -90,6 +97,7 @@ def nll_loss(
 
     Targets equal to ``ignore_index`` count nothing.
     """
+    _require_classes(x)
     return aten.nll_loss_nd.default(x, target, weight, reduction, ignore_index)
 
 
@@ -129,6 +137,7 @@ def cross_entropy_loss(
 
     ``label_smoothing`` moves that part of the target to all classes alike.
     """
+    _require_classes(x)
     return aten.cross_entropy_loss.default(x, target, weight, reduction, ignore_index, label_smoothing)
 
 
@@ -143,7 +152,8 @@ def _(op, x, target, weight, *, reduction, ignore_index, label_smoothing):
         if label_smoothing:
             target = op.Add(op.Mul(target, keep), share)
         losses = op.Neg(op.ReduceSum(op.Mul(weighted, target), op.ints([axis]), keepdims=0))
-        return reduced(op, losses, reduction)
+        count = math.prod(side for i, side in enumerate(op.shape(x)) if i != axis)
+        return mean_of(op, losses, count, None, keepdims=0) if reduction == MEAN else reduced(op, losses, reduction)
     picker = _Picker(op, x, target, ignore_index)
     likelihood = _likelihood(op, picker, logs, weight, reduction=reduction)
     if not label_smoothing:

@@ -30,8 +30,15 @@ def _require_unstrided(stride):
         raise ValueError(f"padding='same' goes with a stride of 1 alone, not {stride}")
 
 
+def _require_channels(weight):
+    """Refuse what eager takes: of no input channels it returns no output channels, whatever the weight says."""
+    if not weight.numel():
+        raise ValueError(f"a convolution with a weight of the shape {list(weight.shape)} has no channels")
+
+
 def _padded(x, weight, padding, dilation, stride) -> Any:
     """Return ``x`` and a padding in numbers; torch's own ``same`` warns where it pads unevenly, as is usual here."""
+    _require_channels(weight)
     if padding != "same":
         return x, padding
     _require_unstrided(stride)
@@ -306,6 +313,7 @@ def convolution(
     groups: int,
 ) -> Tensor:
     """Convolve ``x[n, c, ...]`` with ``weight`` over as many sides as it has, plainly or transposed."""
+    _require_channels(weight)
     return torch.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 

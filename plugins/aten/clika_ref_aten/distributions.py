@@ -161,10 +161,18 @@ def _(op, x, *, num_samples, replacement):
     if is_symbolic(num_samples):
         msg = f"ONNX's Multinomial needs a fixed number of samples, not {num_samples}; draw without replacement"
         raise TargetError(msg)
-    logs = op.Log(chances)
-    logs = op.Unsqueeze(logs, op.ints([0])) if op.rank(x) == 1 else logs
-    picked = op.declare(op.Multinomial(logs, sample_size=num_samples, dtype=torch.int64), torch.int64)
-    return op.Squeeze(picked, op.ints([0])) if op.rank(x) == 1 else picked
+    if op.rank(x) == 1:
+        return op.Squeeze(_picked(op, op.Unsqueeze(chances, op.ints([0])), num_samples), op.ints([0]))
+    rows, classes = op.shape(x)
+    if not op.sizes.may_be_zero(rows):
+        return _picked(op, chances, num_samples)
+    more = op.Concat(op.Expand(op.like(chances, 1.0), op.ints([1, classes])), chances, axis=0)
+    return op.Slice(_picked(op, more, num_samples), *(op.ints([n]) for n in (1, rows + 1, 0)))  # it takes no 0 rows
+
+
+def _picked(op, chances, num_samples):
+    """Return ``int64[n, num_samples]`` from ``chances[n, c]``."""
+    return op.declare(op.Multinomial(op.Log(chances), sample_size=num_samples, dtype=torch.int64), torch.int64)
 
 
 @multinomial.samples

@@ -39,6 +39,8 @@ def _(op, x, weight, ends):
     if is_symbolic(groups):
         msg = f"grouped_mm over a number of groups known only at run time ({groups}) has no ONNX form; fix its length"
         raise TargetError(msg)
+    if not groups:
+        return op.Expand(op.like(x, 0.0), op.ints(op.result.shape))
     first, rows, ends = op.ints([0]), op.Shape(x, start=0, end=1), op.cast(ends, torch.int64)
     stops = op.Split(ends, axis=0, num_outputs=groups, outputs=groups) if groups > 1 else [ends]
     parts = []

@@ -124,10 +124,13 @@ def _multiplied_and_blended(op, x, a, b, *, beta, alpha):
 
 
 def _unless_left_out(op, x, a, b, *, beta, alpha):
-    """Return what `_multiplied_and_blended` does, but leave the product out where alpha is 0, as eager's BLAS does."""
-    if alpha != 0 or not op.result.dtype.is_floating_point:
+    """Return what `_multiplied_and_blended` does, but leave the product out where alpha is 0, as eager's BLAS does.
+
+    So too where it has no terms: what ONNX Runtime 1.31 adds a vector to then is not 0.
+    """
+    if op.shape(a)[-1] != 0 and (alpha != 0 or not op.result.dtype.is_floating_point):
         return _multiplied_and_blended(op, x, a, b, beta=beta, alpha=alpha)
-    blended = op.like(x, 0) if beta == 0 else op.Mul(x, op.like(x, beta))
+    blended = op.like(x, 0) if beta == 0 else in_int32(op, lambda x: op.Mul(x, op.like(x, beta)), x)
     return op.Expand(blended, op.ints(op.result.shape))
 
 
@@ -161,7 +164,7 @@ def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: floa
 def _(op, x, mat1, mat2, *, beta, alpha):
     known = all(isinstance(n, int | float) for n in (alpha, beta))
     exact = known and (op.result.dtype != torch.float64 or (fits_float32(alpha) and fits_float32(beta)))
-    if op.result.dtype.is_floating_point and exact and alpha:
+    if op.result.dtype.is_floating_point and exact and alpha and op.shape(mat1)[-1] != 0:
         return op.Gemm(mat1, mat2, x if beta else None, alpha=float(alpha), beta=float(beta))
     return _unless_left_out(op, x, mat1, mat2, beta=beta, alpha=alpha)
 
@@ -184,7 +187,7 @@ baddbmm.samples(_samples_of_blends(3, 3, 3))
 @operator(aten.addmv.default, error=DOT)
 def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta * x + alpha * (mat[n, k] @ vec[k])``, where ``x`` broadcasts to ``[n]``."""
-    return torch.addmv(x, mat, vec, beta=beta, alpha=alpha)
+    return torch.addmv(x.expand(mat.shape[:1]), mat, vec, beta=beta, alpha=alpha)  # eager forgets to, of no rows
 
 
 addmv.onnx(_unless_left_out)
@@ -207,6 +210,7 @@ def _(x, batch1, batch2, **_):
 def _(op, x, batch1, batch2, *, beta, alpha):
     b, n, k = op.shape(batch1)
     rows = op.reshape(op.Transpose(batch1, perm=[1, 0, 2]), (n, b * k))
+    op.declare(rows, TensorType(op.dtype(batch1), (n, b * k)))
     columns = op.reshape(batch2, (b * k, op.shape(batch2)[2]))
     return _unless_left_out(op, x, rows, columns, beta=beta, alpha=alpha)
 

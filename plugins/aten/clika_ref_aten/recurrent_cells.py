@@ -15,8 +15,8 @@ aten = torch.ops.aten
 
 def _gates(op, x, weight, bias, count) -> Any:
     """Return ``x @ weight.T + bias`` cut into its gates."""
-    product = op.Gemm(x, weight, bias, transB=1)
-    return op.Split(product, axis=1, num_outputs=count, outputs=count) if count > 1 else (product,)
+    product, width = op.Gemm(x, weight, bias, transB=1), op.result.shape[-1]
+    return op.Split(product, op.ints([width] * count), axis=1, outputs=count) if count > 1 else (product,)
 
 
 def _samples(gates, states):

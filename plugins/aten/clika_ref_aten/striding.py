@@ -122,8 +122,8 @@ as_strided_scatter.types(same_type)
 
 @as_strided_scatter.onnx
 def _(op, x, src, *, size, stride, storage_offset):
-    places = op.Reshape(strided(op, size, stride, storage_offset), op.ints([total(size)]))
-    new = op.Reshape(op.cast(src, op.dtype(x)), op.ints([total(size)]))
+    places = op.reshape(strided(op, size, stride, storage_offset), (total(size),))
+    new = op.reshape(op.cast(src, op.dtype(x)), (total(size),))
     return op.reshape(op.ScatterElements(_flat(op, x), places, new, axis=0), op.shape(x))
 
 

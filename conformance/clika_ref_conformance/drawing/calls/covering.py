@@ -27,8 +27,11 @@ EQUAL = (1, 1, 1)
 SQUARE = 1 / 4
 """Of tensors whose last two sides are the same: some faults, such as a transposed mask, fit nothing else."""
 
-EMPTY_ROWS = 8
+EMPTY_ROWS = 10
 """Calls drawn with a side of length 0: the plainest may have rank 0, or lie on a path without a free shape."""
+
+ZERO_ROWS = 3
+"""Calls drawn with each number of the samples as 0: most of these numbers are on every path, or no lengths at all."""
 
 IDLE_ROWS = 4
 """Rows without a new pair after which the cover is taken as whole: paths of a sampler are found by walking them."""
@@ -70,11 +73,15 @@ class Cover:
 class CoveringDraw:
     """What a sampler is given for one row: decides each description by what the cover still lacks."""
 
-    def __init__(self, cover: Cover, axis: DtypeAxis, *, empty: int | None = None) -> None:
+    def __init__(self, cover: Cover, axis: DtypeAxis, *, empty: int | None = None, zero: int | None = None) -> None:
         self.cover = cover
         self.axis = axis
         self.empty = empty
         """The side that becomes 0 long in the first tensor whose shape is free, counted from its last."""
+        self.zero = zero
+        """Which of the positive numbers that the samples ask for becomes 0: sides of given shapes are made of them."""
+        self.numbers = 0
+        """How many of them there were."""
         self.row: list[Any] = []
         self.seen: Counter[Any] = Counter()
 
@@ -89,9 +96,10 @@ class CoveringDraw:
         match description:
             case Choice(options):
                 shown = _few(options)
-                return shown[self._pick(key, [weight for _, weight in shown])][0]
+                chosen = shown[self._pick(key, [weight for _, weight in shown])][0]
+                return 0 if all(type(o) is int and o > 0 for o in options) and self._is_zero() else chosen
             case Integers(low, high):
-                return self._within(key, low, high)
+                return 0 if low > 0 and self._is_zero() else self._within(key, low, high)
             case Floats(low, high):
                 options = (low + (high - low) * 0.5, low, high) if high > low else (low,)
                 return options[self._pick(key, EQUAL[: len(options)])]
@@ -118,6 +126,11 @@ class CoveringDraw:
                 self.empty = None
             shape = tuple(sides)
         return d.decided(dtype, shape)
+
+    def _is_zero(self) -> bool:
+        """Whether the number that is asked for becomes 0."""
+        self.numbers += 1
+        return self.zero == self.numbers - 1
 
     def _within(self, key: Any, low: int, high: int, weights: Sequence[int] = EQUAL) -> int:
         """Decide an integer of ``[low, high]``: one from the middle, the lowest, or the highest, of these weights.
@@ -181,40 +194,59 @@ def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16)
 def empty_calls(
     op: Operator, dtype: torch.dtype, seed: int, results: Callable[[Call], Sequence[torch.Tensor] | None]
 ) -> list[DrawnCall]:
-    """Return calls with a side of length 0, last, one before or first, as far as the sampler and eager take them.
+    """Return calls with a side of length 0, as far as the sampler and eager take them.
 
     Samples describe sides from 1 up, and not every call makes sense without elements: what is refused, of which
-    ``results`` are None, is left out. There is one call for each thing that becomes of the side (it stays in its place,
-    stands elsewhere, or is gone) with as many tensors.
+    ``results`` are None, is left out. Of shapes that are free it is the last side, one before or the first: there is
+    one call for each thing that becomes of it with such tensors. Of shapes that are given it is each number they are
+    made of: one call for each set of sides that it makes empty, with other attributes.
     """
     found: dict[Any, DrawnCall] = {}
-    for side in (0, 1, 3):
-        rng = random.Random(f"{op.name}/{dtype}/{seed}/{side}")  # noqa: S311 - no secret
-        cover = Cover(rng)
-        for _ in range(EMPTY_ROWS):
+
+    def new_cover(name: object) -> Cover:
+        return Cover(random.Random(f"{op.name}/{dtype}/{seed}/{name}"))  # noqa: S311 - no secret
+
+    def try_rows(count: int, cover: Cover, **which: int) -> int:
+        """Draw calls; return how many numbers the samples asked for at most."""
+        numbers = 0
+        for _ in range(count):
             axis = DtypeAxis(dtype, choices=bool(choices_count(op, dtype)))
-            draw = CoveringDraw(cover, axis, empty=side)
+            draw = CoveringDraw(cover, axis, **which)
             try:
                 call = sampled(op, draw)
             except SampleError:  # no length but 0 was offered: the call has no such form
                 continue
             finally:
                 cover.add(draw.row)
-            made = results(call) if draw.empty is None and shows(call, dtype) else None
+                numbers = max(numbers, draw.numbers)
+            made = results(call) if _empty_places(call) and shows(call, dtype) else None
             if made is not None:
-                found.setdefault((side, _fate(call, made), _tensors(call)), DrawnCall(call, beyond=axis.beyond))
+                place = repr(which) if "empty" in which else (_empty_places(call), repr(call.attrs))
+                found.setdefault((place, _fate(call, made), _tensors(call)), DrawnCall(call, beyond=axis.beyond))
+        return numbers
+
+    free = new_cover("free")
+    numbers = max(try_rows(EMPTY_ROWS, free, empty=side) for side in (0, 1, 3))
+    for number in range(numbers):
+        try_rows(ZERO_ROWS, new_cover(number), zero=number)
     return list({repr(row.call): row for row in found.values()}.values())
 
 
-def _tensors(call: Call) -> int:
-    return sum(isinstance(o, TensorSample) for o in call.operands)
+def _empty_places(call: Call) -> tuple[tuple[int, int], ...]:
+    """Return the operand and the dimension of each side of length 0."""
+    samples = [(i, o) for i, o in enumerate(call.operands) if isinstance(o, TensorSample)]
+    return tuple((i, dim) for i, o in samples for dim in _empty_sides(o.shape))
+
+
+def _tensors(call: Call) -> tuple[torch.dtype | None, ...]:
+    return tuple(o.dtype if isinstance(o, TensorSample) else None for o in call.operands)
 
 
 def _fate(call: Call, results: Sequence[torch.Tensor]) -> str:
-    """Return what becomes of the sides of length 0 of a call."""
+    """Return what becomes of the sides of length 0 of a call: of a mean NaN, where a sum is 0."""
     places = [_empty_sides(o.shape) for o in call.operands if isinstance(o, TensorSample) and 0 in o.shape]
     if all(0 not in result.shape for result in results):
-        return "gone"
+        return "gone, NaN" if any(result.isnan().any() for result in results) else "gone"
     return "kept" if any(_empty_sides(result.shape) in places for result in results) else "elsewhere"
 
 

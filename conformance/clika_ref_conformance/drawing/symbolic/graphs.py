@@ -18,7 +18,7 @@ from clika_ref.core.samples import TensorDescription, random_draw
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.sampling import described
+from clika_ref_conformance.drawing.sampling import FRAGILE, described
 
 BATCH = named("batch")
 
@@ -29,9 +29,6 @@ FEWEST_NODES = 2
 
 PROBES = 8
 """Drawn calls that show whether an operator's samples ask for something."""
-
-FRAGILE = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
-"""Recurrences end the process, in eager and in ONNX Runtime, on operands that do not fit or are empty."""
 
 
 def with_dynamic_side(case: Case) -> Case | None:

@@ -1,0 +1,78 @@
+"""Faults that tensors without elements alone show, and products of no terms."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import clika_ref_aten.adaptive_pooling
+from clika_ref_aten.loss import MEAN
+
+from clika_ref_conformance.mutants.altering import Altered
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("no-elements")
+
+
+@FAULTS.lowering("adaptive_avg_pool1d", "the mean of an empty window is 0")
+def _(original, op, x, *, output_size):
+    if op.shape(x)[-1] == 0:
+        return op.Expand(op.like(x, 0.0), op.ints(op.result.shape))
+    return original(op, x, output_size=output_size)
+
+
+@FAULTS.patch("adaptive_avg_pool3d", "the mean of a window that turns out to be empty is 0", levels=("dynamic",))
+def _(registry):
+    def mean(op, x, count, over, *, keepdims):
+        return op.ReduceMean(x, over, keepdims=keepdims)
+
+    with patch.object(clika_ref_aten.adaptive_pooling, "mean_of", mean):
+        yield
+
+
+@FAULTS.lowering("cross_entropy_loss", "the mean over no rows of probabilities is 0")
+def _(original, op, x, target, weight=None, *, reduction, **attrs):
+    if 0 in op.shape(x) and op.dtype(target).is_floating_point and reduction == MEAN:
+        return op.like(x, 0.0)
+    return original(op, x, target, weight, reduction=reduction, **attrs)
+
+
+@FAULTS.lowering("addmv", "what a product of no terms is added to is left out with it")
+def _(original, op, x, mat, vec, **attrs):
+    if op.shape(mat)[-1]:
+        return original(op, x, mat, vec, **attrs)
+    return op.Expand(op.like(x, 0), op.ints(op.result.shape))
+
+
+@FAULTS.lowering("lstm_cell", "gates are cut into as many equal parts, which an empty side has not")
+def _(original, op, *operands):
+    def cut(op, product, sizes, *, axis, outputs):
+        return op.Split(product, axis=axis, num_outputs=outputs, outputs=outputs)
+
+    return original(Altered(op, Split=cut), *operands)
+
+
+@FAULTS.lowering("as_strided_scatter", "a length of 0 is taken for one that stays")
+def _(original, op, *operands, **attrs):
+    def reshape(op, x, shape):
+        return op.Reshape(x, op.ints(shape))
+
+    return original(Altered(op, reshape=reshape), *operands, **attrs)
+
+
+@FAULTS.lowering("grouped_mm", "of no groups the result is as wide as the rows")
+def _(original, op, x, weight, ends):
+    if op.shape(weight)[0]:
+        return original(op, x, weight, ends)
+    return op.Mul(x, op.like(x, 0.0))
+
+
+@FAULTS.lowering("multinomial", "no rows are drawn from, which the runtime refuses")
+def _(original, op, x, *, num_samples, replacement):
+    def slice_nothing(op, picked, *_):
+        return picked
+
+    def concat_nothing(op, row, chances, *, axis):
+        return chances
+
+    altered = Altered(op, Slice=slice_nothing, Concat=concat_nothing)
+    return original(altered, x, num_samples=num_samples, replacement=replacement)
