@@ -69,9 +69,9 @@ def _(op, x, repeats, *, dim, output_size):
     dim = 0 if dim is None else dim % len(shape)
     flat = x if shape == op.shape(x) else op.reshape(x, shape)
     if not isinstance(repeats, int) and not is_symbolic(repeats):
-        counts = op.cast(repeats, torch.int64)
-        if op.shape(repeats) in ((), (1,)):  # Tile, not Expand, as below
-            counts = op.Tile(op.Reshape(counts, op.ints([1])), op.ints([shape[dim]]))
+        counts, side = op.cast(repeats, torch.int64), op.ints([shape[dim]])
+        one = op.shape(repeats) in ((), (1,))  # where it turns out to be one at run time only, the side is not empty
+        counts = op.Tile(op.Reshape(counts, op.ints([1])), side) if one else op.Expand(counts, side)
         return op.Gather(flat, _positions(op, counts, output_size), axis=dim)
     if repeats == 1:
         return flat
