@@ -10,6 +10,7 @@ from clika_ref.core.accuracy import DOT, EXACT, ulp
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import compute
 from clika_ref.core.types import TensorType
+from clika_ref_aten.reduction import is_any
 
 aten = torch.ops.aten
 
@@ -29,6 +30,12 @@ def in_int32(op, lowering, *operands):
 
 def _product(op, a, b):
     return in_int32(op, op.MatMul, a, b)
+
+
+def _product_with_vector(op, a, vector):
+    """Return ``a[..., k] @ vector[k]``; of no terms ONNX Runtime 1.31 writes nothing."""
+    product, terms = _product(op, a, vector), op.shape(a)[-1]
+    return op.Where(is_any(op, terms), product, op.like(a, 0)) if op.sizes.may_be_zero(terms) else product
 
 
 def _is_cast(kind: str) -> bool:
@@ -54,7 +61,10 @@ def _(op, x, weight, bias=None):
     floating = op.result.dtype.is_floating_point
     if floating and op.rank(x) == 2 and op.rank(weight) == 2:
         return op.Gemm(x, weight, bias, transB=1)
-    product = _product(op, x, op.Transpose(weight, perm=[1, 0]) if op.rank(weight) == 2 else weight)
+    if op.rank(weight) == 1:
+        product = _product_with_vector(op, x, weight)
+    else:
+        product = _product(op, x, op.Transpose(weight, perm=[1, 0]))
     return product if bias is None else in_int32(op, op.Add, product, bias)
 
 
@@ -84,7 +94,9 @@ def matmul(x: Tensor, other: Tensor) -> Tensor:
     return torch.matmul(x, other)
 
 
-matmul.onnx(_product)
+@matmul.onnx
+def _(op, x, other):
+    return (_product_with_vector if op.rank(other) == 1 else _product)(op, x, other)
 
 
 @matmul.samples
@@ -120,7 +132,7 @@ def _blend(op, x, product, beta, alpha):
 
 
 def _multiplied_and_blended(op, x, a, b, *, beta, alpha):
-    return in_int32(op, lambda x, a, b: _blend(op, x, op.MatMul(a, b), beta, alpha), x, a, b)
+    return in_int32(op, lambda x, a, b: _blend(op, x, _product(op, a, b), beta, alpha), x, a, b)
 
 
 def _unless_left_out(op, x, a, b, *, beta, alpha):
@@ -227,7 +239,8 @@ def addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float
 @addr.onnx
 def _(op, x, vec1, vec2, *, beta, alpha):
     def blend(x, vec1, vec2):
-        return _blend(op, x, op.Mul(op.Unsqueeze(vec1, op.ints([1])), vec2), beta, alpha)
+        column = op.Unsqueeze(vec1 if alpha == 1 else op.Mul(vec1, op.like(vec1, alpha)), op.ints([1]))
+        return _blend(op, x, op.Mul(column, vec2), beta, 1)
 
     return in_int32(op, blend, x, vec1, vec2)
 

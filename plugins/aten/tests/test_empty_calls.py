@@ -9,6 +9,7 @@ import torch
 from clika_ref_aten import (
     attention,
     classification_loss,
+    convolution,
     cumulative,
     distance,
     dropout,
@@ -16,6 +17,7 @@ from clika_ref_aten import (
     folding,
     gating,
     layer_normalization,
+    linear,
     loss,
 )
 from one_operator import Case, graph_of, run_onnx
@@ -34,6 +36,20 @@ def assert_same(op, *operands, **attrs):
     for expected, actual in zip(case.eager(), run_onnx(graph_of(case), case.tensors), strict=True):
         assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
         assert torch.equal(actual.nan_to_num(7.0), expected.nan_to_num(7.0)), actual
+
+
+def test_what_is_multiplied_by_0_does_not_overflow_before():
+    large = torch.full((2,), 1e30)
+    assert_same(linear.addr, torch.ones(2, 2), large, large, beta=0, alpha=0)
+    assert_same(linear.addr, torch.ones(2, 2), large, large, beta=2, alpha=0.5)
+
+
+def test_what_eager_contradicts_itself_about_is_refused():
+    with pytest.raises(ValueError, match=r"a weight of the shape \[2, 0, 1\] has no channels"):
+        convolution.conv1d(torch.empty(1, 0, 6), torch.empty(2, 0, 1))
+    with pytest.raises(ValueError, match=r"scores of the shape \[3, 0\] are of no classes"):
+        classification_loss.cross_entropy_loss(torch.empty(3, 0), torch.empty(3, 0))
+    assert linear.addmv(torch.ones(()), torch.empty(0, 1), torch.empty(1)).shape == (0,)
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])

@@ -238,8 +238,9 @@ def _empty_places(call: Call) -> tuple[tuple[int, int], ...]:
     return tuple((i, dim) for i, o in samples for dim in _empty_sides(o.shape))
 
 
-def _tensors(call: Call) -> tuple[torch.dtype | None, ...]:
-    return tuple(o.dtype if isinstance(o, TensorSample) else None for o in call.operands)
+def _tensors(call: Call) -> tuple[Any, ...]:
+    """Return the dtype of each operand that is a tensor, and whether it is a vector."""
+    return tuple((o.dtype, o.rank == 1) if isinstance(o, TensorSample) else None for o in call.operands)
 
 
 def _fate(call: Call, results: Sequence[torch.Tensor]) -> str:
