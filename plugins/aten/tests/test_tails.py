@@ -9,6 +9,7 @@ from clika_ref_aten.cumulative import diff
 from clika_ref_aten.layer_normalization import rms_norm
 from clika_ref_aten.loss import NONE, binary_cross_entropy, soft_margin_loss
 from clika_ref_aten.scattering import scatter_reduce
+from clika_ref_aten.trigonometry import cosh, sinh
 from clika_ref_aten.vector_norms import linalg_vector_norm
 from one_operator import Case, graph_of, run_onnx
 
@@ -20,6 +21,15 @@ def test_rms_norm_in_float64_escapes_a_fusion_that_misreads_its_epsilon() -> Non
     expected = x / (x.square().mean() + 0.1).sqrt() * weight
     actual = lowered(rms_norm, x, weight, normalized_shape=(2,), eps=0.1)
     assert ((actual - expected).abs() <= 2**-49 * expected.abs()).all(), actual  # 8 ulp of float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("op", [sinh, cosh])
+def test_hyperbolic_functions_of_many_elements_overflow_no_sooner_than_of_one(op, dtype) -> None:
+    many = torch.full((64,), 89, dtype=dtype)
+    assert op(many).isfinite().all()
+    assert torch.equal(op(many)[:1], op(many[:1]))
+    assert op(many).dtype == torch.cosh(many).dtype
 
 
 def test_differences_with_a_wider_neighbour_are_as_wide() -> None:
