@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from clika_ref_aten.reduction import axes
 
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.mutants.altering import Altered, forced
@@ -205,3 +206,11 @@ def _(original, op, x, target, **attrs):
 @FAULTS.lowering("layer_norm", "an eps below 1e-5 counts as 1e-5")
 def _(original, op, x, *operands, eps, **attrs):
     return original(op, x, *operands, eps=max(eps, 1e-5), **attrs)
+
+
+@FAULTS.lowering("sum", "integers are summed by the runtime, which does so in float64")
+def _(original, op, x, *, dim, keepdim, dtype):
+    if op.result.dtype.is_floating_point:
+        return original(op, x, dim=dim, keepdim=keepdim, dtype=dtype)
+    wide = op.cast(op.cast(x, op.result.dtype), torch.int64)
+    return op.cast(op.ReduceSum(wide, axes(op, x, dim), keepdims=keepdim), op.result.dtype)

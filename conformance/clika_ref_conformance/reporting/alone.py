@@ -15,7 +15,7 @@ from clika_ref_conformance.reporting.reading import replay_and_show
 from clika_ref_conformance.verdicts import Verdict
 
 OURS = 64
-"""What is added to the status of a replay that came to its end: what is below is the target's doing, and signals are."""
+"""Added to the status of a replay that came to its end: what is below is the target's doing, and so are signals."""
 
 STATUSES = range(3)
 

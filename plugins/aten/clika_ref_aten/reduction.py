@@ -77,15 +77,24 @@ def comparable(op, x):
     return x if op.dtype(x) in COMPARABLE else op.cast(x, torch.int32)
 
 
-def _summing(op_type):
-    """Return the lowering of a reduction that computes in the dtype of its result."""
+def _sum(op, x, over, *, keepdims):
+    """Return a sum in the dtype of the result; integers add up as int64, which wraps around to the same bits."""
+    dtype = op.result.dtype
+    if dtype.is_floating_point:
+        return op.ReduceSum(op.cast(x, dtype), over, keepdims=keepdims)
+    if dtype == op.dtype(x) == torch.int64:
+        return _sum_of_halves(op, x, over, keepdims=keepdims)
+    wide = op.cast(op.cast(x, dtype), torch.int64)
+    return op.cast(op.ReduceSum(wide, over, keepdims=keepdims), dtype)
 
-    def lower(op, x, *, dim, keepdim, dtype):
-        dtype = op.result.dtype
-        reduced = op.cast(x, dtype if dtype in SUMMABLE else torch.int64)
-        return op.cast(op.node(op_type, reduced, axes(op, x, dim), keepdims=keepdim), dtype)
 
-    return lower
+def _sum_of_halves(op, x, over, *, keepdims):
+    """Return the sum of int64, which ONNX Runtime computes in float64: exact up to 2^21 halves of 32 bits."""
+    half = op.scalar(2**32, torch.int64)
+    low = op.BitwiseAnd(x, op.scalar(2**32 - 1, torch.int64))
+    high = op.Div(op.Sub(x, low), half)
+    highs, lows = (op.ReduceSum(part, over, keepdims=keepdims) for part in (high, low))
+    return op.Add(op.Mul(highs, half), lows)
 
 
 def _extreme(op_type):
@@ -163,7 +172,11 @@ def sum_(
     return torch.sum(x, dim, keepdim, dtype=dtype)
 
 
-sum_.onnx(_summing("ReduceSum"))
+@sum_.onnx
+def _(op, x, *, dim, keepdim, dtype):
+    return _sum(op, x, axes(op, x, dim), keepdims=keepdim)
+
+
 sum_.samples(
     _draw_typed_reduction(torch.float32, torch.int64, torch.bool, torch.uint8, to=(torch.float32, torch.int32))
 )
@@ -196,15 +209,8 @@ def nansum(
 
 @nansum.onnx
 def _(op, x, *, dim, keepdim, dtype):
-    kept = x
-    if op.dtype(x).is_floating_point:
-        kept = op.Where(op.IsNaN(x), op.like(x, 0.0), x)
-    total = op.ReduceSum(
-        op.cast(kept, op.result.dtype) if op.result.dtype in SUMMABLE else op.cast(kept, torch.int64),
-        axes(op, x, dim),
-        keepdims=keepdim,
-    )
-    return op.cast(total, op.result.dtype)
+    kept = op.Where(op.IsNaN(x), op.like(x, 0.0), x) if op.dtype(x).is_floating_point else x
+    return _sum(op, kept, axes(op, x, dim), keepdims=keepdim)
 
 
 nansum.samples(_draw_typed_reduction(torch.float32, torch.int64, to=(torch.float64,)))
@@ -237,7 +243,9 @@ def prod(x: Tensor, *, dim: int | None = None, keepdim: bool = False, dtype: tor
 
 @prod.onnx
 def _(op, x, *, dim, keepdim, dtype):
-    return _summing("ReduceProd")(op, x, dim=dim, keepdim=keepdim and dim is not None, dtype=dtype)
+    dtype = op.result.dtype
+    factors = op.cast(x, dtype if dtype in SUMMABLE else torch.int64)
+    return op.cast(op.ReduceProd(factors, axes(op, x, dim), keepdims=keepdim and dim is not None), dtype)
 
 
 @prod.samples

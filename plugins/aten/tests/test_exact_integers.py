@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clika_ref_aten import arithmetic, contraction
+from clika_ref_aten import arithmetic, contraction, reduction
 from one_operator import Case, draw_case, graph_of, mismatch, run_onnx
 
 LEAST, GREATEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
@@ -15,6 +15,17 @@ def assert_agrees(op, *operands, **attrs):
     case = Case(op, list(call.operands), call.attrs)
     difference = mismatch(case, case.eager(), run_onnx(graph_of(case), case.tensors))
     assert difference is None, f"{case}: {difference}"
+
+
+@pytest.mark.parametrize("op", [reduction.sum_, reduction.nansum])
+def test_sums_are_exact_and_wrap_around(op):
+    x = torch.tensor([[LEAST, 3, GREATEST], [1, -2, 4], [2**40, -(2**62), 2**62 + 2**53 + 1], [LEAST, LEAST, -1]])
+    assert_agrees(op, x, dim=(1,))
+    assert_agrees(op, x, keepdim=True)
+    assert_agrees(op, torch.tensor([2**30] * 3), dtype=torch.int32)
+    assert_agrees(op, torch.tensor([2**31 - 1] * 5, dtype=torch.int32), dtype=torch.int32)
+    assert_agrees(op, torch.tensor([200, 100], dtype=torch.uint8), dtype=torch.uint8)
+    assert_agrees(op, torch.tensor([2.5, 1.5]), dtype=torch.int64)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8])

@@ -44,17 +44,6 @@ def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x >= limit, info.max, torch.where(x < -limit, info.min, inside)).to(dtype)
 
 
-def sum_of_integers(x: Tensor, *, dim: tuple[int, ...] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    """Add up integers one by one in float64, and saturate."""
-    result = torch.nansum(x, dim, keepdim, dtype=dtype)
-    if result.dtype not in LIMITS or not x.numel() or not x.ndim:
-        return result
-    sides = range(x.ndim) if not dim else sorted(d % x.ndim for d in dim)
-    kept = [d for d in range(x.ndim) if d not in sides]
-    rows = x.to(result.dtype).double().permute([*kept, *sides]).reshape(*(x.shape[d] for d in kept), -1)
-    return saturated(rows.cumsum(-1)[..., -1], result.dtype).reshape(result.shape)
-
-
 def product_of_integers(x: Tensor, *, dim: int | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     """Multiply integers in float64, and saturate."""
     result = torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
