@@ -286,3 +286,13 @@ def test_a_variance_drowned_in_the_rounding_of_its_mean_is_no_step(seed: int) ->
     in_one_pass = (x - mean) / ((square - mean * mean).clamp(min=0) + 1e-5).sqrt()
     found = single("layer_norm", x, None, None, normalized_shape=(4,), eps=1e-5).judge([in_one_pass])
     assert not found.verdict.is_failure, found.message
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_error_of_a_mean_counts_where_that_of_the_variance_is_larger(seed: int) -> None:
+    x = -50 + 0.0016 * randn(3, 5, seed=seed)
+    wide = x.double()
+    deviation = wide.var((0, 1), correction=0).sqrt()
+    off = x - (wide.mean() + 3e-6).float()  # less than an ulp of the mean
+    found = single("layer_norm", x, None, None, normalized_shape=(3, 5), eps=1e-12).judge([(off / deviation).float()])
+    assert not found.verdict.is_failure, found.message

@@ -198,9 +198,13 @@ def _composed(call: Call, results: Sequence[torch.Tensor], formats: Formats, noi
     tape = Tape(formats, noise.generator)
     with tape:
         base = call.run()
-    runs = [tape.replay(base) for _ in range(noise.runs)]
+    count = noise.runs
+    runs = [tape.replay(base) for _ in range(count)]
+    if any(entry.is_variance for entry in tape.entries):
+        runs += [tape.replay(base, with_variances=False) for _ in range(count)]
     base, *runs = ([t.reshape(r.shape) for t, r in zip(run, results, strict=True)] for run in (base, *runs))
     found = _by_runs(call, results, base, runs, formats.of("compose"))
+    runs = runs[:count]  # with and without errors of variances, results would seem to jump
     found.runs = [[_around(r, *pair) for r, *pair in zip(results, base, run, strict=True)] for run in runs]
     return found
 
@@ -253,6 +257,7 @@ class _Entry:
     kwargs: dict[str, Any]
     results: list[Any]
     bounds: list[torch.Tensor | None]
+    is_variance: bool = False
 
     @functools.cached_property
     def is_flat(self) -> bool:
@@ -291,7 +296,7 @@ class Tape(TorchDispatchMode):
         found: list[torch.Tensor | None] = []
         if error.kind != "exact":
             found = self._bounds(Call(name, func, before, kwargs), error, result, mutates=mutates)
-        self.entries.append(_Entry(func, args, kwargs, flattened([result]), found))
+        self.entries.append(_Entry(func, args, kwargs, flattened([result]), found, is_variance=name in VARIANCES))
         return result
 
     @functools.cached_property
@@ -308,8 +313,12 @@ class Tape(TorchDispatchMode):
             error = error if error.kind == "ulp" else _UNCLAIMED
         return _simple(call, error, results, self.formats).bounds
 
-    def replay(self, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Repeat the record, with an error after every call that rounds; return what ``wanted`` has become."""
+    def replay(self, wanted: Sequence[torch.Tensor], *, with_variances: bool = True) -> list[torch.Tensor]:
+        """Repeat the record, with an error after every call that rounds; return what ``wanted`` has become.
+
+        Far from zero a variance may be lost in its error. A large one then divides the error of the mean away: runs
+        without an error of variances show that.
+        """
         now: dict[int, Any] = {}
         sizes, limits = self._limits
         errors = iter(noise_within(limits, self.generator).split(sizes))
@@ -320,9 +329,10 @@ class Tape(TorchDispatchMode):
                 args, kwargs = _current(entry.args, now), _current(entry.kwargs, now)
             result = entry.function(*args, **kwargs)
             results = [result] if isinstance(result, torch.Tensor) else flattened([result])
-            for new, bound in zip(results, entry.bounds, strict=False):
-                if bound is not None:
-                    new.add_(next(errors).view(new.shape))
+            for place, (new, bound) in enumerate(zip(results, entry.bounds, strict=False)):
+                error = None if bound is None else next(errors)
+                if error is not None and (with_variances or not entry.is_variance or place):
+                    new.add_(error.view(new.shape))
             for old, new in zip(entry.results, results, strict=True):
                 now[id(old)] = new
         return [now.get(id(t), t) for t in wanted]
