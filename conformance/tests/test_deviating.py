@@ -41,6 +41,19 @@ def test_a_deviation_with_which_a_later_node_refuses_its_operands_excuses_nothin
         assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.VALUE, (), ())
 
 
+def test_what_only_a_nan_in_the_place_of_a_free_element_changes_is_free_too():
+    graph = Graph("softmax")
+    x = graph.add_input(TensorType(torch.float32, (2, 1)), "x")
+    build = Builder(graph, load_registry().operators)
+    graph.add_output(build("softmax", build("relu", x), dim=1))
+    inputs = (torch.tensor([[1.0], [0.0]]),)
+    entry = Deviation("lost", ("relu",), "0 is lost", "none", "2099-01-01", free=("0",))
+    for wrong, verdict in (([1.0, math.nan], Verdict.DEVIATION), ([math.nan, 1.0], Verdict.SPECIAL)):
+        result = [torch.tensor(wrong)[:, None]]
+        found = judge_run(Reference(graph, inputs), Run("zero", inputs), result, [entry])
+        assert found.comparison.verdict is verdict, found.comparison.message
+
+
 def test_a_result_that_is_free_as_a_whole_may_have_another_size_where_the_data_decide_on_it():
     x = torch.tensor([1.0, math.nan, 3.0])
     entry = Deviation("merge", ("unique2", "sort"), "NaN is lost", "none", "2099-01-01", free=("operand-nan",))

@@ -6,8 +6,10 @@ nodes that a declaration concerns compute what the target is said to compute, an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,7 +107,13 @@ def _with_free_elements_right(
 
     Where all of them do, and the size of the output depends on the data, it may have another size, too.
     """
-    variants = [_outputs(_deviating(graph, [(d, _filling(d, fill)) for d in free]), run) for fill in FILLS]
+
+    def filled(fill: float) -> Tensors:
+        return _outputs(_deviating(graph, [(d, _filling(d, fill)) for d in free]), run)
+
+    variants = [filled(fill) for fill in FILLS]
+    with contextlib.suppress(_Refused):  # as positions are computed of what is free
+        variants.append(filled(math.nan))  # a softmax of one element, for instance, depends on nothing else
     result = list(actual)
     for index, (a, e) in enumerate(zip(actual, eager, strict=True)):
         others = [v[index] for v in variants]
@@ -202,12 +210,16 @@ def _filling(deviation: Deviation, fill: float) -> Alter:
         operand_kinds = [kind.removeprefix("operand-") for kind in deviation.free if kind.startswith("operand-")]
         tensors = [t for t in operands if isinstance(t, torch.Tensor)]
         if any(bool(_is_of(kind, t).any()) for kind in operand_kinds for t in tensors):
-            return [torch.full_like(t, fill) for t in results]
+            return [torch.full_like(t, _fitting(fill, t)) for t in results]
         found = [functools.reduce(torch.logical_or, (_is_of(k, t) for k in kinds), _nowhere(t)) for t in results]
-        return [t.masked_fill(_of_shape(found, t), fill) for t in results]
+        return [t.masked_fill(_of_shape(found, t), _fitting(fill, t)) for t in results]
 
     kinds = [kind for kind in deviation.free if kind in KINDS]
     return put
+
+
+def _fitting(fill: float, tensor: torch.Tensor) -> float:
+    return FILLS[0] if math.isnan(fill) and not tensor.is_floating_point() else fill
 
 
 def _nowhere(tensor: torch.Tensor) -> torch.Tensor:
