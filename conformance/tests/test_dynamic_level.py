@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run, Task
+from clika_ref_conformance.drawing.reducing.sides import fixed_at
 from clika_ref_conformance.drawing.symbolic.calls import symbolic_call
 from clika_ref_conformance.drawing.symbolic.graphs import with_dynamic_side
 from clika_ref_conformance.drawing.symbolic.resizing import draw, following, is_explained, leaves
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.levels import dynamic
+from clika_ref_conformance.levels.dynamic import case_of
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.errors import TargetError
+from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import operator
@@ -135,7 +138,8 @@ def test_a_number_that_is_no_side_is_a_size_where_aten_lets_it_be_one():
     assert node.attrs["k"] == place.symbol
     assert [v.type.shape for v in found.graph.inputs][1:] == [(place.symbol,)]
     for run in found.runs:
-        assert run.inputs[1].shape[0] == found.at_sizes_of(run).graph.outputs[0].type.shape[node.attrs["dim"]]
+        fixed = fixed_at(case_of(found, [run], "sizes"), run).graph.outputs[0].type.shape
+        assert run.inputs[1].shape[0] == fixed[node.attrs["dim"]]
 
 
 def test_a_number_that_no_call_computes_of_sizes_stays():
@@ -148,7 +152,8 @@ def test_a_number_that_is_cut_by_a_size_is_what_the_call_was_drawn_with():
     select = load_registry().operators["select"]
     for found in (symbolic_call(draw(select, str(n))) for n in range(30)):
         for run in [] if isinstance(found, str) else found.runs:
-            assert found.at_sizes_of(run).runs[0].inputs  # raises where eager refuses it
+            fixed = fixed_at(case_of(found, [run], "sizes"), run)
+            assert interpret(fixed.graph, run.inputs)  # raises where eager refuses it
 
 
 def beside(x: Tensor, y: Tensor) -> Tensor:

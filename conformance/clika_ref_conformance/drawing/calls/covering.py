@@ -6,7 +6,7 @@ import inspect
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,13 +93,16 @@ class CoveringDraw:
         self.seen[place] += 1
         key = (*place, self.seen[place])
         description = self.axis.narrow(description)
+        if _is_positive(description):
+            self.numbers += 1
+            if self.zero == self.numbers - 1:
+                return 0
         match description:
             case Choice(options):
                 shown = _few(options)
-                chosen = shown[self._pick(key, [weight for _, weight in shown])][0]
-                return 0 if all(type(o) is int and o > 0 for o in options) and self._is_zero() else chosen
+                return shown[self._pick(key, [weight for _, weight in shown])][0]
             case Integers(low, high):
-                return 0 if low > 0 and self._is_zero() else self._within(key, low, high)
+                return self._within(key, low, high)
             case Floats(low, high):
                 options = (low + (high - low) * 0.5, low, high) if high > low else (low,)
                 return options[self._pick(key, EQUAL[: len(options)])]
@@ -127,11 +130,6 @@ class CoveringDraw:
             shape = tuple(sides)
         return d.decided(dtype, shape)
 
-    def _is_zero(self) -> bool:
-        """Whether the number that is asked for becomes 0."""
-        self.numbers += 1
-        return self.zero == self.numbers - 1
-
     def _within(self, key: Any, low: int, high: int, weights: Sequence[int] = EQUAL) -> int:
         """Decide an integer of ``[low, high]``: one from the middle, the lowest, or the highest, of these weights.
 
@@ -153,6 +151,17 @@ class CoveringDraw:
         return index
 
 
+def _is_positive(description: Any) -> bool:
+    """Whether a description is of a number from 1 up."""
+    match description:
+        case Integers(low, _):
+            return low > 0
+        case Choice(options):
+            return all(type(option) is int and option > 0 for option in options)
+        case _:
+            return False
+
+
 def _few(options: Sequence[Any]) -> list[tuple[Any, int]]:
     """Return the options that differ, at most `MOST_OPTIONS` of them, with how often each is listed."""
     kinds = [(type(o), repr(o)) for o in options]
@@ -170,8 +179,7 @@ def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16)
         UnjudgedError: no call was drawn whose dtypes are judged.
         SampleError: the sampler raises.
     """
-    rng = random.Random(f"{op.name}/{dtype}/{seed}")  # noqa: S311 - no secret
-    cover, rows, idle = Cover(rng), list[DrawnCall](), 0
+    cover, rows, idle = _cover(op, dtype, seed), list[DrawnCall](), 0
     problem: UnjudgedError | None = None
     while len(rows) < limit and idle < IDLE_ROWS:
         axis = DtypeAxis(dtype, choices=bool(choices_count(op, dtype)))
@@ -202,34 +210,42 @@ def empty_calls(
     made of: one call for each set of sides that it makes empty, with other attributes.
     """
     found: dict[Any, DrawnCall] = {}
+    numbers = 0
 
-    def new_cover(name: object) -> Cover:
-        return Cover(random.Random(f"{op.name}/{dtype}/{seed}/{name}"))  # noqa: S311 - no secret
+    def keep(draw: CoveringDraw, call: Call, place: object) -> None:
+        made = results(call) if _empty_places(call) and shows(call, dtype) else None
+        if made is not None:
+            found.setdefault((place, _fate(call, made), _tensors(call)), DrawnCall(call, beyond=draw.axis.beyond))
 
-    def try_rows(count: int, cover: Cover, **which: int) -> int:
-        """Draw calls; return how many numbers the samples asked for at most."""
-        numbers = 0
-        for _ in range(count):
-            axis = DtypeAxis(dtype, choices=bool(choices_count(op, dtype)))
-            draw = CoveringDraw(cover, axis, **which)
-            try:
-                call = sampled(op, draw)
-            except SampleError:  # no length but 0 was offered: the call has no such form
-                continue
-            finally:
-                cover.add(draw.row)
-                numbers = max(numbers, draw.numbers)
-            made = results(call) if _empty_places(call) and shows(call, dtype) else None
-            if made is not None:
-                place = repr(which) if "empty" in which else (_empty_places(call), repr(call.attrs))
-                found.setdefault((place, _fate(call, made), _tensors(call)), DrawnCall(call, beyond=axis.beyond))
-        return numbers
-
-    free = new_cover("free")
-    numbers = max(try_rows(EMPTY_ROWS, free, empty=side) for side in (0, 1, 3))
+    free = _cover(op, dtype, seed, "free")
+    for side in (0, 1, 3):
+        for draw, call in _rows(op, dtype, free, EMPTY_ROWS, empty=side):
+            numbers = max(numbers, draw.numbers)
+            if call is not None:
+                keep(draw, call, side)
     for number in range(numbers):
-        try_rows(ZERO_ROWS, new_cover(number), zero=number)
+        for draw, call in _rows(op, dtype, _cover(op, dtype, seed, number), ZERO_ROWS, zero=number):
+            if call is not None:
+                keep(draw, call, (_empty_places(call), repr(call.attrs)))
     return list({repr(row.call): row for row in found.values()}.values())
+
+
+def _cover(op: Operator, dtype: torch.dtype, *names: object) -> Cover:
+    return Cover(random.Random("/".join(map(str, (op.name, dtype, *names)))))  # noqa: S311 - no secret
+
+
+def _rows(
+    op: Operator, dtype: torch.dtype, cover: Cover, count: int, **which: int
+) -> Iterator[tuple[CoveringDraw, Call | None]]:
+    """Draw calls, or None where the samples cannot make one: no length but 0 was offered."""
+    for _ in range(count):
+        draw = CoveringDraw(cover, DtypeAxis(dtype, choices=bool(choices_count(op, dtype))), **which)
+        try:
+            call = sampled(op, draw)
+        except SampleError:
+            call = None
+        cover.add(draw.row)
+        yield draw, call
 
 
 def _empty_places(call: Call) -> tuple[tuple[int, int], ...]:

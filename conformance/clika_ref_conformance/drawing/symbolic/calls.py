@@ -48,15 +48,6 @@ class SymbolicCall:
             runs += [Run(f"{r.name} again", r.inputs) for r in (smallest, runs[0])]
         return runs
 
-    def at_sizes_of(self, run: Run) -> Case:
-        """Return the same call compiled for the sizes of one of `runs` or `empty` alone."""
-        name = run.name.removesuffix(" again")
-        for found, drawing, operands in (*self._legal(self._sizes()), *self._legal(self._zeros())):
-            if found == name:
-                return _static(name, drawing, operands)
-        msg = f"{self.drawing.op.name} has no run {run.name!r}"
-        raise KeyError(msg)
-
     def empty(self) -> list[Run]:
         """Return inputs with one size 0 each, as far as the samples and eager take it."""
         return [Run(name, self._inputs(d, o)) for name, d, o in self._legal(self._zeros())]
@@ -117,10 +108,8 @@ def _tensors(operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
 def static_case(drawing: Drawing, name: str) -> Case | None:
     """Return the case of a drawn call as it is, with one run of that name, or None where eager refuses it."""
     operands = filled(drawing, name)
-    return None if operands is None else _static(name, drawing, operands)
-
-
-def _static(name: str, drawing: Drawing, operands: Sequence[Any]) -> Case:
+    if operands is None:
+        return None
     graph = graph_of(drawing.op, operands, drawing.call.attrs)
     return Case(drawing.op.name, graph, [Run(name, _tensors(operands))])
 
