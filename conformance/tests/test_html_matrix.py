@@ -88,6 +88,8 @@ def test_the_commands_of_a_case_repeat_a_target_that_is_code_of_the_user():
         (case,) = tabs_of([report(found, target=target)], ["."])[1]
         assert case["commands"].splitlines()[0] == f"clika-ref conformance replay cases/a.zip{option}"
         assert case["commands"].endswith("python -m zipfile -e cases/a.zip cases/a && python cases/a/repro.py")
+    (case,) = tabs_of([report(found)], ["../one run"])[1]
+    assert case["commands"].splitlines()[0] == "clika-ref conformance replay '../one run/cases/a.zip'"
 
 
 def test_a_cell_opens_the_worst_case_of_each_of_its_verdicts():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -184,14 +186,13 @@ def _case(entry: TaskReport, detail: Detail, prefix: str, target: str) -> dict[s
         "listing": detail.listing,
         "reproducer": path,
         "href": "/".join(quote(part) for part in (*prefix.split("/"), *path.split("/"))) if path else "",
-        "commands": _commands(path, target),
+        "commands": _commands(posixpath.normpath(posixpath.join(prefix, path)), target) if path else "",
     }
 
 
 def _commands(path: str, target: str) -> str:
-    if not path:
-        return ""
-    folder = path.removesuffix(".zip")
+    """Return what to run in the folder of the page."""
+    path, folder = shlex.quote(path), shlex.quote(path.removesuffix(".zip"))
     option = f" --target {target}" if ":" in target else ""  # a zip may not name code of the user's
     return (
         f"clika-ref conformance replay {path}{option}\n"
