@@ -10,7 +10,7 @@ from broken_passes import BROKEN, WALK_A_SET, Broken
 from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.drawing.motifs.finding import Goal, _fires, offered
 from clika_ref_conformance.drawing.motifs.near_misses import large_constants
-from clika_ref_conformance.judging.pass_rules import check_pass
+from clika_ref_conformance.judging.pass_rules import check_pass, copies
 from clika_ref_conformance.judging.random_nodes import random_nodes
 from clika_ref_conformance.levels import passes
 from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
@@ -220,3 +220,19 @@ def test_what_a_pass_took_is_free_again_where_it_ran_out_of_memory():
     graph.add_output(graph.add_input(TensorType(torch.float32, (2,)), "x"))
     assert _fires(Goal("any", endless, ()), Case("one", graph, [Run("ones", (torch.ones(2),))]))
     assert seen[0]() is None
+
+
+@pytest.mark.parametrize("read_from", ["weight", "copy", "both", "two copies"])
+def test_one_copy_may_take_the_place_of_a_shared_weight_in_the_end_and_two_may_not_hold_it(read_from):
+    g = Graph("shared")
+    weight, build = g.add_constant(torch.ones(3), "weight"), Builder(g, REGISTRY.operators)
+    for number in range(2):
+        build("add", g.add_input(TensorType(torch.float32, (3,)), f"x{number}"), weight)
+    after = g.clone()
+    for position, node in enumerate(n for n in after.nodes if read_from != "weight"):
+        if position == 0 or read_from != "both":
+            name = f"copy{position if read_from == 'two copies' else 0}"
+            copy = after.constants.get(name) or after.add_constant(torch.ones(3), name)
+            after.set_input(node, 1, copy)
+    assert bool([*copies(g, after)]) is (read_from != "weight")
+    assert bool([*copies(g, after, may_replace=True)]) is (read_from in ("both", "two copies"))

@@ -209,15 +209,24 @@ def _check_constants(p: Pass, before: Graph, after: Graph) -> None:
         )
 
 
-def copies(before: Graph, after: Graph) -> Iterator[str]:
-    """Yield what is wrong with each weight that several nodes share and that has a copy of its own after a pass."""
+def copies(before: Graph, after: Graph, *, may_replace: bool = False) -> Iterator[str]:
+    """Yield what is wrong with each weight that several nodes share and that has a copy of its own after a pass.
+
+    Args:
+        before: the graph as it was.
+        after: what passes made of it.
+        may_replace: whether one copy may take the place of the weight, as where a node that changes nothing at these
+            sizes was computed beforehand.
+    """
     added = [v for name, v in after.constants.items() if name not in before.constants]
     for name, old in before.constants.items():
         if len(old.uses) < 2 or name.startswith(LITERALS) or old.type.rank == 0:
             continue
-        for new in added:
-            if new.type == old.type and torch.equal(bits(new.data), bits(old.data)):
-                yield f"{new.name!r} is a copy of {name!r}, which several nodes share"
+        same = [v for v in added if v.type == old.type and torch.equal(bits(v.data), bits(old.data))]
+        kept = after.constants.get(name)
+        replaces = may_replace and len(same) == 1 and (kept is None or not kept.uses)
+        if same and not replaces:
+            yield f"{same[0].name!r} is a copy of {name!r}, which several nodes share"
 
 
 def _check_nodes(p: Pass, before: Graph, after: Graph, operators: Operators) -> None:

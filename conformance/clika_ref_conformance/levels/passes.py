@@ -220,7 +220,7 @@ class Trial:
                 Pipeline(passes, self._operators).run(graph)
             except Exception as error:  # noqa: BLE001 - a pass may raise anything
                 return Finding(Comparison(Verdict.CONTRACT, f"the pipeline fails: {error}\non:\n{case.graph}"))
-            copied = next(copies(case.graph, graph), "")
+            copied = next(copies(case.graph, graph, may_replace=True), "")
             return Finding(Comparison(Verdict.CONTRACT, f"{copied}\n{graph}")) if copied else found
 
         return self._check(self._hosts("pipeline", self.suite.profile.pass_graphs // 10), check)
