@@ -22,6 +22,7 @@ from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
+from clika_ref.explanation import Explanation, explain
 from clika_ref.exporting.examples import dummy_inputs, telling_example
 from clika_ref.exporting.export import ExportRequest, export, target_for
 from clika_ref.exporting.interface import chosen_names
@@ -211,6 +212,24 @@ class ClikaModule(SavedModule):
         with torch.no_grad():
             outputs, _ = interpret(self.graph, [t.clone() for t in inputs])
         return outputs
+
+    def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
+        """Write the module as `clika_export` does, and return what the runtime makes of each of its nodes.
+
+        Printed, it is a table: what was planned in integers, what runs in integers, and why the rest does not.
+
+        Args:
+            deployment_settings: of which target; by default that of the module.
+
+        Raises:
+            TargetError: the target refuses a node, or its runtime is not installed.
+        """
+        self._require_exportable()
+        registry = self._clika_registry or load_registry()
+        deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
+        plan = self._clika_quantized and self._clika_quantized.plan
+        with outside_autocast():
+            return explain(self.graph, plan, target_for(deployment, registry), registry, self._examples(None)[0])
 
     def clika_initialize_algorithms(
         self,

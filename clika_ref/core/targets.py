@@ -69,5 +69,9 @@ class Target(Protocol):
         ...
 
     def explain(self, artifact: Artifact, /) -> Mapping[str, str]:
-        """Return the precision in which the runtime really runs each node, read from its own optimized graph."""
+        """Return the precision in which the runtime really runs each node, read from its own optimized graph.
+
+        By the name of the node in the graph that `compile` was given: ``int8`` where it computes in integers or moves
+        them, ``float``, ``float: <reason>`` where the user may wonder why, or ``fused`` where it is part of another.
+        """
         ...

@@ -32,6 +32,7 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "layers": [*plan.weights],
         "corrected": [*plan.corrections],
         "smoothed": [*plan.smoothing],
+        "floats": plan.floats,
     }
     every = {WEIGHTS: plan.weights, CORRECTIONS: plan.corrections, SMOOTHING: plan.smoothing}
     return document, {f"{kind}.{name}": tensor for kind, of in every.items() for name, tensor in of.items()}
@@ -54,6 +55,7 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         plan.weights = {name: _channels(tensors[f"{WEIGHTS}.{name}"]) for name in document["layers"]}
         plan.corrections = {name: _channels(tensors[f"{CORRECTIONS}.{name}"]) for name in document["corrected"]}
         plan.smoothing = {name: _channels(tensors[f"{SMOOTHING}.{name}"]) for name in document["smoothed"]}
+        plan.floats = {str(name): str(reason) for name, reason in document.get("floats", {}).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         msg = f"the saved quantization is damaged: {type(error).__name__}: {error}; quantize the model again"
         raise ModelError(msg) from error

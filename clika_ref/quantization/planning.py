@@ -28,7 +28,7 @@ class Planner:
 
     def plan(self, placement: Placement, observer: Observer) -> Plan:
         """Return the scales of a placement, ranges being what an observer makes of the table."""
-        plan = Plan(self.scheme)
+        plan = Plan(self.scheme, floats={node.name: reason for node, reason in placement.floats.items()})
         for value, source in placement.scaled_as.items():
             plan.activations[value.name] = scale_of(observer(self.table.values[source.name]), self.scheme.activations)
         for node in placement.layers:

@@ -32,6 +32,8 @@ class Plan:
     """What is added to the bias of a layer, ``float32[channels]``; made where it has none."""
     smoothing: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """What values are divided by before they are quantized, ``float32[channels]``: see ``smoothing.py``."""
+    floats: dict[str, str] = field(default_factory=dict[str, str])
+    """Layers that stay float, and why."""
 
     @property
     def is_empty(self) -> bool:
@@ -41,7 +43,8 @@ class Plan:
     def on(self, device: torch.device) -> Plan:
         """Return the plan with its tensors on a device."""
         every = (self.weights, self.corrections, self.smoothing)
-        return Plan(self.scheme, self.activations, *({n: t.to(device) for n, t in of.items()} for of in every))
+        moved = ({n: t.to(device) for n, t in of.items()} for of in every)
+        return Plan(self.scheme, self.activations, *moved, floats=self.floats)
 
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:

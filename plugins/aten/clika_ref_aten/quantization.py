@@ -11,6 +11,7 @@ from torch.types import Number
 from clika_ref.core.accuracy import EXACT, ulp
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
+from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 
 QUANTIZED = (torch.int8, torch.uint8)
@@ -212,9 +213,17 @@ def _(op, x, scale, zero_point, *, dtype, axis):
     if zero_point is not None:
         (zero_point,) = op.promote(zero_point, to=stored)
     elif stored == torch.int8:  # ONNX Runtime 1.31 moves what follows before it, through a uint8 where no dtype is said
-        zero_point = op.Expand(op.scalar(0, stored), op.Shape(scale)) if rank else op.scalar(0, stored)
+        zero_point = _zeros(op, scale, stored) if rank else op.scalar(0, stored)
     result = op.DequantizeLinear(x, scale, zero_point, axis=axis)
     return op.cast(op.declare(result, torch.float32), dtype)
+
+
+def _zeros(op, scale, dtype: torch.dtype):
+    """Return a zero for each scale; as a constant where their number is known."""
+    (length,) = op.shape(scale)
+    if is_symbolic(length):
+        return op.Expand(op.scalar(0, dtype), op.Shape(scale))
+    return op.constant(torch.zeros(length), dtype)
 
 
 @dequantize.samples

@@ -1,0 +1,153 @@
+"""What a runtime really does with a module: each node, what was planned for it, and what it runs in."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Target
+from clika_ref.exporting.export import lower, refuse
+from clika_ref.quantization.placement import COMPUTE
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
+from clika_ref.reporting.tables import table_text
+from clika_ref.simulation import quantized_graph
+
+INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
+
+PAIR = ("quantize", "dequantize")
+"""The operators at the borders of integers."""
+
+COLUMNS = ("layer", "operator", "products", "planned", "runs in", "why")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node of the graph as it is written."""
+
+    name: str
+    scope: str
+    operator: str
+    products: int
+    """How many numbers it multiplies and adds up on the example; 0 for what is no layer. For a transposed convolution
+    it counts the zeros between its inputs as well."""
+    planned: str
+    """``int8`` or ``float``."""
+    runs: str
+    """What the runtime runs it in, ``int8`` or ``float``; ``fused`` where it is a part of another node."""
+    reason: str
+    """Why it runs in float, where the plan or the runtime tells."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether tables show it: a layer, another one that was planned in integers, or one between integers."""
+        return bool(self.products or self.reason) or self.planned == INTEGERS
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What became of each node in a target; printed, a table of layers and of what else was planned in integers."""
+
+    target: str
+    nodes: Sequence[NodeFacts]
+
+    def share(self, *, planned: bool = False) -> float:
+        """Return which share of the products of all layers runs in integers, or was planned to."""
+        whole = sum(n.products for n in self.nodes)
+        found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) == INTEGERS)
+        return found / whole if whole else 0.0
+
+    @property
+    def missed(self) -> Sequence[NodeFacts]:
+        """Those that were planned in integers and run in float."""
+        return [n for n in self.nodes if n.planned == INTEGERS and n.runs == FLOAT]
+
+    def __str__(self) -> str:
+        rows = [
+            (n.scope or n.name, n.operator, n.products or None, n.planned, n.runs, n.reason)
+            for n in self.nodes
+            if n.is_told
+        ]
+        planned = sum(n.planned == INTEGERS for n in self.nodes)
+        return (
+            f"{table_text(COLUMNS, rows)}\n{self.target}: {planned - len(self.missed)} of {planned} nodes that were "
+            f"planned in integers run in integers, with {self.share():.1%} of the products of all layers"
+        )
+
+
+def explain(
+    graph: Graph, plan: Plan | None, target: Target, registry: Registry, inputs: Sequence[torch.Tensor]
+) -> Explanation:
+    """Write a graph for a target, and ask its runtime what it makes of it.
+
+    Args:
+        graph: of the module.
+        plan: what becomes integers; nothing where None.
+        target: which runs it.
+        registry: the plugins.
+        inputs: of the graph, whose sizes products are counted for.
+
+    Raises:
+        TargetError: the target refuses a node, or its runtime is missing.
+    """
+    written = graph.clone()
+    if plan is None:
+        lower(written, registry, target)
+    else:
+        written = quantized_graph(graph, plan, target, registry)
+    refuse(written, target)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = target.explain(target.compile(written, Path(folder) / "model"))
+    products = _products(written, inputs)
+    planned = _planned(written, scheme_of(target))
+    facts: list[NodeFacts] = []
+    for node in written.nodes:
+        if node.kind not in PAIR:
+            precision, _, reason = runs.get(node.name, FUSED).partition(": ")
+            if plan is not None and node not in planned:
+                reason = plan.floats.get(node.name, reason)
+            wanted = INTEGERS if node in planned else FLOAT
+            origin, count = node.origin.scope, products.get(node, 0)
+            facts.append(NodeFacts(node.name, origin, node.kind, count, wanted, precision, reason))
+    return Explanation(target.name, facts)
+
+
+def _planned(graph: Graph, scheme: QuantizationScheme | None) -> set[Node]:
+    """Return the nodes that read nothing but integers, biases aside, and that the target runs in them."""
+    kinds = scheme.layers | scheme.elementwise | scheme.moving if scheme else frozenset[str]()
+    return {node for node in graph.nodes if node.kind in kinds and all(map(_is_dequantized, _read(node)))}
+
+
+def _read(node: Node) -> list[Value]:
+    bias = node.op.trait.bias if node.op.trait.kind == COMPUTE else None
+    return [v for position, v in enumerate(node.inputs) if isinstance(v, Value) and position != bias]
+
+
+def _is_dequantized(value: Value) -> bool:
+    return value.producer is not None and value.producer.kind == PAIR[1]
+
+
+def _products(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Node, int]:
+    """Return how many products each layer adds up, its operands being as large as they are on some inputs."""
+    shapes = {v: v.data.shape for v in graph.constants.values() if v.data is not None}
+    shapes |= {v: x.shape for v, x in zip(graph.inputs, inputs, strict=True)}
+    found: dict[Node, int] = {}
+
+    def observe(node: Node, results: tuple[torch.Tensor, ...]) -> None:
+        shapes.update((v, x.shape) for v, x in zip(node.outputs, results, strict=True))
+        trait = node.op.trait
+        if trait.kind == COMPUTE:
+            weight = shapes[node.inputs[trait.weight or 0]]
+            found[node] = results[0].numel() * math.prod(weight) // max(weight[trait.axis or 0], 1)
+
+    with torch.no_grad():
+        interpret(graph, inputs, observe)
+    return found

@@ -1,0 +1,106 @@
+"""What ONNX Runtime is said to run in integers, and why not the rest: read from files in which one thing is missing."""
+
+import pytest
+import torch
+from clika_ref_onnxruntime.target import OnnxRuntime
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
+
+OPERATORS = load_registry().operators
+
+
+class Sketch:
+    """A graph in the making: ``pair`` puts a value through integers."""
+
+    def __init__(self, *shape):
+        self.graph = Graph("sketch")
+        self.build = Builder(self.graph, OPERATORS)
+        self.x = self.graph.add_input(TensorType(torch.float32, shape), "x")
+
+    def pair(self, value):
+        steps = self.build("quantize", value, 0.05, 128, dtype=torch.uint8)
+        return self.build("dequantize", steps, 0.05, 128)
+
+    def weight(self, *shape):
+        steps = self.build.constant(torch.ones(shape, dtype=torch.int8), "steps")
+        return self.build("dequantize", steps, self.build.constant(torch.full((shape[0],), 0.02), "scale"), axis=0)
+
+    def bias(self, length):
+        steps = self.build.constant(torch.ones(length, dtype=torch.int32), "bias_steps")
+        return self.build("dequantize", steps, self.build.constant(torch.full((length,), 0.001), "bias_scale"), axis=0)
+
+    def explained(self, result, folder, *, optimize=True):
+        self.graph.add_output(result)
+        target = OnnxRuntime(optimize=optimize)
+        found = target.explain(target.compile(self.graph, folder / "model.onnx"))
+        return {name: found[name] for name in found if "quantize" not in name}
+
+
+def convolution(sketch, x, bias=None):
+    attrs = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+    return sketch.build("conv2d", x, sketch.weight(4, 3, 3, 3), bias, **attrs)
+
+
+def activated(sketch, zero_point):
+    activation = sketch.build("relu", convolution(sketch, sketch.pair(sketch.x)))
+    steps = sketch.build("quantize", activation, 0.05, zero_point, dtype=torch.uint8)
+    return sketch.build("dequantize", steps, 0.05, zero_point)
+
+
+def test_a_convolution_between_integers_runs_in_them_and_takes_its_relu_along(tmp_path):
+    sketch = Sketch(1, 3, 8, 8)
+    found = sketch.explained(activated(sketch, 0), tmp_path)
+    assert found == {"conv2d": "int8", "relu": "fused"}
+
+
+def test_integers_that_hold_what_a_relu_cuts_off_leave_the_layer_before_it_in_float(tmp_path):
+    sketch = Sketch(1, 3, 8, 8)
+    found = sketch.explained(activated(sketch, 10), tmp_path)
+    assert found["conv2d"] == "float: what is cut off behind it lies in the range of the integers that hold the result"
+
+
+def test_a_convolution_whose_result_is_read_in_float_runs_in_float(tmp_path):
+    sketch = Sketch(1, 3, 8, 8)
+    found = sketch.explained(convolution(sketch, sketch.pair(sketch.x)), tmp_path)
+    assert found["conv2d"].startswith("float: ONNX Runtime runs Conv in integers only where its result is quantized")
+
+
+def test_a_convolution_of_floats_says_which_operand_is_not_quantized(tmp_path):
+    sketch = Sketch(1, 3, 8, 8)
+    found = sketch.explained(sketch.pair(convolution(sketch, sketch.x)), tmp_path)
+    assert found == {"conv2d": "float: its operand x is not quantized"}
+
+
+@pytest.mark.parametrize(("is_whole", "precision"), [(True, "int8"), (False, "float: its bias is float, which")])
+def test_a_linear_layer_that_returns_floats_needs_a_bias_of_integers(tmp_path, is_whole, precision):
+    sketch = Sketch(2, 3)
+    bias = sketch.bias(4) if is_whole else sketch.build.constant(torch.ones(4), "bias")
+    found = sketch.explained(sketch.build("linear", sketch.pair(sketch.x), sketch.weight(4, 3), bias), tmp_path)
+    assert found["linear"].startswith(precision)
+
+
+def test_what_has_no_kernel_in_integers_is_named_though_the_runtime_writes_it_otherwise(tmp_path):
+    sketch = Sketch(1, 3, 8, 8)
+    found = sketch.explained(sketch.pair(sketch.build("hardswish", sketch.pair(sketch.x))), tmp_path)
+    assert found == {"hardswish": "float: ONNX Runtime has no kernel for HardSwish in integers"}
+
+
+def test_what_reads_no_integers_is_float_without_a_reason(tmp_path):
+    sketch = Sketch(1, 3, 8, 8)
+    assert sketch.explained(sketch.build("tanh", sketch.x), tmp_path) == {"tanh": "float"}
+
+
+def test_moved_integers_are_moved_as_such(tmp_path):
+    sketch = Sketch(1, 3, 8, 8)
+    moved = sketch.build("reshape", sketch.pair(sketch.x), shape=(3, 64))
+    steps = sketch.build("quantize", moved, 0.05, 128, dtype=torch.uint8)
+    assert sketch.explained(sketch.build("dequantize", steps, 0.05, 128), tmp_path) == {"reshape": "int8"}
+
+
+def test_without_optimizations_nothing_runs_in_integers(tmp_path):
+    sketch = Sketch(1, 3, 8, 8)
+    found = sketch.explained(sketch.pair(convolution(sketch, sketch.pair(sketch.x))), tmp_path, optimize=False)
+    assert found == {"conv2d": "float: ONNX Runtime's optimizations are off"}

@@ -1,0 +1,87 @@
+"""What a module says of itself: each layer, what was planned for it, what it runs in, and why not in integers."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref import LayerQuantizationSettings as Layer
+
+X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def network():
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardswish(), nn.Conv2d(8, 8, 3))
+    return nn.Sequential(stem, nn.ReLU(), nn.Flatten(), nn.Linear(128, 10)).eval()
+
+
+def quantized(layers=None):
+    return clika_compile(
+        network(),
+        calibration_inputs=[X, X[:2]],
+        quantization_settings=QuantizationSettings(),
+        layer_quantization_settings=layers,
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+
+
+def told(found):
+    return [(n.scope, n.operator, n.planned, n.runs) for n in found.nodes if n.is_told]
+
+
+def test_each_layer_says_what_it_runs_in_and_what_lies_between_says_why_it_does_not():
+    found = quantized().clika_explain()
+    assert told(found) == [
+        ("0.0", "conv2d", "int8", "int8"),
+        ("0.1", "hardswish", "float", "float"),
+        ("0.2", "conv2d", "int8", "int8"),
+        ("2", "reshape", "int8", "int8"),
+        ("3", "linear", "int8", "int8"),
+    ]
+    assert [n.reason for n in found.nodes if n.operator == "hardswish"] == [
+        "ONNX Runtime has no kernel for HardSwish in integers"
+    ]
+    assert not found.missed
+
+
+def test_products_are_counted_and_their_share_in_integers():
+    found = quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
+    first, second, third = 4 * 8 * 36 * 27, 4 * 8 * 16 * 72, 4 * 10 * 128
+    assert [n.products for n in found.nodes if n.products] == [first, second, third]
+    assert found.share() == found.share(planned=True) == (first + third) / (first + second + third)
+
+
+def test_a_layer_that_the_user_skips_says_so():
+    found = quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
+    (layer,) = (n for n in found.nodes if n.scope == "0.2")
+    assert (layer.planned, layer.runs) == ("float", "float")
+    assert "skip_quantization" in layer.reason
+
+
+def test_reasons_are_saved_with_the_module():
+    module = quantized({"0.2": Layer(skip_quantization=True)})
+    again = ClikaModule()
+    again.load_state_dict(module.state_dict())
+    before, after = (m.clika_explain(DeploymentSettings_ONNXRuntime_ONNX()) for m in (module, again))
+    assert [n.reason for n in after.nodes] == [n.reason for n in before.nodes]
+
+
+def test_printed_it_is_a_table_with_its_sum_below():
+    lines = str(quantized().clika_explain()).splitlines()
+    assert lines[0].split()[:3] == ["layer", "operator", "products"]
+    assert lines[1].split() == ["0.0", "conv2d", f"{4 * 8 * 36 * 27:,}", "int8", "int8"]
+    assert lines[-1].startswith("onnxruntime: 4 of 4 nodes that were planned in integers run in integers, with 100.0%")
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_what_was_planned_and_is_not_done_is_missed(monkeypatch, is_planned):
+    module = quantized() if is_planned else clika_compile(network(), tracing_inputs=[X])
+    target = module._clika_registry.targets["onnxruntime"]
+    monkeypatch.setattr(
+        type(target), "explain", lambda self, artifact: {"linear": "float: for a test", "output": "float: for a test"}
+    )
+    found = module.clika_explain()
+    missed = [(n.operator, n.reason) for n in found.missed]
+    assert missed == ([("linear", "for a test")] if is_planned else [])
+    assert found.share() == 0.0
