@@ -13,6 +13,7 @@ from clika_ref.core.errors import PluginError, TargetError
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission.dtypes import TO_TORCH, bytes_of, to_onnx
+from clika_ref.onnx_emission.packing import pack_int4
 from clika_ref.onnx_emission.sizes import SizeEmitter
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ INT64_RESULTS = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin"})
 TYPED_BY_SECOND = frozenset({"Where", "CastLike", "OneHot"})
 
 
+class NewerOpsetError(Exception):
+    """A lowering needs a newer opset than the one that is written: the model is lowered again, for that one."""
+
+    def __init__(self, opset: int) -> None:
+        super().__init__(opset)
+        self.opset = opset
+
+
 class OnnxBuilder:
     """Adds ONNX nodes; every attribute that is not a method below is an ONNX operator of the default domain.
 
@@ -38,7 +47,8 @@ class OnnxBuilder:
     (``results``: of all of them).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, opset: int = OPSET) -> None:
+        self.opset = opset
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         self.results: tuple[TensorType, ...] = ()
@@ -116,6 +126,11 @@ class OnnxBuilder:
         first = next((o for o in operands if o is not None), None)
         return self.results[0].dtype if first is None else self.dtype(first)
 
+    def require(self, opset: int) -> None:
+        """Begin again with a newer opset, unless the model is written for it already."""
+        if self.opset < opset:
+            raise NewerOpsetError(opset)
+
     # What is known of a value
 
     def declare(self, value: ir.Value, type: TensorType | torch.dtype) -> ir.Value:
@@ -178,6 +193,19 @@ class OnnxBuilder:
             return self.cast(self.sizes.scalar(number), dtype)
         return self.constant(number, dtype)
 
+    def of_four_bits(self, x: ir.Value) -> ir.Value:
+        """Return a constant of int8 as one that is stored in four bits; what is computed is left as it is."""
+        stored, shape = x.const_value, x.shape
+        if stored is None or shape is None:
+            return x
+        name, kind = f"{x.name}/int4", ir.DataType.INT4
+        if name not in self.initializers:
+            value = ir.Value(name=name, shape=shape, type=ir.TensorType(kind))
+            value.const_value = ir.LazyTensor(lambda: _packed(stored, name), dtype=kind, shape=shape, name=name)
+            self.initializers[name] = value
+            self._types[value] = self._types[x]
+        return self.initializers[name]
+
     def like(self, x: ir.Value, number: Any) -> ir.Value:
         """Return a number as a 0-d value of the dtype of ``x``; a value is returned as it is."""
         return number if isinstance(number, ir.Value) else self.scalar(number, self.dtype(x))
@@ -217,6 +245,11 @@ class OnnxBuilder:
             sides[symbolic[0]] = -1
         zero = 0 in sides
         return self.Reshape(x, self.ints(sides), allowzero=1 if zero or len(symbolic) > 1 else None)
+
+
+def _packed(tensor: ir.TensorProtocol, name: str) -> ir.PackedTensor[Any]:
+    steps = torch.from_numpy(np.array(tensor.numpy()))
+    return ir.PackedTensor(pack_int4(steps), ir.DataType.INT4, shape=ir.Shape(steps.shape), name=name)
 
 
 def _refuse_sizes(op_type: str, attrs: Mapping[str, Any]) -> None:

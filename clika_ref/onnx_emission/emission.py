@@ -12,14 +12,14 @@ from clika_ref.core.errors import ClikaError, PluginError, TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import Side, Symbol, is_symbolic, named
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.builder import OPSET, OnnxBuilder
+from clika_ref.onnx_emission.builder import OPSET, NewerOpsetError, OnnxBuilder
 from clika_ref.onnx_emission.dtypes import to_onnx
 
 if TYPE_CHECKING:
     import sympy
 
 IR_VERSION = 10
-"""The ONNX file format version; 10 is read by every supported runtime and allows opset 21 for int4 later."""
+"""The ONNX file format version; 10 is read by every supported runtime and allows opset 21, for int4."""
 
 SCOPE = "clika.scope"
 SOURCE = "clika.source"
@@ -35,7 +35,10 @@ def emit(graph: Graph) -> ir.Model:
         PluginError: a lowering is broken.
     """
     refuse_unlowerable(graph)
-    return _Emission(graph).model()
+    try:
+        return _Emission(graph, OPSET).model()
+    except NewerOpsetError as needed:
+        return _Emission(graph, needed.opset).model()
 
 
 def emit_alone(node: Node) -> ir.Model:
@@ -84,9 +87,9 @@ def refuse_unlowerable(graph: Graph) -> None:
 
 
 class _Emission:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, opset: int) -> None:
         self.graph = graph
-        self.op = OnnxBuilder()
+        self.op = OnnxBuilder(opset)
         self.values: dict[Value, ir.Value] = {}
         self.symbols: dict[str, list[Symbol]] = {}
         self.texts: dict[sympy.Basic, str] = {}
@@ -109,7 +112,7 @@ class _Emission:
             nodes=self.op.nodes,
             initializers=self._used_initializers(),
             name=self.graph.name,
-            opset_imports={"": OPSET, **{d: 1 for d in sorted(self.op.domains) if d}},
+            opset_imports={"": self.op.opset, **{d: 1 for d in sorted(self.op.domains) if d}},
         )
         guards = {GUARDS: "\n".join(map(str, self.graph.guards))} if self.graph.guards else {}
         return ir.Model(onnx_graph, ir_version=IR_VERSION, producer_name="clika-ref", metadata_props=guards)
@@ -171,6 +174,8 @@ class _Emission:
         assert node.op.lowering is not None
         try:
             result = node.op.lowering(self.op, *operands, **node.attrs)
+        except NewerOpsetError:
+            raise
         except ClikaError as error:
             error.add_note(f"while lowering {node!r}")
             raise

@@ -14,6 +14,9 @@ from clika_ref.core.types import TensorType
 aten = torch.ops.aten
 
 MODES = ("bilinear", "nearest", "bicubic")
+
+RENAMED, RENAMING_OPSET = {"bilinear": "linear", "bicubic": "cubic"}, 20
+"""What ONNX calls some of them from an opset on."""
 PADDINGS = ("zeros", "border", "reflection")
 
 FAR = 2
@@ -45,6 +48,7 @@ def _(op, x, grid, *, interpolation_mode, padding_mode, align_corners):
     mode, padding = MODES[interpolation_mode], PADDINGS[padding_mode]
     if padding == "border":  # beyond 2^24 ONNX Runtime 1.31 weighs both neighbours 0; the infinities lie at one border
         grid = op.Clip(grid, op.like(grid, -FAR), op.like(grid, FAR))
+    mode = RENAMED.get(mode, mode) if op.opset >= RENAMING_OPSET else mode
     return op.GridSample(x, grid, mode=mode, padding_mode=padding, align_corners=align_corners)
 
 

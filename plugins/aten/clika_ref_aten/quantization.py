@@ -12,13 +12,19 @@ from clika_ref.core.accuracy import EXACT, ulp
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.types import TensorType
+from clika_ref.core.types import Dim, TensorType
 
 QUANTIZED = (torch.int8, torch.uint8)
 """What ``quantize`` makes; four bits are held in these with a narrower range, and packed where they are stored."""
 
 STORED = (torch.int8, torch.uint8, torch.int32)
 """What ``dequantize`` takes; biases are stored as int32."""
+
+FEW_BITS, EIGHT_BITS = 4, 8
+"""Widths of integers that are read."""
+
+OPSET_OF_FEW_BITS = 21
+"""The first one with blocks of scales, and integers of four bits."""
 
 RANGES = (
     (torch.int8, None, None),
@@ -172,11 +178,15 @@ def dequantize(
     *,
     dtype: torch.dtype = torch.float32,
     axis: int | None = None,
+    block_size: int | None = None,
+    bits: int = 8,
 ) -> Tensor:
     """``(x - zero_point) * scale`` as ``dtype``: the difference exact, the product in float32.
 
     ``axis`` None: one scale for all elements; otherwise ``scale[c]`` and ``zero_point[c]`` belong to that side of
-    ``x``. A zero point of None is 0.
+    ``x``. With a ``block_size``, so many neighbours along the axis share a scale: ``scale`` has the shape of ``x`` but
+    for that side, which is as many times shorter. A zero point of None is 0. ``bits`` 4 says that the integers are
+    such of four bits, as which a constant is stored.
 
     Raises:
         ModelError: a number can be no scale or zero point.
@@ -187,22 +197,48 @@ def dequantize(
         zero_point = zero_point.long() if axis is None else zero_point.long().reshape(_along(x.ndim, axis))
     if zero_point is not None:
         steps = steps - zero_point
+    if block_size is not None and isinstance(scale, Tensor):
+        return (steps.float() * scale.float().repeat_interleave(block_size, axis)).to(dtype)
     return (steps.float() * _spread(scale, x, axis)).to(dtype)
 
 
 @dequantize.types
-def _(x, scale, zero_point, *, dtype, axis):
+def _(x, scale, zero_point, *, dtype, axis, block_size, bits):
     if x.dtype not in STORED:
         msg = f"dequantize takes {', '.join(map(str, STORED))}, not {x}"
         raise ModelError(msg)
     _refuse_odd_numbers(scale, zero_point, x.dtype)
-    _refuse_misfits(x, axis, scale, zero_point)
+    if block_size is None:
+        _refuse_misfits(x, axis, scale, zero_point)
+    else:
+        _refuse_odd_blocks(x, axis, block_size, scale)
+    if bits not in (FEW_BITS, EIGHT_BITS):
+        msg = f"dequantize takes integers of {EIGHT_BITS} bits or of {FEW_BITS}, not of {bits}"
+        raise ModelError(msg)
+    if (bits == FEW_BITS or block_size is not None) and (x.dtype != torch.int8 or zero_point is not None):
+        msg = f"blocks and integers of {FEW_BITS} bits are held in int8 and have no zero point; {x} has {zero_point}"
+        raise ModelError(msg)
     return TensorType(dtype, x.shape)
 
 
+def _refuse_odd_blocks(x: TensorType, axis: int | None, block_size: int, scale: object) -> None:
+    """Refuse blocks that do not divide the side that they lie along, and scales that are not one for each."""
+    _refuse_misfits(x, axis)
+    if axis is None or block_size < 1 or is_symbolic(x.shape[axis]) or int(x.shape[axis]) % block_size:
+        msg = f"blocks of {block_size} along axis {axis} do not divide {x}"
+        raise ModelError(msg)
+    position = axis % x.rank
+    shape = (*x.shape[:position], int(x.shape[axis]) // block_size, *x.shape[position + 1 :])
+    if not isinstance(scale, TensorType) or scale.shape != shape:
+        msg = f"the scales of blocks of {block_size} of {x} must be {list(shape)}, not {scale}"
+        raise ModelError(msg)
+
+
 @dequantize.onnx
-def _(op, x, scale, zero_point, *, dtype, axis):
-    stored, rank = op.dtype(x), 0 if isinstance(scale, int | float) else op.rank(scale)
+def _(op, x, scale, zero_point, *, dtype, axis, block_size, bits):
+    if block_size is not None or bits == FEW_BITS:
+        return _dequantize_few(op, x, scale, dtype=dtype, axis=axis, block_size=block_size, bits=bits)
+    stored, shape = op.dtype(x), () if isinstance(scale, int | float) else op.shape(scale)
     (scale,) = op.promote(scale, to=torch.float32)
     if stored == torch.int32 and zero_point is not None:  # ONNX has no zero point for int32
         offset = op.promote(zero_point, to=torch.int64)[0]
@@ -213,21 +249,34 @@ def _(op, x, scale, zero_point, *, dtype, axis):
     if zero_point is not None:
         (zero_point,) = op.promote(zero_point, to=stored)
     elif stored == torch.int8:  # ONNX Runtime 1.31 moves what follows before it, through a uint8 where no dtype is said
-        zero_point = _zeros(op, scale, stored) if rank else op.scalar(0, stored)
+        zero_point = _zeros(op, shape, stored)
     result = op.DequantizeLinear(x, scale, zero_point, axis=axis)
     return op.cast(op.declare(result, torch.float32), dtype)
 
 
-def _zeros(op, scale, dtype: torch.dtype):
-    """Return a zero for each scale; as a constant where their number is known."""
-    (length,) = op.shape(scale)
-    if is_symbolic(length):
-        return op.Expand(op.scalar(0, dtype), op.Shape(scale))
-    return op.constant(torch.zeros(length), dtype)
+def _dequantize_few(op, x, scale, *, dtype, axis, block_size, bits):
+    """Write what a newer version of ONNX's operator takes: blocks, and integers of four bits."""
+    op.require(OPSET_OF_FEW_BITS)
+    is_one_block = block_size is not None and op.shape(scale) == (1,)
+    (scale,) = op.promote(scale, to=torch.float32)
+    if is_one_block:  # ONNX Runtime 1.31 takes a vector of one scale for that of a whole tensor
+        scale, axis, block_size = op.Reshape(scale, op.ints([])), None, None
+    result = op.DequantizeLinear(op.of_four_bits(x) if bits == FEW_BITS else x, scale, axis=axis, block_size=block_size)
+    return op.cast(op.declare(result, torch.float32), dtype)
+
+
+def _zeros(op, shape: tuple[Dim, ...], dtype: torch.dtype):
+    """Return a zero for each scale, as a constant where their number is known."""
+    if is_symbolic(shape):
+        return op.Expand(op.scalar(0, dtype), op.ints(shape))
+    return op.constant(torch.zeros(shape), dtype)
 
 
 @dequantize.samples
 def _(draw, s):
+    few = draw(s.choice(None, None, (FEW_BITS, None), (FEW_BITS, 2), (EIGHT_BITS, 2), (EIGHT_BITS, 16)))
+    if few is not None:
+        return _few_bits(draw, s, *few)
     stored = draw(s.choice(*STORED))
     axis = draw(s.choice(None, None, 0, 1, -1))
     low, high = (-(2**30), 2**30) if stored == torch.int32 else bounds(stored, None, None)
@@ -235,6 +284,21 @@ def _(draw, s):
     scale, zero_point = _parameters(draw, s, x, axis, (stored, torch.int32, torch.int64), low, high)
     dtype = draw(s.choice(torch.float32, torch.float16 if stored != torch.int32 else torch.float64))
     return s.call(x, scale, draw(s.choice(zero_point, None)), dtype=dtype, axis=axis)
+
+
+def _few_bits(draw, s, bits: int, block_size: int | None):
+    """Draw integers of few bits, and blocks that share a scale: without zero points, as weights are held."""
+    low, high = (-8, 7) if bits == FEW_BITS else (-127, 127)
+    rank = draw(s.integers(1, 3))
+    axis = draw(s.integers(-rank, rank - 1))
+    shape = [draw(s.integers(1, 4)) for _ in range(rank)]
+    blocks = [*shape]
+    shape[axis] *= block_size or 1
+    x = draw(s.tensor(shape=tuple(shape), dtype=torch.int8, low=low, high=high, domain=(low, high)))
+    scales = tuple(blocks) if block_size else (shape[axis],)
+    scale = draw(s.tensor(shape=scales, low=0.02, high=0.1, domain=SCALE_DOMAIN))
+    dtype = draw(s.choice(torch.float32, torch.float16))
+    return s.call(x, scale, None, dtype=dtype, axis=axis, block_size=block_size, bits=bits)
 
 
 def _quantize_call(x, scale, zero_point, *rest):
