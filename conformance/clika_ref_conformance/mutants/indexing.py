@@ -174,3 +174,8 @@ def _(original, op, x, *, dimension, size, step):
     places = starts.clamp(max=op.shape(x)[dim] - 1)
     order = [i for i in range(rank + 1) if i != dim + 1]
     return op.Transpose(op.Gather(x, op.constant(places, torch.int64), axis=dim), perm=[*order, dim + 1])
+
+
+@FAULTS.lowering("take_along_dim", "indices beyond the side and negative ones are not wrapped around")
+def _(original, op, x, indices, *, dim):
+    return original(Altered(op, Mod=lambda op, places, length: places), x, indices, dim=dim)

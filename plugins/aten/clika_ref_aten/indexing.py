@@ -264,7 +264,10 @@ def _(draw, s):
 
 @operator(aten.take_along_dim.default, quant=SAME_SCALE, error=EXACT)
 def take_along_dim(x: Tensor, indices: Tensor, *, dim: int | None = None) -> Tensor:
-    """`gather` after ``x`` and ``indices`` broadcast on the other sides; of the flattened two where ``dim`` is None."""
+    """`gather` after ``x`` and ``indices`` broadcast on the other sides; of the flattened two where ``dim`` is None.
+
+    Along a ``dim``, indices wrap around: the remainder of a division by the length counts, negative ones from the end.
+    """
     return torch.take_along_dim(x, indices, dim)
 
 
@@ -287,9 +290,10 @@ def _(op, x, indices, *, dim):
     if dim is None:
         return op.Gather(op.Reshape(x, op.ints([-1])), op.Reshape(indices, op.ints([-1])), axis=0)
     axis = dim % op.rank(x)
+    length = op.scalar(op.shape(x)[axis], op.dtype(indices))
     target = list(op.result.shape)
     source = [*target[:axis], op.shape(x)[axis], *target[axis + 1 :]]
-    return op.GatherElements(_expand(op, x, source), _expand(op, indices, target), axis=axis)
+    return op.GatherElements(_expand(op, x, source), op.Mod(_expand(op, indices, target), length), axis=axis)
 
 
 def _expand(op, x, shape):
@@ -304,4 +308,5 @@ def _(draw, s):
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [side if draw(s.booleans()) else 1 for side in x.shape]
     shape[dim] = draw(s.integers(1, 4))
-    return s.call(x, draw(positions(s, x.shape[dim], shape=shape)), dim=dim)
+    ends = -2 * x.shape[dim], 2 * x.shape[dim] - 1
+    return s.call(x, draw(s.tensor(dtype=torch.int64, low=ends[0], high=ends[1], domain=ends, shape=shape)), dim=dim)

@@ -196,7 +196,12 @@ def _(op, x, *, dim, keepdim, dtype):
     return mean_of(op, wide, reduced_count(op.shape(x), dim), axes(op, x, dim), keepdims=keepdim)
 
 
-mean.samples(_draw_typed_reduction(torch.float32, to=(torch.float32, torch.float64)))
+@mean.samples
+def _(draw, s):
+    x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=-3, high=4))
+    own = (None,) if x.dtype.is_floating_point else ()  # integers have no mean of their own dtype
+    dtype = draw(s.choice(*own, torch.float32, torch.float64))
+    return s.call(x, dim=draw_sides(draw, s, x), keepdim=draw(s.booleans()), dtype=dtype)
 
 
 @operator(aten.nansum.default, error=DOT)
