@@ -168,6 +168,13 @@ def test_debug_shows_the_traceback(run, monkeypatch):
     assert result.stderr.endswith("ModelError: the model has no outputs\n")
 
 
+def test_words_that_no_terminal_can_show_are_escaped():
+    code = "import sys, typer; from clika_ref.command_line import cli; sys.argv[1:] = ['--version']; "
+    code += "cli.join_commands = lambda app: print('half \\ud800'); cli.main()"
+    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (result.returncode, result.stdout.splitlines()[0]) == (0, "half \\ud800")
+
+
 def test_a_bug_of_ours_is_not_dressed_up(run, monkeypatch):
     bug = ZeroDivisionError("a bug")
     monkeypatch.setattr(clika_ref, "clika_compile", failing(bug))

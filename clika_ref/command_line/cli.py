@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import io
 import json
 import sys
 import traceback
@@ -51,6 +52,9 @@ def options(
 
 def main() -> None:
     """Run the command line: the entry point ``clika-ref``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a target says may hold what no terminal can show
+            stream.reconfigure(errors="backslashreplace")
     join_commands(app)
     app()
 

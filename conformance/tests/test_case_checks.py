@@ -70,6 +70,36 @@ def test_each_fault_of_a_target_has_its_verdict(tmp_path, fault, verdict, messag
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("when", ["compile", "load", "run"])
+def test_a_target_that_writes_into_weights_is_blamed_and_the_weights_hold_again_what_they_held(
+    tmp_path, monkeypatch, when
+):
+    g = Graph("weighted")
+    weight = torch.ones(2, 3)
+    value = g.add_constant(weight, "weight")
+    g.add_output(Builder(g, REGISTRY.operators)("add", g.add_input(TensorType(X.dtype, tuple(X.shape)), "x"), value))
+    suite = suite_for(tmp_path)
+    whole = {name: getattr(type(suite.target), name) for name in ("compile", "load")}
+
+    def spoil(name):
+        def spoiled(*args, **kwargs):
+            weight.view(-1)[:1].mul_(-3)
+            return whole[name](*args, **kwargs)
+
+        return spoiled
+
+    if when == "run":
+        monkeypatch.setattr(type(suite.target), "load", lambda *args: lambda inputs: [weight.mul_(-3)[:2] + inputs[0]])
+    else:
+        monkeypatch.setattr(type(suite.target), when, spoil(when))
+    outcome = run_case(Case("weighted", g, [Run("x", (X,))]), suite)
+    assert (outcome.verdict, outcome.comparison.message) == (
+        Verdict.CONTRACT,
+        "the target wrote into the weight weight, which is the model's own",
+    )
+    assert torch.equal(weight, torch.ones(2, 3))
+
+
 def test_a_keyboard_interrupt_is_the_fault_of_a_target_where_no_person_can_have_made_it(tmp_path):
     case, suite = case_of(("relu", {})), suite_for(tmp_path, "compile-interrupts")
     with pytest.raises(KeyboardInterrupt):

@@ -119,6 +119,8 @@ class Trial:
         self.found: list[tuple[str, Comparison]] = []
         self.seen: set[str] = set()
         self.watched: set[str] = set()
+        self._weights = {n: v.data for n, v in case.graph.constants.items() if v.formula is None and v.data is not None}
+        self._held = [weight.detach().clone() for weight in self._weights.values()]
 
     def go(self) -> None:
         """Take every step; return where none found a failure."""
@@ -179,8 +181,11 @@ class Trial:
         self.run = ""
         try:
             artifact = target.compile(graph.clone(), self.folder / file)
+            self._refuse_written_weights()
             verdict = Verdict.ARTIFACT
             return target.load(artifact)
+        except _Stop:
+            raise
         except blamed() as error:
             doing = "compiling" if verdict is Verdict.UNDECLARED else "loading the artifact"
             raise self._error(error, None, verdict, doing) from error
@@ -198,6 +203,7 @@ class Trial:
             self.found.append((run.name, stop.comparison))
             return None
         written = put_back(run.inputs, before)
+        self._refuse_written_weights()
         if not isinstance(results, list | tuple) or not all(isinstance(r, torch.Tensor) for r in results):
             raise _Stop(Verdict.STRUCTURE, f"the runner returned a {_kind(results)} instead of a list of tensors")
         if len(results) != count:
@@ -216,6 +222,14 @@ class Trial:
                 shared = spans[place - 1][2]
                 raise _Stop(Verdict.CONTRACT, f"output {index} is a view of input {shared}; a runner returns copies")
         return list(results)
+
+    def _refuse_written_weights(self) -> None:
+        """Refuse a target that wrote into the weights that the graph shares with the model, before they are read."""
+        with torch.no_grad():
+            written = put_back([*self._weights.values()], self._held)
+        if written:
+            name = [*self._weights][written[0]]
+            raise _Stop(Verdict.CONTRACT, f"the target wrote into the weight {name}, which is the model's own")
 
     def _error(self, error: BaseException, run: Run | None, verdict: Verdict, doing: str) -> _Stop:
         if is_out_of_memory(error):
