@@ -45,9 +45,9 @@ class Wanted:
             ModelError: this version does not have it.
             TargetError: the target computes in float.
         """
-        if self.settings.prefer_weights_only_quantization:
-            msg = "prefer_weights_only_quantization=True is not available in this version; leave it False"
-            raise ModelError(msg)
+        if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
+            msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
+            raise TargetError(msg)
         _ = self.scheme
 
     @property
@@ -99,7 +99,9 @@ def calibrate(
         for number, inputs in enumerate(batches, 1):
             if calibration.table.smoothing is None:
                 calibration.refuse_infinite(inputs)
-                calibration.table.smoothing = smoothing_factors(calibration.graph, wanted.scheme, inputs)
+                needed = not wanted.settings.prefer_weights_only_quantization  # what stays float has room for all
+                factors = smoothing_factors(calibration.graph, wanted.scheme, inputs) if needed else {}
+                calibration.table.smoothing = factors
                 _smooth(calibration, registry)
             if number > seen:
                 calibration.add(inputs)

@@ -15,6 +15,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.exporting.export import lower, refuse
+from clika_ref.exporting.rounded_inputs import compressed_layers
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
@@ -40,16 +41,16 @@ class NodeFacts:
     """How many numbers it multiplies and adds up on the example; 0 for what is no layer. For a transposed convolution
     it counts the zeros between its inputs as well."""
     planned: str
-    """``int8`` or ``float``."""
+    """``int8``, ``int4 weights`` or ``int8 weights``, or ``float``."""
     runs: str
-    """What the runtime runs it in, ``int8`` or ``float``; ``fused`` where it is a part of another node."""
+    """What the runtime runs it in, said alike; ``fused`` where it is a part of another node."""
     reason: str
     """Why it runs in float, where the plan or the runtime tells."""
 
     @property
     def is_told(self) -> bool:
         """Whether tables show it: a layer, another one that was planned in integers, or one between integers."""
-        return bool(self.products or self.reason) or self.planned == INTEGERS
+        return bool(self.products or self.reason) or self.planned != FLOAT
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ class Explanation:
     def share(self, *, planned: bool = False) -> float:
         """Return which share of the products of all layers runs in integers, or was planned to."""
         whole = sum(n.products for n in self.nodes)
-        found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) == INTEGERS)
+        found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) not in (FLOAT, FUSED))
         return found / whole if whole else 0.0
 
     @property
     def missed(self) -> Sequence[NodeFacts]:
         """Those that were planned in integers and run in float."""
-        return [n for n in self.nodes if n.planned == INTEGERS and n.runs == FLOAT]
+        return [n for n in self.nodes if n.planned != FLOAT and n.runs == FLOAT]
 
     def __str__(self) -> str:
         rows = [
@@ -76,7 +77,7 @@ class Explanation:
             for n in self.nodes
             if n.is_told
         ]
-        planned = sum(n.planned == INTEGERS for n in self.nodes)
+        planned = sum(n.planned != FLOAT for n in self.nodes)
         return (
             f"{table_text(COLUMNS, rows)}\n{self.target}: {planned - len(self.missed)} of {planned} nodes that were "
             f"planned in integers run in integers, with {self.share():.1%} of the products of all layers"
@@ -112,18 +113,19 @@ def explain(
     for node in written.nodes:
         if node.kind not in PAIR:
             precision, _, reason = runs.get(node.name, FUSED).partition(": ")
-            if plan is not None and node not in planned:
+            wanted = planned.get(node, FLOAT)
+            if plan is not None and wanted == FLOAT:
                 reason = plan.floats.get(node.name, reason)
-            wanted = INTEGERS if node in planned else FLOAT
             origin, count = node.origin.scope, products.get(node, 0)
             facts.append(NodeFacts(node.name, origin, node.kind, count, wanted, precision, reason))
     return Explanation(target.name, facts)
 
 
-def _planned(graph: Graph, scheme: QuantizationScheme | None) -> set[Node]:
-    """Return the nodes that read nothing but integers, biases aside, and that the target runs in them."""
+def _planned(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
+    """Return the nodes that read nothing but integers, biases aside, and layers that read a weight in few bits."""
     kinds = scheme.layers | scheme.elementwise | scheme.moving if scheme else frozenset[str]()
-    return {node for node in graph.nodes if node.kind in kinds and all(map(_is_dequantized, _read(node)))}
+    whole = {n: INTEGERS for n in graph.nodes if n.kind in kinds and all(map(_is_dequantized, _read(n)))}
+    return whole | {node: f"int{held.bits} weights" for node, held in compressed_layers(graph).items()}
 
 
 def _read(node: Node) -> list[Value]:

@@ -39,6 +39,19 @@ def _none() -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsOnly:
+    """Weights that a target takes in few bits, where it computes in float."""
+
+    layers: frozenset[str] = field(default_factory=_none)
+    """Operators whose weight it reads so."""
+    bits: frozenset[int] = frozenset({4, 8})
+    rounds_inputs: bool = False
+    """Whether it rounds what such a layer reads to 8 bits as it multiplies, each block of a row with its own scale."""
+    block_size: int = 32
+    """Of those blocks where a scale of the weight belongs to a whole row."""
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizationScheme:
     """What a target computes in integers, and in which.
 
@@ -61,6 +74,8 @@ class QuantizationScheme:
     """Operators that hand integers on, with the scale that they had."""
     has_integer_bias: bool = False
     """Whether a bias is an integer of 32 bits, whose scale is that of the input times that of the weight."""
+    weights_only: WeightsOnly | None = None
+    """What it takes where values between layers stay float; nothing where None."""
 
 
 def scheme_of(target: Target) -> QuantizationScheme | None:

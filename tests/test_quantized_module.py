@@ -267,8 +267,6 @@ def test_what_there_is_not_is_said_before_data_is_read():
         raise AssertionError
         yield
 
-    with pytest.raises(ModelError, match="prefer_weights_only_quantization=True is not available"):
-        Wanted(Identity(), QuantizationSettings(prefer_weights_only_quantization=True))
     with pytest.raises(TargetError, match="identity states no scheme"):
         Wanted(Identity(), QuantizationSettings())
     with pytest.raises(ValueError, match="quantization_settings needs deployment_settings as well"):

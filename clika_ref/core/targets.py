@@ -72,6 +72,7 @@ class Target(Protocol):
         """Return the precision in which the runtime really runs each node, read from its own optimized graph.
 
         By the name of the node in the graph that `compile` was given: ``int8`` where it computes in integers or moves
-        them, ``float``, ``float: <reason>`` where the user may wonder why, or ``fused`` where it is part of another.
+        them, ``int4 weights`` where it computes in float with a weight of so few bits, ``float``, ``float: <reason>``
+        where the user may wonder why, or ``fused`` where it is part of another.
         """
         ...

@@ -10,8 +10,10 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Artifact, Target
+from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
 from clika_ref.quantization.calibration import sample_count
 from clika_ref.quantization.stages import decibels
+from clika_ref.quantization_scheme import scheme_of
 
 MARGIN_DB = 0.5
 """Decibels that an artifact may lose against the simulation: roundings differ, and grow through depth."""
@@ -49,15 +51,19 @@ def compare_quantized(
     if any(node.is_random for node in graph.nodes):
         return "not compared: the model draws random numbers"
     runner = target.load(artifact)
-    signal = simulated_noise = noise = 0.0
+    scheme = scheme_of(target)
+    rounding = rounding_layers(graph, scheme.weights_only) if scheme and scheme.weights_only else {}
+    signal = simulated_noise = noise = exact_noise = 0.0
     samples = 0
     for inputs in examples:
         wanted = expected(inputs)
         with torch.no_grad():
-            simulated, _ = interpret(graph, [t.clone() for t in inputs])
+            exact, _ = interpret(graph, [t.clone() for t in inputs])
+            simulated = as_multiplied(graph, inputs, rounding) if rounding else exact
         found = runner(inputs)
         signal += sum(map(_energy, wanted))
         simulated_noise += _distance(wanted, simulated)
+        exact_noise += _distance(wanted, exact)
         noise += _distance(wanted, found)
         samples += sample_count(inputs)
     by_graph, by_artifact = decibels(signal, simulated_noise), decibels(signal, noise)
@@ -69,7 +75,9 @@ def compare_quantized(
             "compare_after_export=False to look at one"
         )
         raise TargetError(msg)
-    return f"{by_artifact:.1f} dB over {samples} samples in {target.name}, simulated {by_graph:.1f} dB"
+    told = f"{by_artifact:.1f} dB over {samples} samples in {target.name}, simulated {by_graph:.1f} dB"
+    exactly = f", {decibels(signal, exact_noise):.1f} dB without what it rounds as it multiplies"
+    return told + exactly * (simulated_noise != exact_noise)
 
 
 def _energy(x: torch.Tensor) -> float:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
+from clika_ref.quantization.compressing import Compressed
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.scales import Scale
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
@@ -17,7 +18,7 @@ from clika_ref.quantization_scheme import Integers, QuantizationScheme
 VERSION = 1
 """Of this form; raised whenever what was written before can no longer be read."""
 
-WEIGHTS, CORRECTIONS, SMOOTHING = "weights", "corrections", "smoothing"
+WEIGHTS, CORRECTIONS, SMOOTHING, SCALES, MOVED = "weights", "corrections", "smoothing", "scales", "moved"
 """What the tensors are, of each layer or value by its name: ``<kind>.<name>``."""
 
 
@@ -32,9 +33,17 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "layers": [*plan.weights],
         "corrected": [*plan.corrections],
         "smoothed": [*plan.smoothing],
+        "compressed": {name: [held.bits, held.block_size] for name, held in plan.compressed.items()},
+        "moved": [name for name, held in plan.compressed.items() if held.moved is not None],
         "floats": plan.floats,
     }
-    every = {WEIGHTS: plan.weights, CORRECTIONS: plan.corrections, SMOOTHING: plan.smoothing}
+    every = {
+        WEIGHTS: plan.weights,
+        CORRECTIONS: plan.corrections,
+        SMOOTHING: plan.smoothing,
+        SCALES: {name: held.scales for name, held in plan.compressed.items()},
+        MOVED: {name: held.moved for name, held in plan.compressed.items() if held.moved is not None},
+    }
     return document, {f"{kind}.{name}": tensor for kind, of in every.items() for name, tensor in of.items()}
 
 
@@ -55,11 +64,22 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         plan.weights = {name: _channels(tensors[f"{WEIGHTS}.{name}"]) for name in document["layers"]}
         plan.corrections = {name: _channels(tensors[f"{CORRECTIONS}.{name}"]) for name in document["corrected"]}
         plan.smoothing = {name: _channels(tensors[f"{SMOOTHING}.{name}"]) for name in document["smoothed"]}
+        for name, (bits, block_size) in document.get("compressed", {}).items():
+            moved = tensors[f"{MOVED}.{name}"] if name in document["moved"] else None
+            scales = _of_kind(tensors[f"{SCALES}.{name}"], torch.float32)
+            plan.compressed[name] = Compressed(int(bits), int(block_size), scales, _of_kind(moved, torch.int8))
         plan.floats = {str(name): str(reason) for name, reason in document.get("floats", {}).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         msg = f"the saved quantization is damaged: {type(error).__name__}: {error}; quantize the model again"
         raise ModelError(msg) from error
     return plan
+
+
+def _of_kind(tensor: Tensor | None, dtype: torch.dtype) -> Any:
+    if tensor is not None and (tensor.dtype != dtype or tensor.ndim != 2):
+        msg = f"{tensor.dtype}{list(tensor.shape)} is no matrix of {dtype}"
+        raise ValueError(msg)
+    return tensor
 
 
 def _channels(tensor: Tensor) -> Tensor:

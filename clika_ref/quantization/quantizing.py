@@ -14,6 +14,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
+from clika_ref.quantization.compressing import Compressed, compress_layer
 from clika_ref.quantization.scales import Scale, quantized_bias
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
 
@@ -32,19 +33,22 @@ class Plan:
     """What is added to the bias of a layer, ``float32[channels]``; made where it has none."""
     smoothing: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """What values are divided by before they are quantized, ``float32[channels]``: see ``smoothing.py``."""
+    compressed: dict[str, Compressed] = field(default_factory=dict[str, Compressed])
+    """Weights in few bits, of each layer that computes in float."""
     floats: dict[str, str] = field(default_factory=dict[str, str])
     """Layers that stay float, and why."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing becomes integers."""
-        return not self.activations and not self.weights
+        return not self.activations and not self.weights and not self.compressed
 
     def on(self, device: torch.device) -> Plan:
         """Return the plan with its tensors on a device."""
         every = (self.weights, self.corrections, self.smoothing)
         moved = ({n: t.to(device) for n, t in of.items()} for of in every)
-        return Plan(self.scheme, self.activations, *moved, floats=self.floats)
+        compressed = {name: held.on(device) for name, held in self.compressed.items()}
+        return Plan(self.scheme, self.activations, *moved, compressed=compressed, floats=self.floats)
 
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
@@ -54,6 +58,8 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
     for node in nodes:
         if node.name in plan.weights:
             _quantize_layer(graph, node, plan, operators)
+        elif node.name in plan.compressed:
+            compress_layer(graph, node, plan.compressed[node.name], operators)
     for value, scale in _scaled(graph, plan):
         before = nodes[0] if value.producer is None else after[value.producer]
         _insert_pair(graph, value, scale, plan.scheme.activations, Builder(graph, operators, before))

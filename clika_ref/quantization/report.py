@@ -14,18 +14,16 @@ WHAT_IF = ("threshold", "layers", "bytes of weights", "predicted SQNR")
 
 WHAT_IF_TITLE = "What another quantization_sensitivity_threshold would give"
 
-FLOAT_BITS = 32
-
 
 def layer_rows(found: Quantization) -> list[Sequence[object]]:
     """Return a row for each layer, in order."""
-    scheme = found.plan.scheme
     rows: list[Sequence[object]] = []
     for layer in found.layers:
-        bits = (FLOAT_BITS, FLOAT_BITS) if layer.reason else (scheme.weights.bits, scheme.activations.bits)
         name = layer.scope or layer.name
         decision = f"float: {layer.reason}" if layer.reason else "integers"
-        rows.append((name, layer.operator, *bits, layer.sensitivity, layer.bytes_before, layer.bytes_after, decision))
+        rows.append(
+            (name, layer.operator, *layer.bits, layer.sensitivity, layer.bytes_before, layer.bytes_after, decision)
+        )
     return rows
 
 
@@ -43,8 +41,10 @@ def in_one_line(found: Quantization) -> str:
         if layers
         else (0.0, 0.0)
     )
+    sizes = f"{before:,.1f} to {after:,.1f} MB"
+    if not found.observer:
+        return f"the weights of {count:,} of {len(layers):,} layers in integers, {sizes}"
     biases = "corrected biases" if found.plan.corrections else "biases as they are"
     return (
-        f"{count:,} of {len(layers):,} layers in integers, their weights {before:,.1f} to {after:,.1f} MB; "
-        f"ranges by {found.observer}, {biases}"
+        f"{count:,} of {len(layers):,} layers in integers, their weights {sizes}; ranges by {found.observer}, {biases}"
     )

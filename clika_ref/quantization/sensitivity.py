@@ -64,25 +64,42 @@ def sensitivities(
 
     Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
     """
-    probes = probes or -(-DRAWS // sample_count(inputs))
-    outputs, held = _taped(graph, placement, inputs)
-    whole = sum(_energy(o) for o in outputs)
-    found = dict.fromkeys(placement.layers, 0.0)
-    if not whole:
-        return Sensitivities(found, 0.0)
-    layers = _Layers(held, plan, operators)
-    errors = {node: layers.error(node, tail) for node, tail in placement.layers.items()}
-    leaves = [held[tail] for tail in placement.layers.values()]
-    for number in range(probes):
-        spread = torch.Generator(outputs[0].device).manual_seed(number)
-        directions = [torch.randn(o.shape, generator=spread, dtype=o.dtype, device=o.device) for o in outputs]
-        slopes = torch.autograd.grad(outputs, leaves, directions, retain_graph=True, allow_unused=True)
-        for (node, error), slope in zip(errors.items(), slopes, strict=True):
-            if slope is not None:
-                moved = slope.mul(error)
-                moved = moved.flatten(1).sum(1) if _has_samples(error, inputs) else moved.sum()
-                found[node] += float(moved.double().square().sum()) / (probes * whole)
-    return Sensitivities(found, sum(_energy(o - o.mean(0)) for o in outputs if o.ndim) / whole)
+    tape = taped(graph, placement.layers, inputs)
+    layers = _Layers(tape.held, plan, operators)
+    return tape.weigh({node: layers.error(node, tail) for node, tail in placement.layers.items()}, probes=probes)
+
+
+@dataclass(frozen=True)
+class Tape:
+    """A run of a graph in float, from whose outputs slopes can be had of what layers returned."""
+
+    outputs: Sequence[Tensor]
+    held: Mapping[Value, Tensor]
+    """What layers read and returned."""
+    tails: Mapping[Node, Value]
+    inputs: Sequence[Tensor]
+
+    def weigh(self, errors: Mapping[Node, Tensor], *, probes: int | None = None) -> Sensitivities:
+        """Return what errors of layers do to the outputs, each alone; see `sensitivities`."""
+        probes = probes or -(-DRAWS // sample_count(self.inputs))
+        whole = sum(_energy(o) for o in self.outputs)
+        found = dict.fromkeys(errors, 0.0)
+        if not whole or not errors:
+            return Sensitivities(found, 0.0)
+        leaves = [self.held[self.tails[node]] for node in errors]
+        for number in range(probes):
+            for (node, error), slope in zip(errors.items(), self._slopes(leaves, number), strict=True):
+                if slope is not None:
+                    moved = slope.mul(error)
+                    moved = moved.flatten(1).sum(1) if _has_samples(error, self.inputs) else moved.sum()
+                    found[node] += float(moved.double().square().sum()) / (probes * whole)
+        return Sensitivities(found, sum(_energy(o - o.mean(0)) for o in self.outputs if o.ndim) / whole)
+
+    def _slopes(self, leaves: Sequence[Tensor], seed: int) -> Sequence[Tensor | None]:
+        """Return the slopes of a sum of all outputs with random weights, None where there is no way to them."""
+        spread = torch.Generator(self.outputs[0].device).manual_seed(seed)
+        directions = [torch.randn(o.shape, generator=spread, dtype=o.dtype, device=o.device) for o in self.outputs]
+        return torch.autograd.grad(self.outputs, leaves, directions, retain_graph=True, allow_unused=True)
 
 
 def _energy(x: Tensor) -> float:
@@ -94,10 +111,10 @@ def _has_samples(error: Tensor, inputs: Sequence[Tensor]) -> bool:
     return error.ndim > 1 and all(x.ndim and x.shape[0] == error.shape[0] for x in inputs)
 
 
-def _taped(graph: Graph, placement: Placement, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[Value, Tensor]]:
-    """Run a graph so that slopes reach what layers return; return its float outputs and what layers read and return."""
-    tails = set(placement.layers.values())
-    wanted = {v for node in placement.layers for v in node.inputs if isinstance(v, Value) and not v.is_constant} | tails
+def taped(graph: Graph, layers: Mapping[Node, Value], inputs: Sequence[Tensor]) -> Tape:
+    """Run a graph so that slopes reach what layers return; each is given with the value that counts as its result."""
+    tails = set(layers.values())
+    wanted = {v for node in layers for v in node.inputs if isinstance(v, Value) and not v.is_constant} | tails
     held = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v in wanted}
 
     def watch(node: Node, results: tuple[Tensor, ...]) -> None:
@@ -109,7 +126,7 @@ def _taped(graph: Graph, placement: Placement, inputs: Sequence[Tensor]) -> tupl
 
     with torch.enable_grad():
         outputs, _ = interpret(graph, inputs, watch)
-    return [o for o in outputs if o.requires_grad], held
+    return Tape([o for o in outputs if o.requires_grad], held, layers, inputs)
 
 
 @dataclass(frozen=True)

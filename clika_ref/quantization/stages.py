@@ -19,6 +19,7 @@ from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.sensitivity import Sensitivities, sensitivities
 from clika_ref.quantization.trials import Trial
+from clika_ref.quantization.weights_only import Found, compressed_weights
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.quantization_settings import QuantizationSettings
 
@@ -28,6 +29,8 @@ TRIED = ("mean of extremes", "least error")
 The first is the better one where rare elements matter, as in convolutional networks, and the second where they belong
 to a few tokens, as in transformers.
 """
+
+FLOAT_BITS = 32
 
 TAIL = "skip_tail_quantization: no other layer lies between it and an output"
 
@@ -42,9 +45,23 @@ class LayerReport:
     sensitivity: float | None
     """None where no target could compute it in integers, or the user skips it, so that it was not weighed."""
     reason: str
-    """Why it stays float; nothing where it runs in integers."""
+    """Why it stays float; nothing where it runs in integers, or holds its weight in them."""
+    widths: tuple[int, int]
+    """Bits of its weight and of what it reads, were it quantized."""
     bytes_before: int
-    bytes_after: int
+    """Of its weight in float32."""
+    bytes_quantized: int
+    """Of its weight, were it quantized."""
+
+    @property
+    def bits(self) -> tuple[int, int]:
+        """Bits of its weight and of what it reads."""
+        return (FLOAT_BITS, FLOAT_BITS) if self.reason else self.widths
+
+    @property
+    def bytes_after(self) -> int:
+        """Of its weight."""
+        return self.bytes_before if self.reason else self.bytes_quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +84,7 @@ class Quantization:
     layers: Sequence[LayerReport]
     what_if: Sequence[WhatIf]
     observer: str
-    """What the ranges of values were chosen by."""
+    """What the ranges of values were chosen by; nothing where only weights are quantized."""
 
 
 def quantization(
@@ -90,11 +107,16 @@ def quantization(
     Raises:
         ModelError: a width is asked for that the target does not have.
     """
-    _refuse_widths(chosen, scheme)
     graph, table = calibration.graph, calibration.table
     skipped = {node: choice.skipped for node, choice in chosen.items() if choice.skipped}
     if settings.skip_tail_quantization:
         skipped |= {node: TAIL for node in tail_layers(graph) if node not in skipped}
+    if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
+        compressed = compressed_weights(calibration, scheme.weights_only, chosen, settings, skipped)
+        found = _of_weights_only(graph, scheme, compressed)
+        found.plan.smoothing = table.smoothing or {}
+        return found
+    _refuse_widths(chosen, scheme)
     has_range = _has_range(table)
     placement = place(graph, scheme, has_range, skipped)
     planner, inputs = Planner(table, scheme), calibration.reservoir.batches[0]
@@ -113,7 +135,8 @@ def quantization(
     plan = corrected if trial.error(corrected) < error else plan
     if not plan.is_empty:
         plan.smoothing = table.smoothing or {}
-    return Quantization(plan, _reports(placement, weighed), what_if(weighed), observer)
+    reports = _reports(placement, weighed, scheme)
+    return Quantization(plan, reports, what_if(reports, weighed.varying), observer)
 
 
 def _refuse_widths(chosen: Mapping[Node, Choice], scheme: QuantizationScheme) -> None:
@@ -164,7 +187,23 @@ def _too_sensitive(weighed: Sensitivities, settings: QuantizationSettings) -> di
     }
 
 
-def _reports(placement: Placement, weighed: Sensitivities) -> list[LayerReport]:
+def _of_weights_only(graph: Graph, scheme: QuantizationScheme, found: Found) -> Quantization:
+    """Put together what became of the weights of layers."""
+    plan = Plan(scheme)
+    plan.compressed = {node.name: held for node, held in found.held.items()}
+    plan.floats = {node.name: reason for node, reason in found.floats.items()}
+    reports: list[LayerReport] = []
+    for node in graph.nodes:
+        if node in found.held or node in found.floats:
+            tried, before = found.tried.get(node), _bytes(node)
+            bits, after = (tried.bits, tried.bytes_of(before // 4)) if tried else (FLOAT_BITS, before)
+            told = node.name, node.origin.scope, node.kind, found.weighed.get(node), found.floats.get(node, "")
+            reports.append(LayerReport(*told, (bits, FLOAT_BITS), before, after))
+    return Quantization(plan, reports, what_if(reports, found.varying), "")
+
+
+def _reports(placement: Placement, weighed: Sensitivities, scheme: QuantizationScheme) -> list[LayerReport]:
+    widths = scheme.weights.bits, scheme.activations.bits
     return [
         LayerReport(
             node.name,
@@ -172,21 +211,28 @@ def _reports(placement: Placement, weighed: Sensitivities) -> list[LayerReport]:
             node.kind,
             weighed.of.get(node),
             placement.floats.get(node, ""),
+            widths,
             _bytes(node),
-            _bytes(node) // (4 if node in placement.layers else 1),
+            _bytes(node) // 4,
         )
         for node in (*placement.layers, *placement.floats)
     ]
 
 
-def what_if(weighed: Sensitivities) -> list[WhatIf]:
-    """Return what each threshold would give at which one more layer is quantized, errors of layers adding up."""
-    whole = sum(map(_bytes, weighed.of))
+def what_if(reports: Sequence[LayerReport], varying: float) -> list[WhatIf]:
+    """Return what each threshold would give at which one more layer is quantized, errors of layers adding up.
+
+    Args:
+        reports: of all layers, of which those that were weighed count.
+        varying: the share of the outputs' energy that varies with the input.
+    """
+    weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None]
+    whole = sum(r.bytes_before for _, r in weighed)
     rows: list[WhatIf] = []
     spoiled, saved = 0.0, 0
-    for count, node in enumerate(sorted(weighed.of, key=lambda n: weighed.of[n]), 1):
-        spoiled, saved = spoiled + weighed.of[node], saved + _bytes(node) * 3 // 4
-        rows.append(WhatIf(weighed.of[node], count, whole - saved, decibels(weighed.varying, spoiled)))
+    for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):
+        spoiled, saved = spoiled + sensitivity, saved + layer.bytes_before - layer.bytes_quantized
+        rows.append(WhatIf(sensitivity, count, whole - saved, decibels(varying, spoiled)))
     return rows
 
 

@@ -40,7 +40,7 @@ ABSORBED = frozenset({"Relu", "Clip"})
 
 
 def precisions(path: Path, *, optimize: bool) -> dict[str, str]:
-    """Return what each node of a graph runs in: `INTEGERS`, `FLOAT` and why it is not in integers, or `FUSED`.
+    """Return what each node of a graph runs in: `INTEGERS`, ``int4 weights``, `FLOAT` and why, or `FUSED`.
 
     Nodes are said by the names that the graph gives them, with which those in the file begin.
 
@@ -64,7 +64,9 @@ def _kept(written: _File, found: _File) -> dict[str, list[onnx.NodeProto]]:
     returned_by = {name: owner for owner, nodes in written.owners.items() for node in nodes for name in node.output}
     kept: dict[str, list[onnx.NodeProto]] = {}
     for node in found.nodes:
-        owner = owner_of.get(node.name) or next((returned_by[n] for n in node.output if n in returned_by), None)
+        before = node.name.rpartition("/")[0]  # some fusions add their own name
+        owner = owner_of.get(node.name) or owner_of.get(before)
+        owner = owner or next((returned_by[n] for n in node.output if n in returned_by), None)
         if owner is not None and node.op_type not in BORDERS:
             kept.setdefault(owner, []).append(node)
     return kept
@@ -77,6 +79,9 @@ def _precision(owner: str, kept: Sequence[onnx.NodeProto], written: _File, found
         return f"{FLOAT}: with all of its optimizations, ONNX Runtime has {lost[dropped[0]]} {dropped[0]} fewer"
     if whole:
         return INTEGERS
+    few = [int(a.i) for node in kept if node.op_type == "MatMulNBits" for a in node.attribute if a.name == "bits"]
+    if few:
+        return f"int{few[0]} weights"
     return written.in_float(owner) if kept else FUSED
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.quantization_scheme import Integers, QuantizationScheme, WeightsOnly
 from clika_ref_onnxruntime import processor
 
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
@@ -22,6 +22,7 @@ X86 = QuantizationScheme(
     elementwise=frozenset({"add", "mul", "cat", "sigmoid", "leaky_relu", "avg_pool2d", "adaptive_avg_pool2d"}),
     moving=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"}),
     has_integer_bias=True,
+    weights_only=WeightsOnly(layers=frozenset({"linear", "matmul"}), rounds_inputs=True),
 )
 """Unsigned activations times signed weights, of which the instructions for it (VNNI) make sums of 32 bits."""
 

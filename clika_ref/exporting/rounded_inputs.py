@@ -1,0 +1,73 @@
+"""What a runtime computes that rounds what a layer reads, block by block, before it multiplies it with few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization_scheme import WeightsOnly
+
+REACH = 127
+"""Of the 8 bits that a block is rounded to, as its largest element has."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewBits:
+    """How the weight of a layer is held that reads floats."""
+
+    bits: int
+    block_size: int
+    """0 where a whole row has one scale."""
+
+
+def compressed_layers(graph: Graph) -> dict[Node, FewBits]:
+    """Return the layers that read floats and a weight in integers."""
+    found: dict[Node, FewBits] = {}
+    for node in graph.nodes:
+        weight = node.op.trait.weight
+        if weight is not None and isinstance(node.inputs[weight], Value):
+            made = _dequantized(node.inputs[weight])
+            if made is not None and made.inputs[0].is_constant and _dequantized(node.inputs[0]) is None:
+                found[node] = FewBits(made.attrs["bits"], made.attrs["block_size"] or 0)
+    return found
+
+
+def _dequantized(value: Value) -> Node | None:
+    return value.producer if value.producer is not None and value.producer.kind == "dequantize" else None
+
+
+def rounding_layers(graph: Graph, kind: WeightsOnly) -> dict[Node, int]:
+    """Return the layers that round what they read, in a target that does so, and how many elements share a scale."""
+    layers = compressed_layers(graph) if kind.rounds_inputs else {}
+    return {node: held.block_size or kind.block_size for node, held in layers.items()}
+
+
+def as_multiplied(graph: Graph, inputs: Sequence[Tensor], layers: Mapping[Node, int]) -> list[Tensor]:
+    """Return the outputs of a graph of whose layers some round blocks of what they read."""
+    wanted = {node.inputs[i] for node in layers for i in (0, node.op.trait.weight or 0)}
+    held = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v in wanted}
+
+    def observe(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if node in layers:
+            x, weight = (held[node.inputs[i]] for i in (0, node.op.trait.weight or 0))
+            others = [v.data if isinstance(v, Value) else v for v in node.inputs[2:]]
+            results = (node.op(rounded_in_blocks(x, layers[node]), weight, *others, **node.attrs),)
+        held.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in wanted)
+        return results
+
+    return interpret(graph, [t.clone() for t in inputs], observe)[0]
+
+
+def rounded_in_blocks(x: Tensor, size: int) -> Tensor:
+    """Return what 8 bits hold of each block of so many neighbours along the last side, the last one padded."""
+    length = x.shape[-1]
+    padded = torch.nn.functional.pad(x, (0, -length % size))
+    blocks = padded.reshape(*x.shape[:-1], -1, size)
+    scales = blocks.abs().amax(-1, keepdim=True) / REACH
+    rounded = torch.where(scales > 0, (blocks / scales).round() * scales, blocks)
+    return rounded.reshape(padded.shape)[..., :length]

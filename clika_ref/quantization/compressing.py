@@ -1,0 +1,98 @@
+"""Weights in few bits, whose layers compute in float: a scale for each channel, or for each block of a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.types import TensorType
+from clika_ref.quantization_scheme import Integers
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """How the weight of one layer is held, of ``outputs`` rows of ``inputs`` elements each."""
+
+    bits: int
+    block_size: int
+    """Neighbours in a row that share a scale; 0 where a whole row does."""
+    scales: Tensor
+    """``float32[outputs, blocks]``."""
+    moved: Tensor | None = None
+    """``int8[outputs, inputs]``: how far elements are rounded from the nearest integer; not at all where None."""
+
+    @property
+    def integers(self) -> Integers:
+        """The kind that it is held in."""
+        return Integers(self.bits, is_signed=True, is_symmetric=True)
+
+    def on(self, device: torch.device) -> Compressed:
+        """Return it with its tensors on a device."""
+        moved = None if self.moved is None else self.moved.to(device)
+        return replace(self, scales=self.scales.to(device), moved=moved)
+
+    def bytes_of(self, elements: int) -> int:
+        """Return what so many elements take on disk, scales included."""
+        return elements * self.bits // 8 + self.scales.numel() * self.scales.element_size()
+
+    def steps(self, rows: Tensor) -> Tensor:
+        """Return the integers of a weight, ``int8[outputs, inputs]``, given ``float32[outputs, inputs]``."""
+        kind, moved = self.integers, 0 if self.moved is None else self.moved
+        return (self._divided(rows).round() + moved).clamp(kind.low, kind.high).to(torch.int8)
+
+    def held(self, rows: Tensor) -> Tensor:
+        """Return what the integers of a weight stand for, ``float32[outputs, inputs]``."""
+        blocks = self.steps(rows).float().reshape(*self.scales.shape, -1) * self.scales[..., None]
+        return blocks.reshape(rows.shape)
+
+    def _divided(self, rows: Tensor) -> Tensor:
+        return (rows.reshape(*self.scales.shape, -1) / self.scales[..., None]).reshape(rows.shape)
+
+
+def has_rows(node: Node) -> bool:
+    """Whether the weight of a layer has a row for each output, and not a column."""
+    return (node.op.trait.axis or 0) == 0
+
+
+def rows_of(node: Node, weight: Tensor) -> Tensor:
+    """Return the weight of a layer as ``float32[outputs, inputs]``."""
+    weight = weight.detach().float()
+    return weight if has_rows(node) else weight.T
+
+
+def compress_layer(graph: Graph, node: Node, held: Compressed, operators: Mapping[str, Operator]) -> None:
+    """Let a layer read integers; one whose weight has rows becomes a product with its columns, and a sum.
+
+    Runtimes look for integers of few bits as ``[inputs, outputs]`` before a product.
+    """
+    position, build = node.op.trait.weight or 0, Builder(graph, operators, node, node.origin)
+    weight = node.inputs[position]
+    sides = weight.type.shape[::-1] if has_rows(node) else weight.type.shape
+    made = partial(_columns, node, weight, held)
+    steps = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, sides))
+    in_blocks = held.block_size > 0
+    scales = build.constant(held.scales.T.contiguous() if in_blocks else held.scales[:, 0], f"{weight.name}_scale")
+    axis, block_size = (0, held.block_size) if in_blocks else (1, None)
+    read = build("dequantize", steps, scales, axis=axis, block_size=block_size, bits=held.bits)
+    if not has_rows(node):
+        graph.set_input(node, position, read)
+        return
+    product = result = build("matmul", node.inputs[0], read)
+    bias = node.inputs[node.op.trait.bias] if node.op.trait.bias is not None else None
+    if bias is not None:
+        result = build("add", product, bias)
+    graph.replace(node.output, result)
+    product.name, node.output.name = node.output.name, product.name
+    graph.erase(node)
+
+
+def _columns(node: Node, weight: Value, held: Compressed) -> Tensor:
+    assert weight.data is not None
+    return held.steps(rows_of(node, weight.data)).T.contiguous()

@@ -1,0 +1,226 @@
+"""Which layers hold their weights in few bits and compute in float, and in how few: tried from the smallest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.clipping import clipped_scales
+from clika_ref.quantization.compressing import Compressed, rows_of
+from clika_ref.quantization.error_feedback import rounded_with_feedback
+from clika_ref.quantization.layers import Choice
+from clika_ref.quantization.placement import COMPUTE
+from clika_ref.quantization.sensitivity import Sensitivities, Tape, taped
+from clika_ref.quantization_scheme import WeightsOnly
+from clika_ref.quantization_settings import QuantizationSettings
+
+FITTED = 4
+"""Batches from which rounding learns what layers read; the next one judges."""
+
+
+@dataclass
+class Found:
+    """What became of each layer."""
+
+    held: dict[Node, Compressed] = field(default_factory=dict[Node, Compressed])
+    floats: dict[Node, str] = field(default_factory=dict[Node, str])
+    """Those that keep their weights, and why."""
+    weighed: dict[Node, float] = field(default_factory=dict[Node, float])
+    """The sensitivity of each layer as it is held, or as it would be where it keeps its weight."""
+    tried: dict[Node, Compressed] = field(default_factory=dict[Node, Compressed])
+    """What that sensitivity is of."""
+    varying: float = 0.0
+    """See `Sensitivities`."""
+
+
+def compressed_weights(
+    calibration: Calibration,
+    kind: WeightsOnly,
+    chosen: Mapping[Node, Choice],
+    settings: QuantizationSettings,
+    skipped: Mapping[Node, str],
+) -> Found:
+    """Hold the weight of each layer in the fewest bytes at which it is not too sensitive.
+
+    Args:
+        calibration: of the graph as it is going to be written.
+        kind: what the target takes.
+        chosen: the widths of which each node may take one.
+        settings: those of the whole model.
+        skipped: nodes that stay as they are, and why.
+
+    Raises:
+        ModelError: a width or a block is asked for that the target does not have.
+    """
+    graph, found = calibration.graph, Found()
+    waiting: dict[Node, Iterator[tuple[int, int]]] = {}
+    blocks = _as_list(settings.weights_only_quantization_block_size)
+    for node in graph.nodes:
+        if node.op.trait.kind == COMPUTE:
+            _refuse_widths(node, chosen[node].weights_num_bits, kind)
+            reason = skipped.get(node) or _refusal(graph, node, kind)
+            options = [] if reason else _options(node, chosen[node].weights_num_bits, blocks)
+            if options:
+                waiting[node] = iter(options)
+            else:
+                found.floats[node] = reason or f"no block of {blocks} divides its {_inputs(node)} inputs"
+    if waiting:
+        _Trying(calibration, settings, found, waiting).run()
+    return found
+
+
+def _as_list(given: int | list[int]) -> list[int]:
+    return [given] if isinstance(given, int) else [*given]
+
+
+def _refuse_widths(node: Node, widths: Sequence[int], kind: WeightsOnly) -> None:
+    lacking = [bits for bits in widths if bits not in kind.bits]
+    if lacking:
+        has = " or ".join(map(str, sorted(kind.bits)))
+        msg = f"weights of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has {has}"
+        raise ModelError(msg)
+
+
+def _refusal(graph: Graph, node: Node, kind: WeightsOnly) -> str:
+    """Say why the weight of a layer stays as it is; nothing where it need not."""
+    if node.kind not in kind.layers:
+        return f"the target computes {node.kind} with whole weights"
+    weight = node.inputs[node.op.trait.weight or 0]
+    if not isinstance(weight, Value) or not weight.is_constant or weight.name in graph.state:
+        return "both operands are computed"
+    if weight.type.dtype != torch.float32 or weight.type.rank != 2:
+        return f"its weight is {weight.type}"
+    return ""
+
+
+def _options(node: Node, widths: Sequence[int], blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Return widths and blocks that fit, those that take the fewest bytes first."""
+    inputs = _inputs(node)
+    fitting = [(bits, block) for bits in widths for block in blocks if not block or inputs % block == 0]
+    return sorted(fitting, key=lambda option: option[0] + (32 / option[1] if option[1] else 0))
+
+
+def _inputs(node: Node) -> int:
+    weight = node.inputs[node.op.trait.weight or 0]
+    return int(weight.type.shape[1 if (node.op.trait.axis or 0) == 0 else 0])
+
+
+class _Trying:
+    """Tries one option of each layer at a time, all layers in one pass back, until none waits."""
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        settings: QuantizationSettings,
+        found: Found,
+        waiting: dict[Node, Iterator[tuple[int, int]]],
+    ) -> None:
+        self.settings, self.found, self.waiting = settings, found, waiting
+        batches = calibration.reservoir.batches
+        fitted, judged = (batches[:-1][:FITTED], batches[-1:]) if len(batches) > 1 else (batches, batches)
+        read = {_operand(node) for node in waiting}
+        self.fitted, self.judged = (_grams(calibration.graph, read, some) for some in (fitted, judged))
+        self.tape: Tape = taped(calibration.graph, {node: node.output for node in waiting}, batches[0])
+
+    def run(self) -> None:
+        while self.waiting:
+            tried: dict[Node, Compressed] = {}
+            for node, options in [*self.waiting.items()]:
+                option = next(options, None)
+                if option is None:
+                    del self.waiting[node]
+                    self._give_up(node)
+                else:
+                    tried[node] = self._compressed(node, *option)
+            self._weigh(tried)
+
+    def _weigh(self, tried: Mapping[Node, Compressed]) -> None:
+        weighed: Sensitivities = self.tape.weigh({node: self._error(node, held) for node, held in tried.items()})
+        self.found.varying = weighed.varying or self.found.varying
+        limit = self.settings.quantization_sensitivity_threshold if self.settings.automatic_skip_quantization else None
+        for node, sensitivity in weighed.of.items():
+            if sensitivity <= self.found.weighed.get(node, float("inf")):
+                self.found.weighed[node], self.found.tried[node] = sensitivity, tried[node]
+            if limit and sensitivity <= limit:
+                self.found.held[node] = tried[node]
+                del self.waiting[node]
+
+    def _give_up(self, node: Node) -> None:
+        """Keep the weight, or the option that was least sensitive where the user wants whatever there is."""
+        limit = self.settings.quantization_sensitivity_threshold
+        if not self.settings.automatic_skip_quantization:
+            self.found.held[node] = self.found.tried[node]
+        elif not limit:
+            self.found.floats[node] = "quantization_sensitivity_threshold=0: it would change the numbers"
+        else:
+            least = self.found.weighed[node]
+            self.found.floats[node] = (
+                f"too sensitive: {least:.2g} is above quantization_sensitivity_threshold={limit:g}"
+            )
+
+    @torch.no_grad()
+    def _error(self, node: Node, held: Compressed) -> Tensor:
+        """Return what a layer returns otherwise."""
+        rows = _rows(node)
+        missed = self.tape.held[_operand(node)].float() @ (held.held(rows) - rows).T
+        return missed.to(self.tape.held[node.output].dtype)
+
+    @torch.no_grad()
+    def _compressed(self, node: Node, bits: int, block_size: int) -> Compressed:
+        """Return a weight in few bits, rounded to the nearest integers or with feedback, whichever misses less."""
+        rows, read = _rows(node), _operand(node)
+        blocks = rows.shape[1] // block_size if block_size else 1
+        kind = Compressed(bits, block_size, rows.new_empty(0)).integers
+        weighs = self.fitted[read].diagonal().expand_as(rows).reshape(len(rows) * blocks, -1)
+        scales = clipped_scales(rows.reshape(len(rows) * blocks, -1), 0, kind, weighs).reshape(len(rows), blocks)
+        nearest = Compressed(bits, block_size, scales)
+        steps = rounded_with_feedback(rows, scales, kind, self.fitted[read])
+        if steps is None:
+            return nearest
+        fed_back = replace(nearest, moved=steps - nearest.steps(rows))
+        return min((nearest, fed_back), key=lambda held: self._missed(rows, held, self.judged[read]))
+
+    @staticmethod
+    def _missed(rows: Tensor, held: Compressed, gram: Tensor) -> float:
+        """Return the squares of what products with the data of a gram matrix miss, summed."""
+        missed = held.held(rows) - rows
+        return float(((missed @ gram) * missed).sum())
+
+
+def _operand(node: Node) -> Value:
+    return next(v for v in node.inputs if isinstance(v, Value))
+
+
+def _rows(node: Node) -> Tensor:
+    weight = node.inputs[node.op.trait.weight or 0]
+    assert isinstance(weight, Value)
+    assert weight.data is not None
+    return rows_of(node, weight.data)
+
+
+@torch.no_grad()
+def _grams(graph: Graph, values: set[Value], batches: Sequence[Sequence[Tensor]]) -> dict[Value, Tensor]:
+    """Return ``x.T @ x`` of some values over batches, ``float32[inputs, inputs]``; of infinities it is not finite."""
+    found: dict[Value, Tensor] = {}
+
+    def look(value: Value, x: Tensor) -> None:
+        if value in values:
+            rows = x.reshape(-1, x.shape[-1]).float()
+            found[value] = found.get(value, 0) + rows.T @ rows
+
+    def observe(node: Node, results: tuple[Tensor, ...]) -> None:
+        for value, result in zip(node.outputs, results, strict=True):
+            look(value, result)
+
+    for inputs in batches:
+        for value, x in zip(graph.inputs, inputs, strict=True):
+            look(value, x)
+        interpret(graph, inputs, observe)
+    return found

@@ -1,0 +1,192 @@
+"""Weights in few bits: how they are held, rounded and chosen, and what a module and its artifact make of them."""
+
+from dataclasses import replace
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    ModelError,
+    QuantizationSettings,
+    TargetError,
+    clika_compile,
+)
+from clika_ref import LayerQuantizationSettings as Layer
+from clika_ref.core.registry import load_registry
+from clika_ref.exporting.rounded_inputs import rounded_in_blocks
+from clika_ref.quantization.compressing import Compressed
+from clika_ref.quantization.error_feedback import rounded_with_feedback
+from clika_ref.quantization_scheme import Integers
+
+FOUR = Integers(4, is_signed=True, is_symmetric=True)
+
+
+def noise(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def correlated(samples, inputs):
+    """Return data in which neighbours are alike."""
+    return noise(samples, 4, seed=1) @ noise(4, inputs, seed=2) + 0.1 * noise(samples, inputs, seed=3)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.table = nn.Linear(64, 96), nn.Linear(96, 10, bias=False), nn.Conv1d(1, 1, 3)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x))) + self.table(x[:, :1])[..., :10]
+
+
+DATA = [noise(4, 5, 64, seed=i) for i in range(3)]
+
+
+def compiled(layers=None, **settings):
+    return clika_compile(
+        Net().eval(),
+        calibration_inputs=DATA,
+        quantization_settings=QuantizationSettings(prefer_weights_only_quantization=True, **settings),
+        layer_quantization_settings=layers,
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+
+
+def held_by(module):
+    return {name: (c.bits, c.block_size) for name, c in module._clika_quantized.plan.compressed.items()}
+
+
+@pytest.mark.parametrize(("block_size", "blocks"), [(0, 1), (16, 4)])
+def test_integers_are_the_nearest_ones_to_each_block(block_size, blocks):
+    rows = noise(3, 64)
+    scales = rows.reshape(3, blocks, -1).abs().amax(-1) / 7
+    held = Compressed(4, block_size, scales)
+    steps = held.steps(rows)
+    assert (steps.dtype, int(steps.min()) >= -8, int(steps.max()) <= 7) == (torch.int8, True, True)
+    missed = (held.held(rows) - rows).reshape(3, blocks, -1).abs()
+    assert (missed <= scales[..., None] / 2 * (1 + 1e-5)).all()
+    moved = replace(held, moved=torch.ones_like(steps))
+    assert torch.equal(moved.steps(rows), (steps + 1).clamp(max=7))
+
+
+def test_four_bits_take_half_a_byte_and_scales_four():
+    assert Compressed(4, 16, torch.ones(3, 4)).bytes_of(3 * 64) == 3 * 64 // 2 + 3 * 4 * 4
+
+
+def test_feedback_misses_less_of_products_with_data_like_that_it_has_seen():
+    rows, seen, other = noise(16, 64), correlated(512, 64), correlated(256, 64)[:128]
+    scales = (rows.abs().amax(1) / 7)[:, None]
+    steps = rounded_with_feedback(rows, scales, FOUR, seen.T @ seen)
+    assert steps is not None
+    missed = [((other @ (held - rows).T) ** 2).sum() for held in (steps.float() * scales, nearest(rows, scales))]
+    assert missed[0] < missed[1] / 2
+
+
+def test_without_correlation_feedback_rounds_to_the_nearest():
+    rows = noise(4, 8)
+    scales = (rows.abs().amax(1) / 7)[:, None]
+    steps = rounded_with_feedback(rows, scales, FOUR, torch.eye(8))
+    assert steps is not None
+    assert torch.equal(steps.float() * scales, nearest(rows, scales))
+
+
+@pytest.mark.parametrize("gram", [torch.full((8, 8), torch.nan), torch.zeros(8, 8)])
+def test_data_that_says_nothing_gives_no_feedback(gram):
+    assert rounded_with_feedback(noise(4, 8), torch.ones(4, 1), FOUR, gram) is None
+
+
+def nearest(rows, scales):
+    return (rows / scales).round().clamp(-8, 7) * scales
+
+
+def test_each_layer_takes_the_fewest_bytes_that_are_not_too_sensitive():
+    assert held_by(compiled(weights_num_bits=[4, 8], quantization_sensitivity_threshold=1.0)) == {
+        "linear": (4, 0),
+        "linear_1": (4, 0),
+    }
+    finer = held_by(compiled(weights_num_bits=[4, 8], quantization_sensitivity_threshold=0.0003))
+    assert finer == {"linear": (8, 0), "linear_1": (4, 0)}
+
+
+def test_blocks_that_do_not_divide_a_row_are_left_out():
+    held = held_by(compiled(weights_num_bits=4, weights_only_quantization_block_size=[64, 32]))
+    module = compiled(weights_num_bits=4, weights_only_quantization_block_size=64)
+    assert set(held.values()) <= {(4, 64), (4, 32)}
+    assert "no block of [64] divides its 96 inputs" in module._clika_quantized.plan.floats.values()
+
+
+def test_what_is_too_sensitive_keeps_its_weight_unless_the_user_wants_all():
+    kept = compiled(weights_num_bits=4, quantization_sensitivity_threshold=1e-9)
+    assert held_by(kept) == {}
+    reasons = kept._clika_quantized.plan.floats
+    assert "too sensitive" in reasons["linear"]
+    assert reasons["conv1d"] == "the target computes conv1d with whole weights"
+    forced = compiled(weights_num_bits=[4, 8], automatic_skip_quantization=False)
+    assert {bits for bits, _ in held_by(forced).values()} == {8}
+
+
+def test_layers_have_widths_of_their_own_and_may_be_skipped():
+    module = compiled({"first": Layer(skip_quantization=True), "second": Layer(weights_num_bits=4)})
+    assert held_by(module)["linear_1"][0] == 4
+    assert "skip_quantization" in module._clika_quantized.plan.floats["linear"]
+
+
+def test_a_width_that_the_target_lacks_is_refused():
+    with pytest.raises(ModelError, match=r"weights of 3 bits are asked for linear.*the target has 4 or 8"):
+        compiled(weights_num_bits=3)
+
+
+def test_a_target_that_takes_none_says_so(monkeypatch):
+    target = load_registry().targets["onnxruntime"]
+    monkeypatch.setattr(
+        "clika_ref.algorithms.scheme_of", lambda _: replace(target.scheme, weights_only=None), raising=True
+    )
+    with pytest.raises(TargetError, match="takes no weights in integers alone"):
+        compiled()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block_size", [0, 32])
+def test_module_and_artifact_agree_and_the_runtime_reads_few_bits(tmp_path, bits, block_size):
+    module = compiled(
+        weights_num_bits=bits,
+        weights_only_quantization_block_size=block_size,
+        quantization_sensitivity_threshold=1.0,
+    ).eval()
+    module.clika_export(tmp_path / "m.onnx")  # held against the module, rounding as the runtime does
+    layers = [n for n in module.clika_explain().nodes if n.operator == "matmul"]
+    assert [(n.planned, n.runs) for n in layers] == [(f"int{bits} weights",) * 2] * 2
+    kinds = {t.data_type for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
+    assert (onnx.TensorProto.INT4 if bits == 4 else onnx.TensorProto.INT8) in kinds
+
+
+def test_a_saved_module_computes_the_same():
+    module = compiled(weights_num_bits=4, quantization_sensitivity_threshold=1.0).eval()
+    again = ClikaModule()
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again.eval()(DATA[0]), module(DATA[0]))
+    assert held_by(again) == held_by(module)
+    assert not torch.equal(module(DATA[0]), module.train()(DATA[0]))
+
+
+def test_sensitivities_and_bytes_are_told_of_what_was_tried():
+    module = compiled()
+    found = module.clika_initialize_algorithms(
+        QuantizationSettings(prefer_weights_only_quantization=True, weights_num_bits=4)
+    )
+    first = next(layer for layer in found.layers if layer.scope == "first")
+    assert first.sensitivity is not None
+    assert first.bytes_before == 4 * 64 * 96
+    assert first.bytes_quantized < first.bytes_before / 6
+    assert [row.layers for row in found.what_if] == [1, 2]
+
+
+def test_a_runtime_rounds_each_block_by_its_largest_element():
+    x = torch.tensor([[127.0, 0.4, 1.27, 0.004]])
+    assert torch.allclose(rounded_in_blocks(x, 2), torch.tensor([[127.0, 0.0, 1.27, 0.0]]))
+    assert torch.allclose(rounded_in_blocks(x[:, :3], 2), torch.tensor([[127.0, 0.0, 1.27]]))
