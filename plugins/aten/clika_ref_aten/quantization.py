@@ -267,9 +267,10 @@ def _dequantize_few(op, x, scale, *, dtype, axis, block_size, bits):
 
 def _zeros(op, shape: tuple[Dim, ...], dtype: torch.dtype):
     """Return a zero for each scale, as a constant where their number is known."""
-    if is_symbolic(shape):
+    known = [side for side in shape if isinstance(side, int)]
+    if len(known) < len(shape):
         return op.Expand(op.scalar(0, dtype), op.ints(shape))
-    return op.constant(torch.zeros(shape), dtype)
+    return op.constant(torch.zeros(known), dtype)
 
 
 @dequantize.samples
