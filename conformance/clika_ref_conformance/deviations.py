@@ -18,14 +18,16 @@ import datetime as dt
 import difflib
 import inspect
 import re
+import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from clika_ref.core.errors import TargetError
@@ -43,6 +45,8 @@ SUBSTITUTES = ("nan", "inf", "-inf", "0", "-0", "max", "-max")
 """What an element may become; ``max`` is the largest finite number of the dtype."""
 
 FORMS = ("replace", "free", "replica", "error")
+
+DTYPES = frozenset(str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype))
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ def declarations_of(target: Target, registry: Registry) -> Declarations:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         msg = f"{path} cannot be read: {error}"
         raise TargetError(msg) from error
-    reader = _Reader(registry)
+    reader = _Reader(registry, _targets_known(target, registry))
     known = {"deviation": Deviation, "xfail": ExpectedFailure}
     reader.refuse_unknown(path.name, document, known)
     read = {name: [reader.entry(kind, e) for e in document.get(name, ())] for name, kind in known.items()}
@@ -156,6 +160,13 @@ def declared_deviations(target: Target, registry: Registry) -> tuple[Deviation, 
     return declarations_of(target, registry).deviations
 
 
+def _targets_known(target: Target, registry: Registry) -> set[str]:
+    """Return the targets that a file may name: installed ones, and those of the module beside which it lies."""
+    beside = vars(sys.modules[type(target).__module__]).values()
+    names = [target.name, *registry.targets, *(v.name for v in beside if isinstance(v, type(target)))]
+    return {str(name) for name in names}
+
+
 def _file_of(target: Target) -> Path | None:
     stated = getattr(target, "deviations", None)
     if stated is not None:
@@ -167,8 +178,9 @@ def _file_of(target: Target) -> Path | None:
 class _Reader:
     """Makes entries of tables, and gathers what is wrong with them."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, targets: Collection[str]) -> None:
         self.registry = registry
+        self.targets = targets
         self.problems: list[str] = []
 
     def refuse_unknown(self, what: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
@@ -196,6 +208,7 @@ class _Reader:
             return None
         entry = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in table.items()})
         self._check_expiry(what, entry.expires)
+        self._check_names(what, "no target is called", entry.targets, self.targets)
         if isinstance(entry, Deviation):
             self._check(entry)
         return entry
@@ -206,15 +219,18 @@ class _Reader:
         except (ValueError, InvalidRequirement):
             self.problems.append(f"{what}: expires = {text!r} is neither a date (2027-01-31) nor like 'onnxruntime>=2'")
 
+    def _check_names(self, what: str, problem: str, names: Sequence[str], known: Collection[str]) -> None:
+        self.problems += [f"{what}: {problem} {name!r}{_near(name, known)}" for name in names if name not in known]
+
     def _check(self, d: Deviation) -> None:
         forms = [form for form in FORMS if getattr(d, form)]
         if len(forms) != 1:
             found = " and ".join(forms) or "none"
             self.problems.append(f"{d.id}: one of {', '.join(FORMS)} says what happens instead; it has {found}")
-        for name in d.operators:
-            if name not in self.registry.operators:
-                near = _near(name, self.registry.operators)
-                self.problems.append(f"{d.id}: no plugin declares the operator {name!r}{near}")
+        self._check_names(d.id, "no plugin declares the operator", d.operators, self.registry.operators)
+        self._check_names(d.id, "there is no dtype", d.dtypes, DTYPES)
+        for op in (self.registry.operators[name] for name in d.operators if name in self.registry.operators):
+            self._check_names(d.id, f"{op.name} has no attribute", [*d.attributes], op.attributes)
         for kind in (*d.replace, *(k.removeprefix("operand-") for k in d.free)):
             if kind not in KINDS:
                 self.problems.append(f"{d.id}: {kind!r} is no kind of element; kinds are {', '.join(KINDS)}")
@@ -263,6 +279,6 @@ def _same(actual: Any, stated: Any) -> bool:
     return type(actual) is type(stated) and actual == stated
 
 
-def _near(name: str, known: Mapping[str, Any]) -> str:
+def _near(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known)
     return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -149,7 +149,7 @@ expires = "2999-01-01"
 [[deviation]]
 id = "of-another"
 operators = ["relu"]
-targets = ["another"]
+targets = ["onnxruntime"]
 error = "x"
 reason = "r"
 link = "l"
@@ -198,6 +198,9 @@ def test_the_file_is_read(tmp_path):
         ('id = "of-another"', 'id = "relu-nan"', r"relu-nan: the id is used twice"),
         ('error = "x"', 'error = "("', r"of-another: error = '\(' is no regular expression"),
         ('error = "x"', 'replica = "module.function"', r"replica = 'module\.function' is not of the form"),
+        ('runs = ["nan-*"]', 'dtypes = ["float23"]', r"relu-nan: there is no dtype 'float23'; did you mean float32"),
+        ('runs = ["nan-*"]', "attributes = { dimm = 1 }", r"relu-nan: relu has no attribute 'dimm'"),
+        ('runs = ["nan-*"]', 'targets = ["identiti"]', r"relu-nan: no target is called 'identiti'"),
         ("[[xfail]]", "[[xfial]]", r"there is no 'xfial'; did you mean xfail"),
     ],
 )

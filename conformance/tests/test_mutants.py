@@ -5,6 +5,7 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from clika_ref_cleanup import push_transposes
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution import run
 from clika_ref_conformance.execution.levels import LEVELS
@@ -15,7 +16,7 @@ from clika_ref_conformance.levels.dynamic import EXPRESSIONS
 from clika_ref_conformance.mutants import trials
 from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.killing import Killing, Trial, chosen_mutants, kill
-from clika_ref_conformance.mutants.seeding import Catalogue, Mutant, nothing
+from clika_ref_conformance.mutants.seeding import Catalogue, Misfit, Mutant, nothing
 from clika_ref_conformance.mutants.showing import is_enough, show_rates, show_trial, sound_and_show
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -107,6 +108,18 @@ def test_a_mutant_whose_own_code_raises_finds_itself_only(suite):
 
     quick = replace(suite, profile=replace(suite.profile, rows=1, drawn=0, shrink_seconds=0.0))
     assert trials.Trial(broken.mutants[0], quick).run().verdict is Verdict.PASS
+
+
+def test_a_mutant_that_cannot_be_called_in_place_of_what_it_alters_finds_nothing(suite):
+    """One lacked an operand that the method had been given: its TypeError was taken for a fault that was found."""
+    broken = Catalogue("broken")
+
+    @broken.function("push-transposes", "an operand is lacking", push_transposes, "moved_attrs")
+    def _(original, node):
+        return node.attrs
+
+    with pytest.raises(Misfit, match=r"moved_attrs cannot be called in place of it: too many positional arguments"):
+        trials.Trial(broken.mutants[0], suite).run()
 
 
 def test_a_mutant_is_found_in_a_worker_and_its_failure_fails_again_in_another():

@@ -18,6 +18,7 @@ from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
 
+from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
@@ -236,3 +237,22 @@ def test_one_copy_may_take_the_place_of_a_shared_weight_in_the_end_and_two_may_n
             after.set_input(node, 1, copy)
     assert bool([*copies(g, after)]) is (read_from != "weight")
     assert bool([*copies(g, after, may_replace=True)]) is (read_from in ("both", "two copies"))
+
+
+def test_a_pass_that_may_round_is_judged_on_the_second_call_too():
+    """The first call reads of state what a constant holds, so that a pass that freezes it went unseen."""
+
+    def read_as_it_was(graph, _):
+        total = graph.constants["total"]
+        if "frozen" not in graph.constants:
+            frozen = graph.add_constant(total.data.nextafter(torch.zeros(3)), "frozen")
+            graph.set_input(next(n for n in graph.nodes if n.kind == "mul"), 1, frozen)
+
+    g = Graph("counts")
+    build, x = Builder(g, REGISTRY.operators), g.add_input(TensorType(torch.float32, (3,)), "x")
+    total = g.add_constant(torch.ones(3), "total")
+    g.add_output(build("mul", x, total))
+    g.set_state("total", build("add", total, 1.0))
+    p = Broken(read_as_it_was, "freeze", error=COMPOSE)
+    found = check_pass(p, REGISTRY.operators, Case("one", g, [Run("twos", (torch.full((3,), 2.0),))]))
+    assert found.comparison.verdict is Verdict.VALUE, found.comparison.message

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-from unittest.mock import patch
-
 import torch
 from clika_ref_onnxruntime import target
 
@@ -15,21 +12,13 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("emission")
 
 
-def _method(subject: str, change: str, kind: Any, name: str, *levels: str) -> Any:
-    """Seed a faulty method or function: ``(original, *operands)``."""
-
-    def declare(faulty):
-        def patched(registry):
-            original = getattr(kind, name)
-            with patch.object(kind, name, lambda *operands, **named: faulty(original, *operands, **named)):
-                yield
-
-        return FAULTS.patch(subject, change, levels=levels)(patched)
-
-    return declare
-
-
-@_method("graphs", "constants are stored once that are equal in dtype and elements", OnnxBuilder, "constant", "graphs")
+@FAULTS.function(
+    "graphs",
+    "constants are stored once that are equal in dtype and elements",
+    OnnxBuilder,
+    "constant",
+    "graphs",
+)
 def _(original, self, data, dtype):
     key = (dtype, tuple(torch.as_tensor(data).flatten().tolist()))
     known = self.__dict__.setdefault("known", {})
@@ -38,53 +27,61 @@ def _(original, self, data, dtype):
     return known[key]
 
 
-@_method("to", "a cast between floats is left out", OnnxBuilder, "cast", "operators")
+@FAULTS.function("to", "a cast between floats is left out", OnnxBuilder, "cast", "operators")
 def _(original, self, x, dtype):
     return x if self.dtype(x).is_floating_point and dtype.is_floating_point else original(self, x, dtype)
 
 
-@_method("add", "operands of another dtype are cast through int32", OnnxBuilder, "cast", "operators")
+@FAULTS.function("add", "operands of another dtype are cast through int32", OnnxBuilder, "cast", "operators")
 def _(original, self, x, dtype):
     through = dtype.is_floating_point and self.dtype(x) == torch.int64
     return original(self, original(self, x, torch.int32) if through else x, dtype)
 
 
-@_method("graphs", "an input that is returned loses its name", emission._Emission, "_outputs", "graphs")
+@FAULTS.function("graphs", "an input that is returned loses its name", emission._Emission, "_outputs", "graphs")
 def _(original, self):
     for value in self.graph.outputs:
         self.values[value].name = value.name
     return original(self)
 
 
-@_method("graphs", "what a later node returns is named after the first", emission._Emission, "_outputs", "graphs")
+@FAULTS.function(
+    "graphs", "what a later node returns is named after the first", emission._Emission, "_outputs", "graphs"
+)
 def _(original, self):
     return sorted(original(self), key=lambda value: value.name)
 
 
-@_method("add", "a tensor that is not contiguous is read as if it were", target, "_to_ort", "operators")
+@FAULTS.function("add", "a tensor that is not contiguous is read as if it were", target, "_to_ort", "operators")
 def _(original, tensor):
     flat = tensor.as_strided((min(tensor.numel(), tensor.untyped_storage().nbytes() // tensor.itemsize),), (1,), 0)
     return original(flat.reshape(tensor.shape) if flat.numel() == tensor.numel() else tensor)
 
 
-@_method("add", "a view into a larger tensor is read from its start", target, "_to_ort", "operators")
+@FAULTS.function("add", "a view into a larger tensor is read from its start", target, "_to_ort", "operators")
 def _(original, tensor):
     return original(tensor.as_strided(tensor.shape, tensor.stride(), 0))
 
 
-@_method("sub", "inputs are handed over in reversed order", target.OnnxRuntimeRunner, "__call__", "operators")
+@FAULTS.function("sub", "inputs are handed over in reversed order", target.OnnxRuntimeRunner, "__call__", "operators")
 def _(original, self, inputs):
     return original(self, inputs[::-1])
 
 
-@_method("mul", "a later run writes into the results of the first", target.OnnxRuntimeRunner, "__call__", "operators")
+@FAULTS.function(
+    "mul",
+    "a later run writes into the results of the first",
+    target.OnnxRuntimeRunner,
+    "__call__",
+    "operators",
+)
 def _(original, self, inputs):
     results = original(self, inputs)
     kept = self.__dict__.setdefault("kept", results)
     return [old.copy_(new) if old.shape == new.shape else new for old, new in zip(kept, results, strict=True)]
 
 
-@_method(
+@FAULTS.function(
     "relu",
     "a smaller result leaves the rest of a larger one behind it",
     target.OnnxRuntimeRunner,
@@ -103,6 +100,8 @@ def _(original, self, inputs):
     return results
 
 
-@_method("identity", "a result shares the memory of an input", target.OnnxRuntimeRunner, "__call__", "operators")
+@FAULTS.function(
+    "identity", "a result shares the memory of an input", target.OnnxRuntimeRunner, "__call__", "operators"
+)
 def _(original, self, inputs):
     return list(inputs[:1])

@@ -2,109 +2,58 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
-from unittest.mock import patch
-
 import clika_ref_cleanup.fold_batch_norm as batch_norms
 import clika_ref_cleanup.fold_constants as constants
 import clika_ref_cleanup.merge_chains as chains
 import clika_ref_cleanup.merge_common_subexpressions as subexpressions
 import clika_ref_cleanup.merge_equal_constants as equals
-import clika_ref_cleanup.push_transposes as transposes
 import clika_ref_cleanup.remove_dropout as dropout
 import clika_ref_cleanup.remove_identities as identities
 import torch
-from clika_ref_cleanup import layouts
 
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.rewriting import Rule
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("passes")
 PASSES = ("passes",)
 
 
-def _in_place(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
-    """Return what puts a faulty function in place of a function ``name``; it is called with that one first."""
-
-    def patched(registry: Any) -> Iterator[None]:
-        original = getattr(module, name)
-
-        def wrong(*operands: Any, **named: Any) -> Any:
-            return faulty(original, *operands, **named)
-
-        wrong.__module__ = original.__module__  # the suite reads the code of a pass: this stands for it
-        with patch.object(module, name, wrong):
-            yield
-
-    return patched
-
-
-def _rule(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
-    """Return what puts a rule in place of another, wherever a table of the module names it."""
-
-    def patched(registry: Any) -> Iterator[None]:
-        right: Rule = getattr(module, name)
-
-        def rewrite(node: Any, build: Any) -> Any:
-            return faulty(right.rewrite, node, build)
-
-        rewrite.__module__ = right.rewrite.__module__
-        wrong = Rule(right.name, right.kinds, rewrite)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(patch.object(module, name, wrong))
-            if hasattr(module, "RULES"):
-                changed = tuple(wrong if r is right else r for r in module.RULES)
-                stack.enter_context(patch.object(module, "RULES", changed))
-            yield
-
-    return patched
-
-
-def _helper(subject: str, change: str, module: Any, name: str) -> Callable[..., Any]:
-    """Seed a faulty function that a pass calls: ``(original, *operands)``."""
-    return lambda faulty: FAULTS.patch(subject, change, levels=PASSES)(_in_place(module, name, faulty))
-
-
-def _rewrite(subject: str, change: str, module: Any, name: str) -> Callable[..., Any]:
-    """Seed a faulty rule: ``(original, node, build)``."""
-    return lambda faulty: FAULTS.patch(subject, change, levels=PASSES)(_rule(module, name, faulty))
-
-
 # fold-batch-norm
 
 
-@_helper("fold-batch-norm", "a weight is scaled where it is, whoever else reads it", batch_norms, "scaled_in_parts")
+@FAULTS.function(
+    "fold-batch-norm", "a weight is scaled where it is, whoever else reads it", batch_norms, "scaled_in_parts"
+)
 def _(original, weight, factors):
     return weight.copy_(original(weight, factors))
 
 
-@_helper("fold-batch-norm", "eps is left out", batch_norms, "_scale_and_shift")
+@FAULTS.function("fold-batch-norm", "eps is left out", batch_norms, "_scale_and_shift")
 def _(original, tensors, eps):
     return original(tensors, 0.0)
 
 
-@_helper("fold-batch-norm", "the bias of the layer is not scaled", batch_norms, "_scale_and_shift")
+@FAULTS.function("fold-batch-norm", "the bias of the layer is not scaled", batch_norms, "_scale_and_shift")
 def _(original, tensors, eps):
     scale, shift = original([None, *tensors[1:]], eps)
     return scale, shift if tensors[0] is None else shift + tensors[0].double()
 
 
-@_helper("fold-batch-norm", "the variance is taken for a deviation", batch_norms, "_scale_and_shift")
+@FAULTS.function("fold-batch-norm", "the variance is taken for a deviation", batch_norms, "_scale_and_shift")
 def _(original, tensors, eps):
     return original([*tensors[:4], tensors[4] ** 2], eps)
 
 
-@_helper("fold-batch-norm", "weights of transposed convolutions are scaled along side 0", batch_norms, "_scaled")
+@FAULTS.function(
+    "fold-batch-norm", "weights of transposed convolutions are scaled along side 0", batch_norms, "_scaled"
+)
 def _(original, layer, weight, scale):
     if weight.shape[0] != len(scale):
         return original(layer, weight, scale)
     return (weight.double() * scale.reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
 
 
-@_rewrite("fold-batch-norm", "a layer that normalizes by its batch is folded too", batch_norms, "fold_batch_norm")
+@FAULTS.rule("fold-batch-norm", "a layer that normalizes by its batch is folded too", batch_norms, "fold_batch_norm")
 def _(original, node, build):
     given = node.attrs["training"]
     node.attrs["training"] = False
@@ -113,7 +62,7 @@ def _(original, node, build):
     return result
 
 
-@_rewrite("fold-batch-norm", "whoever else reads the layer reads the folded one", batch_norms, "fold_batch_norm")
+@FAULTS.rule("fold-batch-norm", "whoever else reads the layer reads the folded one", batch_norms, "fold_batch_norm")
 def _(original, node, build):
     x = node.inputs[0]
     if not isinstance(x, Value) or x.producer is None or len(x.uses) < 2 or any(u.user is build.graph for u in x.uses):
@@ -128,24 +77,24 @@ def _(original, node, build):
 # merge-common-subexpressions
 
 
-@_helper("merge-common-subexpressions", "attributes are not compared", subexpressions, "call_key")
+@FAULTS.function("merge-common-subexpressions", "attributes are not compared", subexpressions, "call_key")
 def _(original, node):
     op, inputs, _, types = original(node)
     return op, inputs, types
 
 
-@_helper("merge-common-subexpressions", "0.0 and -0.0 are one number", subexpressions, "literal_key")
+@FAULTS.function("merge-common-subexpressions", "0.0 and -0.0 are one number", subexpressions, "literal_key")
 def _(original, item):
     return (float, item) if isinstance(item, float) else original(item)
 
 
-@_helper("merge-common-subexpressions", "operands are compared in any order", subexpressions, "call_key")
+@FAULTS.function("merge-common-subexpressions", "operands are compared in any order", subexpressions, "call_key")
 def _(original, node):
     op, inputs, attrs, types = original(node)
     return op, frozenset(inputs), attrs, types
 
 
-@_helper("merge-common-subexpressions", "literal operands are not compared", subexpressions, "call_key")
+@FAULTS.function("merge-common-subexpressions", "literal operands are not compared", subexpressions, "call_key")
 def _(original, node):
     op, inputs, attrs, types = original(node)
     return op, tuple(v for v in inputs if isinstance(v, Value)), attrs, types
@@ -166,7 +115,7 @@ def _(original, graph, operators):
 # merge-chains
 
 
-@_rewrite("merge-chains", "two permutations are joined in the wrong order", chains, "merge_permutes")
+@FAULTS.rule("merge-chains", "two permutations are joined in the wrong order", chains, "merge_permutes")
 def _(original, node, build):
     maker = node.inputs[0].producer
     if maker is None or maker.kind != "permute":
@@ -177,7 +126,7 @@ def _(original, node, build):
     return x if dims == tuple(range(rank)) else build("permute", x, dims=dims, types=(node.output.type,))
 
 
-@_rewrite("merge-chains", "a permutation is undone by doing it again", chains, "merge_permutes")
+@FAULTS.rule("merge-chains", "a permutation is undone by doing it again", chains, "merge_permutes")
 def _(original, node, build):
     maker = node.inputs[0].producer
     if maker is None or maker.kind != "permute" or maker.attrs["dims"] != node.attrs["dims"]:
@@ -185,7 +134,7 @@ def _(original, node, build):
     return maker.inputs[0] if maker.inputs[0].type == node.output.type else original(node, build)
 
 
-@_rewrite("merge-chains", "the order of long sides is not asked for", chains, "reshape_instead_of_permute")
+@FAULTS.rule("merge-chains", "the order of long sides is not asked for", chains, "reshape_instead_of_permute")
 def _(original, node, build):
     x = node.inputs[0]
     if 1 not in x.type.shape or x.type.rank < 3:
@@ -193,22 +142,22 @@ def _(original, node, build):
     return build("reshape", x, shape=node.output.type.shape, types=(node.output.type,))
 
 
-@_helper("merge-chains", "a cast to a narrower float and back is taken for none", chains, "merges")
+@FAULTS.function("merge-chains", "a cast to a narrower float and back is taken for none", chains, "merges")
 def _(original, first, middle, last):
     return original(first, middle, last) or (first == last and first.is_floating_point and middle.is_floating_point)
 
 
-@_helper("merge-chains", "int32 is taken to fit into float32", chains, "embeds")
+@FAULTS.function("merge-chains", "int32 is taken to fit into float32", chains, "embeds")
 def _(original, narrow, wide):
     return original(narrow, wide) or (narrow == torch.int32 and wide == torch.float32)
 
 
-@_helper("merge-chains", "a cast to bool and on is taken for the cast alone", chains, "merges")
+@FAULTS.function("merge-chains", "a cast to bool and on is taken for the cast alone", chains, "merges")
 def _(original, first, middle, last):
     return original(first, middle, last) or (middle == torch.bool and last == first)
 
 
-@_rewrite("merge-chains", "an expand forgets the sides that the first one added", chains, "merge_expands")
+@FAULTS.rule("merge-chains", "an expand forgets the sides that the first one added", chains, "merge_expands")
 def _(original, node, build):
     maker = node.inputs[0].producer
     if maker is None or maker.kind != "expand":
@@ -224,7 +173,7 @@ def _(original, graph, operators):
     constants._Folding(graph, constants.MEBIBYTE, lambda value: True, ("dequantize", "quantize")).fold("{}")
 
 
-@_helper("fold-constants", "what the graph returns is folded too", constants._Folding, "_is_foldable")
+@FAULTS.function("fold-constants", "what the graph returns is folded too", constants._Folding, "_is_foldable")
 def _(original, self, node):
     known = all(not isinstance(v, Value) or self._is_known(v) for v in node.inputs)
     return original(self, node) or (known and not node.op.random and node.kind not in self.keep)
@@ -242,7 +191,9 @@ def _(original, graph, operators):
             op.random = was
 
 
-@_helper("fold-constants", "constants that are read elsewhere go with their folded reader", constants._Folding, "fold")
+@FAULTS.function(
+    "fold-constants", "constants that are read elsewhere go with their folded reader", constants._Folding, "fold"
+)
 def _(original, self, name):
     before = dict(self.graph.constants)
     original(self, name)
@@ -252,7 +203,7 @@ def _(original, self, name):
             value.data = torch.zeros_like(value.data)
 
 
-@_helper("fold-literals", "parameters count as literals", constants, "is_literal")
+@FAULTS.function("fold-literals", "parameters count as literals", constants, "is_literal")
 def _(original, value):
     return value.is_constant
 
@@ -260,7 +211,7 @@ def _(original, value):
 # merge-equal-constants
 
 
-@_helper("merge-equal-constants", "only a sample of the bytes is compared", equals, "_digest")
+@FAULTS.function("merge-equal-constants", "only a sample of the bytes is compared", equals, "_digest")
 def _(original, value):
     return b""
 
@@ -276,7 +227,9 @@ def _(original, graph, operators):
 # remove-identities, remove-dropout, remove-dead-nodes
 
 
-@_rewrite("remove-identities", "subtracting from a neutral number is neutral too", identities, "remove_neutral_operand")
+@FAULTS.rule(
+    "remove-identities", "subtracting from a neutral number is neutral too", identities, "remove_neutral_operand"
+)
 def _(original, node, build):
     first, second = node.inputs[:2]
     if node.kind == "sub" and not isinstance(first, Value) and first == 0 and second.type == node.output.type:
@@ -284,7 +237,7 @@ def _(original, node, build):
     return original(node, build)
 
 
-@_rewrite("remove-identities", "a rounding division by 1 goes too", identities, "remove_neutral_operand")
+@FAULTS.rule("remove-identities", "a rounding division by 1 goes too", identities, "remove_neutral_operand")
 def _(original, node, build):
     x, number = node.inputs[:2]
     if node.kind == "div" and not isinstance(number, Value) and number == 1 and x.type == node.output.type:
@@ -292,7 +245,7 @@ def _(original, node, build):
     return original(node, build)
 
 
-@_rewrite("remove-identities", "alpha is not looked at", identities, "remove_neutral_operand")
+@FAULTS.rule("remove-identities", "alpha is not looked at", identities, "remove_neutral_operand")
 def _(original, node, build):
     x, number = node.inputs[:2]
     if node.kind in ("add", "sub") and not isinstance(number, Value) and isinstance(x, Value):
@@ -301,26 +254,26 @@ def _(original, node, build):
     return original(node, build)
 
 
-@_rewrite("remove-identities", "a permutation that keeps the shape is idle", identities, "remove_idle_move")
+@FAULTS.rule("remove-identities", "a permutation that keeps the shape is idle", identities, "remove_idle_move")
 def _(original, node, build):
     x = node.inputs[0]
     return x if node.kind == "permute" and x.type == node.output.type else original(node, build)
 
 
-@_rewrite("remove-identities", "a pad that takes what it adds is idle", identities, "remove_idle_move")
+@FAULTS.rule("remove-identities", "a pad that takes what it adds is idle", identities, "remove_idle_move")
 def _(original, node, build):
     x = node.inputs[0]
     return x if node.kind == "pad" and x.type == node.output.type else original(node, build)
 
 
-@_rewrite("remove-identities", "the sum of shifts decides whether a roll is idle", identities, "remove_idle_move")
+@FAULTS.rule("remove-identities", "the sum of shifts decides whether a roll is idle", identities, "remove_idle_move")
 def _(original, node, build):
     if node.kind == "roll" and sum(node.attrs["shifts"]) == 0:
         return node.inputs[0]
     return original(node, build)
 
 
-@_rewrite("remove-dropout", "dropout goes in training too", dropout, "remove_dropout")
+@FAULTS.rule("remove-dropout", "dropout goes in training too", dropout, "remove_dropout")
 def _(original, node, build):
     return node.inputs[0] if node.inputs[0].type == node.output.type else original(node, build)
 
@@ -339,45 +292,3 @@ def _(original, graph: Graph, operators):
         for value in node.outputs:
             if sum(use.user is graph for use in value.uses) > 1:
                 graph.erase(node)
-
-
-# push-transposes
-
-
-@_helper("push-transposes", "sides that are named stay as they were named", transposes, "moved_attrs")
-def _(original, node, order):
-    return node.attrs
-
-
-@_helper("push-transposes", "permutations are taken to be their own inverse", transposes, "inverse")
-def _(original, order):
-    return order
-
-
-@FAULTS.patch("push-transposes", "a cumulative sum counts as elementwise", levels=PASSES)
-def _(registry):
-    with patch.object(layouts, "MOVABLE", layouts.MOVABLE | {"cumsum"}):
-        yield
-
-
-@_rewrite("push-transposes", "the order of the remaining sides is not asked for", transposes, "reduce_before_permute")
-def _(original, node, build):
-    x, sides = node.inputs[0], layouts.sides_of(node)
-    order = layouts.order_of(x.producer)
-    if order is None or sides is None or node.attrs["keepdim"] or len(x.uses) != 1:
-        return original(node, build)
-    return build(node.op, x.producer.inputs[0], types=(node.output.type,), **layouts.moved_attrs(node, order))
-
-
-@_helper("push-transposes", "a norm over several sides counts as one over the last", transposes, "carriers")
-def _(original, node):
-    return (0,) if node.kind in layouts.ON_LAST_SIDE else original(node)
-
-
-@_helper("push-transposes", "constants of lower rank are permuted from their first side", transposes._Pushing, "_entry")
-def _(original, self, value, order, build):
-    short = len(order) - value.type.rank
-    if not short or value.data is None or not self._is_cheap(value):
-        return original(self, value, order, build)
-    full = value.data.detach().reshape(tuple(value.data.shape) + (1,) * short)
-    return build.constant(full.permute(layouts.inverse(order)).contiguous(), value.name)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from clika_ref.core.inference import forget_types
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
+from clika_ref.core.rewriting import Rule
 
 Applied = Callable[[Registry], AbstractContextManager[Any]]
 
@@ -53,9 +56,11 @@ class Catalogue:
     'pooling-1-avg_pool2d'
     """
 
-    def __init__(self, name: str, *, blind: bool = False) -> None:
+    def __init__(self, name: str, *, blind: bool = False, levels: tuple[str, ...] = ("passes",)) -> None:
+        """Make an empty one. ``levels`` are those that are to find faults of functions and of rules."""
         self.name = name
         self.blind = blind
+        self.levels = levels
         self.mutants: list[Mutant] = []
 
     def lowering(self, subject: str, change: str, *, levels: tuple[str, ...] = ("operators",)) -> Callable[..., Any]:
@@ -85,6 +90,15 @@ class Catalogue:
 
         return declare
 
+    def function(self, subject: str, change: str, holder: Any, name: str, *levels: str) -> Callable[..., Any]:
+        """Seed a faulty function of a module or a class: ``(original, *operands)``."""
+        levels = levels or self.levels
+        return lambda faulty: self.patch(subject, change, levels=levels)(_in_place(holder, name, faulty))
+
+    def rule(self, subject: str, change: str, module: Any, name: str) -> Callable[..., Any]:
+        """Seed a faulty rule of a pass: ``(original, node, build)``."""
+        return lambda faulty: self.patch(subject, change, levels=self.levels)(_rule(module, name, faulty))
+
     def patch(self, subject: str, change: str, *, levels: tuple[str, ...]) -> Callable[..., Any]:
         """Seed any other fault: a generator function ``(registry)`` that patches, yields, and restores."""
 
@@ -104,12 +118,33 @@ def nothing() -> Applied:
     return lambda _: contextlib.nullcontext()
 
 
+class Misfit(BaseException):
+    """A mutant takes other operands than what it stands for: it would be found whatever the suite looks at.
+
+    No ``Exception``, so that the suite does not take it for the failure of a pass.
+    """
+
+
+def _call(faulty: Callable[..., Any], original: Callable[..., Any], *operands: Any, **named: Any) -> Any:
+    """Call faulty code.
+
+    Raises:
+        Misfit: it does not take these operands.
+    """
+    try:
+        inspect.signature(faulty).bind(original, *operands, **named)
+    except TypeError as error:
+        msg = f"the mutant of {original.__qualname__} cannot be called in place of it: {error}"
+        raise Misfit(msg) from error
+    return faulty(original, *operands, **named)
+
+
 @contextlib.contextmanager
 def _slot(op: Operator, slot: str, faulty: Callable[..., Any]) -> Iterator[None]:
     original = getattr(op, slot)
 
     def replaced(*operands: Any, **attrs: Any) -> Any:
-        return faulty(original, *operands, **attrs)
+        return _call(faulty, original, *operands, **attrs)
 
     setattr(op, slot, replaced)
     try:
@@ -124,7 +159,7 @@ def _pass(registry: Registry, subject: str, faulty: Callable[..., Any]) -> Itera
     original = kind.__call__
 
     def replaced(self: Any, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        faulty(lambda g, o: original(self, g, o), graph, operators)
+        _call(faulty, lambda g, o: original(self, g, o), graph, operators)
 
     replaced.__module__ = kind.__module__  # the suite reads the code of a pass: this stands for it
     kind.__call__ = replaced  # type: ignore[method-assign]
@@ -132,3 +167,40 @@ def _pass(registry: Registry, subject: str, faulty: Callable[..., Any]) -> Itera
         yield
     finally:
         kind.__call__ = original  # type: ignore[method-assign]
+
+
+def _in_place(holder: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
+    """Return what puts a faulty function in place of a function ``name``; it is called with that one first."""
+
+    def patched(_: Registry) -> Iterator[None]:
+        original = getattr(holder, name)
+
+        def wrong(*operands: Any, **named: Any) -> Any:
+            return _call(faulty, original, *operands, **named)
+
+        wrong.__module__ = original.__module__  # the suite reads the code of a pass: this stands for it
+        with patch.object(holder, name, wrong):
+            yield
+
+    return patched
+
+
+def _rule(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
+    """Return what puts a rule in place of another, wherever a table of the module names it."""
+
+    def patched(_: Registry) -> Iterator[None]:
+        right: Rule = getattr(module, name)
+
+        def rewrite(node: Any, build: Any) -> Any:
+            return _call(faulty, right.rewrite, node, build)
+
+        rewrite.__module__ = right.rewrite.__module__
+        wrong = Rule(right.name, right.kinds, rewrite)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(patch.object(module, name, wrong))
+            if hasattr(module, "RULES"):
+                changed = tuple(wrong if r is right else r for r in module.RULES)
+                stack.enter_context(patch.object(module, "RULES", changed))
+            yield
+
+    return patched

@@ -22,37 +22,23 @@ from clika_ref.onnx_emission.sizes import RULES, SizeEmitter
 from clika_ref_conformance.mutants.altering import Altered
 from clika_ref_conformance.mutants.seeding import Catalogue
 
-FAULTS = Catalogue("sizes")
+FAULTS = Catalogue("sizes", levels=("dynamic",))
 DYNAMIC = ("dynamic",)
 
 
-def _method(subject: str, change: str, kind: Any, name: str) -> Any:
-    """Seed a faulty method or function: ``(original, *operands)``."""
-
-    def declare(faulty):
-        def patched(registry):
-            original = getattr(kind, name)
-            with patch.object(kind, name, lambda *operands, **named: faulty(original, *operands, **named)):
-                yield
-
-        return FAULTS.patch(subject, change, levels=DYNAMIC)(patched)
-
-    return declare
-
-
-@_method("expand", "a size is baked in at its lower end", SizeEmitter, "bind")
+@FAULTS.function("expand", "a size is baked in at its lower end", SizeEmitter, "bind")
 def _(original, self, symbol, source):
     original(self, symbol, source)
     self._vectors[symbol.expr] = self.op.ints([max(symbol.low or 0, 1)])
 
 
-@_method("reshape", "every size is read from the first side", SizeEmitter, "bind")
+@FAULTS.function("reshape", "every size is read from the first side", SizeEmitter, "bind")
 def _(original, self, symbol, source):
     original(self, symbol, source)
     self._sources[symbol.expr] = (source, 0)
 
 
-@_method("size expressions", "sums and products stop after their second term", SizeEmitter, "_fold")
+@FAULTS.function("size expressions", "sums and products stop after their second term", SizeEmitter, "_fold")
 def _(original, self, op_type, expr):
     first, *rest = self._together(*expr.args)
     return self.op.node(op_type, first, rest[0])
@@ -68,19 +54,21 @@ def _(registry):
         yield
 
 
-@_method("expand", "sides without a symbol come first", SizeEmitter, "vector")
+@FAULTS.function("expand", "sides without a symbol come first", SizeEmitter, "vector")
 def _(original, self, sides):
     return original(self, tuple(sorted(sides, key=is_symbolic)))
 
 
-@_method("reshape", "a dynamic side is copied from its own place, whatever stood there", OnnxBuilder, "reshape")
+@FAULTS.function("reshape", "a dynamic side is copied from its own place, whatever stood there", OnnxBuilder, "reshape")
 def _(original, self, x, shape):
     own = self._types[x]
     rank = len(own.shape) if isinstance(own, TensorType) else 0
     return self.Reshape(x, self.ints([0 if is_symbolic(n) and i < rank else n for i, n in enumerate(shape)]))
 
 
-@_method("reshape", "a tensor without elements gets its unknown side from a division by zero", OnnxBuilder, "reshape")
+@FAULTS.function(
+    "reshape", "a tensor without elements gets its unknown side from a division by zero", OnnxBuilder, "reshape"
+)
 def _(original, self, x, shape):
     sides = list(shape)
     symbolic = [i for i, side in enumerate(sides) if is_symbolic(side)]
@@ -89,7 +77,7 @@ def _(original, self, x, shape):
     return self.Reshape(x, self.ints(sides))
 
 
-@_method(
+@FAULTS.function(
     "scaled_dot_product_attention",
     "a causal mask of unknown length is transposed",
     clika_ref_aten.attention,
@@ -102,7 +90,7 @@ def _(original, op, rows, columns):
     return op.Transpose(original(op, columns, rows), perm=[1, 0])
 
 
-@_method(
+@FAULTS.function(
     "adaptive_avg_pool1d",
     "the ends of windows that are computed are rounded down",
     clika_ref_aten.adaptive_pooling,
@@ -118,7 +106,7 @@ def _(original, op, n, m):
     return op.Min(positions, op.Sub(ends, one)), op.Less(positions, ends)
 
 
-@_method(
+@FAULTS.function(
     "adaptive_max_pool1d",
     "windows that are computed have room for no element more",
     clika_ref_aten.adaptive_pooling,
@@ -128,7 +116,7 @@ def _(original, a, b):
     return original(a, b) - 1
 
 
-@_method(
+@FAULTS.function(
     "upsample_nearest1d",
     "positions that are computed are rounded to the nearest",
     clika_ref_aten.resampling,
@@ -140,7 +128,7 @@ def _(original, op, n, m, scale, **how):
     return original(Altered(op, Floor=lambda op, x: op.Round(x)), n, m, scale, **how)
 
 
-@_method(
+@FAULTS.function(
     "upsample_nearest2d",
     "a plane of unknown size is taken for a large one, where eager asks for every factor",
     clika_ref_aten.resampling,
@@ -150,7 +138,7 @@ def _(original, sizes):
     return (False,) if is_symbolic(tuple(sizes)) else original(sizes)
 
 
-@_method(
+@FAULTS.function(
     "upsample_nearest_exact1d",
     "positions that are computed are rounded at each step",
     clika_ref_aten.resampling,
@@ -167,19 +155,23 @@ def _(original, op, n, m, scale, **how):
     return original(single, n, m, scale, **how)
 
 
-@_method("var", "a sample that is too small has negative freedom", clika_ref_aten.variance, "_freedom")
+@FAULTS.function("var", "a sample that is too small has negative freedom", clika_ref_aten.variance, "_freedom")
 def _(original, op, x, count, correction):
     if not is_symbolic(count):
         return original(op, x, count, correction)
     return op.Sub(op.like(x, count), op.like(x, correction))
 
 
-@_method("unfold", "windows of a side of unknown length overlap as if step were 1", clika_ref_aten.striding, "strided")
+@FAULTS.function(
+    "unfold", "windows of a side of unknown length overlap as if step were 1", clika_ref_aten.striding, "strided"
+)
 def _(original, op, sizes, strides, offset):
     return original(op, sizes, (1, *strides[1:]) if is_symbolic(sizes) else strides, offset)
 
 
-@_method("slice_scatter", "places along a side of unknown length count from 1", clika_ref_aten.slicing, "numbered")
+@FAULTS.function(
+    "slice_scatter", "places along a side of unknown length count from 1", clika_ref_aten.slicing, "numbered"
+)
 def _(original, op, length):
     numbers = original(op, length)
     return numbers if isinstance(length, int) else op.Add(numbers, op.scalar(1, torch.int64))
@@ -298,12 +290,12 @@ def _(original, emitter, expr):
     return emitter.op.Mod(*emitter._together(*expr.args), fmod=1)
 
 
-@_method("size expressions", "whatever is rounded is rounded down", SizeEmitter, "_round")
+@FAULTS.function("size expressions", "whatever is rounded is rounded down", SizeEmitter, "_round")
 def _(original, self, op_type, expr):
     return original(self, "Floor", expr)
 
 
-@_method("size expressions", "a number is taken for a length, which is not negative", SizeEmitter, "_atom")
+@FAULTS.function("size expressions", "a number is taken for a length, which is not negative", SizeEmitter, "_atom")
 def _(original, self, expr):
     value = original(self, expr)
     return value if expr.is_nonnegative or expr not in self._sources else self.op.Max(value, self.op.ints([0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import Skip, apply_rules, erase_dead, keeps_name, rule, substitute
+from clika_ref_cleanup import push_transposes_motifs as regions
 from clika_ref_cleanup.layouts import (
     ON_LAST_SIDE,
     REDUCTIONS,
@@ -49,6 +50,11 @@ class PushTransposes:
     after: ClassVar[tuple[str, ...]] = ("merge-chains", "fold-batch-norm", "merge-common-subexpressions")
     error: ClassVar[ErrorClass] = COMPOSE
     removes: ClassVar[str] = "transposes"
+    motifs: ClassVar[tuple[Callable[[Builder], Value | tuple[Value, ...]], ...]] = (
+        regions.entries_of_two_orders,
+        regions.entry_from_within,
+        regions.overwritten_operand,
+    )
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
         """Treat the regions of any order first, then the larger ones of orders that leave the last side in place.
