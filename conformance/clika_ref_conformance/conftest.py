@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.run import Execution, execution, setup_of
+from clika_ref_conformance.execution.run import Execution, execution
 from clika_ref_conformance.pytest_plan import plan_of
 from clika_ref_conformance.reporting.recording import with_reproducers_of_ends
 
@@ -47,8 +47,7 @@ def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
     tasks = [task for task in plan.tasks if task in wanted]
     with execution(plan, tasks) as running:
         yield running
-        if plan.request.out is not None:
-            with_reproducers_of_ends(running.record(0.0), setup_of(plan))
+        with_reproducers_of_ends(running.record(0.0), plan)
 
 
 def _tasks_of(items: Sequence[pytest.Item]) -> set[Task]:

@@ -163,8 +163,8 @@ def declared_deviations(target: Target, registry: Registry) -> tuple[Deviation, 
 def _targets_known(target: Target, registry: Registry) -> set[str]:
     """Return the targets that a file may name: installed ones, and those of the module beside which it lies."""
     beside = vars(sys.modules[type(target).__module__]).values()
-    names = [target.name, *registry.targets, *(v.name for v in beside if isinstance(v, type(target)))]
-    return {str(name) for name in names}
+    named = [getattr(v, "name", None) for v in beside if hasattr(v, "compile") and hasattr(v, "refusal")]
+    return {target.name, *registry.targets, *(name for name in named if isinstance(name, str))}
 
 
 def _file_of(target: Target) -> Path | None:

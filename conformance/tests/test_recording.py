@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Check, Run, Task
+from clika_ref_conformance.deviations import Declarations
 from clika_ref_conformance.drawing.calls.realizing import graph_of
 from clika_ref_conformance.execution.case_checks import case_check
 from clika_ref_conformance.execution.messages import Setup
-from clika_ref_conformance.execution.run import RunRequest
+from clika_ref_conformance.execution.run import Plan, RunRequest
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
-from clika_ref_conformance.reporting import showing
+from clika_ref_conformance.reporting import recording, showing
 from clika_ref_conformance.reporting.alone import replay_alone
 from clika_ref_conformance.reporting.recording import LIMIT, record_end, with_reproducers_of_ends
 from clika_ref_conformance.reporting.replaying import read_reproducer
@@ -64,6 +65,19 @@ def dead(name="row", verdict=Verdict.CRASH, task=TASK):
     return Result(task, name, Comparison(verdict, "the worker died (SIGSEGV)"))
 
 
+def plan_into(out):
+    """The plan of a run with a folder for its report, or none."""
+    return Plan(RunRequest("deadly_targets:Deadly", out=out), {}, (), Declarations((), ()))
+
+
+def record_of(results):
+    """What came of a run that had planned these checks."""
+    plan = {}
+    for result in results:
+        plan.setdefault(result.task, []).append(result.name)
+    return RunRecord("t", "quick", 0, {}, plan, results)
+
+
 def run_script(path, folder):
     """Unpack a reproducer and run its script in a fresh process."""
     with zipfile.ZipFile(path) as archive:
@@ -99,6 +113,25 @@ def test_inputs_on_which_the_target_hangs_are_recorded_too(tmp_path):
     assert "Timeout" in done.stderr
 
 
+@pytest.mark.parametrize(("target", "verdict"), [("Sleepy", "hang"), ("Greedy", "memory")])
+def test_a_replay_says_how_the_target_ended_it_and_has_the_limits_of_the_run(
+    tmp_path, monkeypatch, capfd, target, verdict
+):
+    seconds = 5.0 if verdict == "hang" else 60.0
+    limited = replace(PROFILES["quick"], case_seconds=seconds, memory_bytes=2**31)
+    told = replace(setup(tmp_path, target), profile=limited)
+    path = record_end(dead(verdict=Verdict(verdict)), told)
+    monkeypatch.chdir(HERE / "stand_ins")
+    assert replay_alone(tmp_path / path, f"deadly_targets:{target}") == 1
+    assert capfd.readouterr().out.startswith(f"{verdict}: ")
+
+
+def test_a_check_that_dies_before_the_target_compiles_is_recorded_as_one_that_repeats(tmp_path):
+    path = record_end(dead(verdict=Verdict.HANG), setup(tmp_path, "Doubtful", seconds=2.0))
+    found = read_reproducer(tmp_path / path, load_registry())
+    assert (found.repeats, found.check, found.verdict) == (True, "row", "hang")
+
+
 def test_a_target_that_ends_the_process_as_if_all_were_well_is_recorded_too(tmp_path, monkeypatch, capfd):
     path = record_end(dead(), setup(tmp_path, "Leaving"))
     (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
@@ -124,16 +157,13 @@ def test_a_check_that_lives_has_no_reproducer(tmp_path):
 def test_of_each_task_and_verdict_the_first_check_is_run_again(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "clika_ref_conformance.reporting.recording.record_end",
-        lambda result, _: asked.append((result.name, result.verdict)) or f"cases/{result.name}.zip",
+        recording, "record_end", lambda r, _: asked.append((r.name, r.verdict)) or f"cases/{r.name}.zip"
     )
     many = [dead(f"n{i}", task=replace(TASK, subject=str(i))) for i in range(LIMIT + 5)]
-    results = [dead("a"), dead("b"), dead("c", Verdict.HANG), dead("d", Verdict.VALUE), *many]
-    plan = {}
-    for result in results:
-        plan.setdefault(result.task, []).append(result.name)
-    found = with_reproducers_of_ends(RunRecord("t", "quick", 0, {}, plan, results), setup(tmp_path, "Deadly"))
-    assert [r.reproducer for r in found.results[:4]] == ["cases/a.zip", "", "cases/c.zip", ""]
+    known = replace(dead("e", Verdict.MEMORY), reproducer="cases/own.zip")
+    results = [dead("a"), dead("b"), dead("c", Verdict.HANG), dead("d", Verdict.VALUE), known, *many]
+    found = with_reproducers_of_ends(record_of(results), plan_into(tmp_path))
+    assert [r.reproducer for r in found.results[:5]] == ["cases/a.zip", "", "cases/c.zip", "", "cases/own.zip"]
     assert len(asked) == LIMIT
     assert found.imbalance() == []
 
@@ -141,12 +171,23 @@ def test_of_each_task_and_verdict_the_first_check_is_run_again(tmp_path, monkeyp
 @pytest.mark.parametrize("is_given_up", [False, True])
 def test_a_run_that_was_asked_to_end_runs_nothing_once_more(tmp_path, monkeypatch, is_given_up):
     asked = []
-    record = RunRecord("identity", "quick", 0, {}, {TASK: ("row",)}, [dead()], is_given_up=is_given_up)
+    record = replace(record_of([dead()]), is_given_up=is_given_up)
+    monkeypatch.setattr(recording, "record_end", lambda result, _: asked.append(result.name) or "")
+    assert with_reproducers_of_ends(record, plan_into(None)) is record
+    with_reproducers_of_ends(record, plan_into(tmp_path))
+    assert asked == [] if is_given_up else ["row"]
+
+
+def test_a_report_keeps_no_reproducers_of_the_run_before_it(tmp_path, monkeypatch):
+    stale, kept, other = (tmp_path / "cases" / name for name in ("a-0123abcd.zip", "b-89abcdef.zip", "mine.zip"))
+    stale.parent.mkdir()
+    for path in (stale, kept, other):
+        path.touch()
+    record = record_of([replace(dead(verdict=Verdict.VALUE), reproducer="cases/b-89abcdef.zip")])
     monkeypatch.setattr(showing, "execute", lambda *_: record)
-    monkeypatch.setattr(showing, "with_reproducers_of_ends", lambda record, _: asked.append(record) or record)
     run_and_show(RunRequest("identity", subjects=("relu",), out=tmp_path))
-    assert asked == ([] if is_given_up else [record])
     assert (tmp_path / "report.json").exists()
+    assert (stale.exists(), kept.exists(), other.exists()) == (False, True, True)
 
 
 def test_a_run_of_which_a_worker_died_has_the_reproducer_in_its_report(tmp_path, monkeypatch):

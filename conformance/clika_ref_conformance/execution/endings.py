@@ -20,9 +20,14 @@ def verdict_of(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
     quoted = f"; it had written:\n{words}" if words else ""
     if worker.overdue:
         return Verdict.HANG, f"no end within the time of the profile; the worker was killed{quoted}"
-    if any(phrase in words for phrase in (*OUT_OF_MEMORY, "MemoryError")):
+    if tells_of_memory(words):
         return Verdict.MEMORY, f"the worker reached its memory limit ({manner_of(worker)}){quoted}"
     return Verdict.CRASH, f"the worker died ({manner_of(worker)}){quoted}"
+
+
+def tells_of_memory(words: str) -> bool:
+    """Whether what a process wrote says that it ended for want of memory."""
+    return any(phrase in words for phrase in (*OUT_OF_MEMORY, "MemoryError"))
 
 
 def manner_of(worker: WorkerProcess) -> str:

@@ -52,7 +52,7 @@ def main() -> None:
     sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
     torch.set_num_threads(1)  # two workers share the cores, and kernels round by how they split work
     suite = make_suite(setup)
-    limit_memory(setup)
+    limit_memory(setup.profile.memory_bytes)
     gc.freeze()  # what is loaded stays: to search it for garbage time and again took a twentieth of all time
     gc.set_threshold(GARBAGE)
     worker = Worker(suite, setup, channel)
@@ -62,13 +62,12 @@ def main() -> None:
         worker.do(task_of_json(request["task"]), request["done"])
 
 
-def limit_memory(setup: Setup) -> None:
-    """Refuse this process more memory of its own than the profile allows.
+def limit_memory(limit: int) -> None:
+    """Refuse this process more memory of its own than so many bytes; 0 sets no limit.
 
     Addresses that a runtime reserves and cannot write to are none; those of GPUs reserve more than any machine has.
     Source: getrlimit(2), RLIMIT_DATA: private writable mappings since Linux 4.7.
     """
-    limit = setup.profile.memory_bytes
     if limit:
         most = resource.getrlimit(resource.RLIMIT_DATA)[1]
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)

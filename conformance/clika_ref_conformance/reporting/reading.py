@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from clika_ref.reporting.console import result_console
 from clika_ref_conformance.reporting.difference import difference
 from clika_ref_conformance.reporting.html_matrix import write_html
 from clika_ref_conformance.reporting.json_report import read_json
-from clika_ref_conformance.reporting.replaying import read_reproducer, replay
+from clika_ref_conformance.reporting.replaying import replay
 
 
 def replay_and_show(path: Path, target: str = "") -> int:
@@ -21,12 +20,7 @@ def replay_and_show(path: Path, target: str = "") -> int:
         ReportError: the zip cannot be used.
         TargetError: there is no such target.
     """
-    registry = load_registry()
-    seconds = read_reproducer(path, registry).profile.case_seconds
-    faulthandler.enable()  # where the target ends this process, it says where
-    faulthandler.dump_traceback_later(seconds, exit=True)  # where it hangs, too
-    outcome = replay(path, registry, target)
-    faulthandler.cancel_dump_traceback_later()
+    outcome = replay(path, load_registry(), target)
     console = result_console()
     where = f" on the inputs {outcome.run}" if outcome.run else ""
     console.print(f"{outcome.verdict}: {outcome.name}{where}", markup=False, soft_wrap=True)

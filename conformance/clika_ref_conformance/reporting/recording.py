@@ -23,11 +23,13 @@ import torch
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Artifact, Target
+from clika_ref.reporting.console import is_quiet, progress_console
 from clika_ref.storage import write_atomically
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.execution.levels import level_at
 from clika_ref_conformance.execution.messages import Setup, task_of_json
 from clika_ref_conformance.execution.process import START_SECONDS
+from clika_ref_conformance.execution.run import Plan, setup_of
 from clika_ref_conformance.execution.worker import limit_memory, make_suite
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reproducing.reproducers import CASES, case_name, reproducer
@@ -70,22 +72,34 @@ class Recorder:
         return run
 
 
-def with_reproducers_of_ends(record: RunRecord, setup: Setup) -> RunRecord:
+def with_reproducers_of_ends(record: RunRecord, plan: Plan) -> RunRecord:
     """Return a record in which the first check of each task and verdict that a worker died of has a reproducer.
+
+    None is made where the run has no folder for a report, nor where someone asked it to end: who did is not to wait.
 
     Args:
         record: what came of the run.
-        setup: what the workers of the run were told; ``out`` is the folder of the report.
+        plan: of the run.
 
     """
+    if plan.request.out is None or record.is_given_up:
+        return record
     wanted: dict[tuple[Task, Verdict], Result] = {}
     for result in record.results:
         if result.verdict in ENDS and result.name in record.plan.get(result.task, ()):
             wanted.setdefault((result.task, result.verdict), result)
-    chosen = list(wanted.values())[:LIMIT]
-    made = {(r.task, r.name): path for r in chosen if (path := record_end(r, setup))}
-    results = [replace(r, reproducer=made.get((r.task, r.name), r.reproducer)) for r in record.results]
+    chosen = [result for result in wanted.values() if not result.reproducer][:LIMIT]
+    made: dict[tuple[Task, str], str] = {}
+    for number, r in enumerate(chosen, 1):
+        _announce(f"Once more, to write down what ended it ({number} of {len(chosen)}): {r.task}: {r.name}")
+        made[r.task, r.name] = record_end(r, setup_of(plan))
+    results = [replace(r, reproducer=made.get((r.task, r.name)) or r.reproducer) for r in record.results]
     return replace(record, results=results)
+
+
+def _announce(line: str) -> None:
+    if not is_quiet():
+        progress_console().print(line, markup=False, soft_wrap=True)
 
 
 def record_end(result: Result, setup: Setup) -> str:
@@ -128,20 +142,23 @@ def main() -> None:
     sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
     torch.set_num_threads(1)
     suite = make_suite(setup)
-    limit_memory(setup)
+    limit_memory(setup.profile.memory_bytes)
     comparison = Comparison(Verdict(request["verdict"]), request["message"])
 
-    def write(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
-        case = Case(request["check"], graph, [Run("last", tuple(inputs))] if inputs or not graph.inputs else [])
-        outcome = Outcome(request["check"], comparison, "last", case)
+    def write(outcome: Outcome) -> None:
         content = reproducer(outcome, task, suite, setup.target)
         with write_atomically(request["file"]) as file:
             file.write(content)
         faulthandler.dump_traceback_later(setup.profile.case_seconds, exit=True)  # a hang ends like a crash
 
-    watched: Suite = replace(suite, target=Recorder(suite.target, write))  # pyright: ignore[reportArgumentType]
+    def write_case(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
+        case = Case(request["check"], graph, [Run("last", tuple(inputs))] if inputs or not graph.inputs else [])
+        write(Outcome(request["check"], comparison, "last", case))
+
+    watched: Suite = replace(suite, target=Recorder(suite.target, write_case))  # pyright: ignore[reportArgumentType]
     for check in level_at(setup.levels[task.level]).checks(task, watched):
         if check.name == request["check"]:
+            write(Outcome(check.name, comparison))  # of the check itself, should it die before the target is reached
             check.run()
             faulthandler.cancel_dump_traceback_later()
             Path(request["file"]).unlink(missing_ok=True)  # it lives; an exit status of 0 may be the target's own

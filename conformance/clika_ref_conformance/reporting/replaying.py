@@ -44,6 +44,9 @@ RANDOM_ORDERS = 50
 MOST_SECONDS = 86_400.0
 """A check may take that long, a day; more, a timer may not take."""
 
+MOST_BYTES = 2**62
+"""A process may be allowed that much; more, the system may not take."""
+
 
 @dataclass(frozen=True)
 class Reproducer:
@@ -160,7 +163,12 @@ def _profile(meta: Mapping[str, Any]) -> Profile:
     if not 0 < seconds <= MOST_SECONDS:
         msg = f"limit_seconds is {seconds}, not a time of up to a day"
         raise ReportError(msg)
-    return replace(known, seed=int(meta.get("seed", 0)), case_seconds=seconds, trusts_eager=False)
+    memory = int(meta.get("limit_bytes", known.memory_bytes))
+    if not 0 <= memory <= MOST_BYTES:
+        msg = f"limit_bytes is {memory}, not a size of memory"
+        raise ReportError(msg)
+    limits = {"case_seconds": seconds, "memory_bytes": memory}
+    return replace(known, seed=int(meta.get("seed", 0)), trusts_eager=False, **limits)
 
 
 def _refuse_newer(written: int) -> None:

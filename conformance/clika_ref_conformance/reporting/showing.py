@@ -11,7 +11,7 @@ from rich.console import Console
 from clika_ref.core.errors import ClikaError
 from clika_ref.reporting.console import duration, is_quiet, progress_console, result_console
 from clika_ref.reporting.progress import SimpleProgressBar
-from clika_ref_conformance.execution.run import Execution, RunRequest, execute, plan_run, setup_of
+from clika_ref_conformance.execution.run import Execution, RunRequest, execute, plan_run
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting.gathering import report_of
 from clika_ref_conformance.reporting.html_matrix import FILE as PAGE
@@ -19,6 +19,7 @@ from clika_ref_conformance.reporting.html_matrix import write_html
 from clika_ref_conformance.reporting.json_report import write_json
 from clika_ref_conformance.reporting.junit import write_junit
 from clika_ref_conformance.reporting.recording import with_reproducers_of_ends
+from clika_ref_conformance.reproducing.reproducers import remove_other_cases
 from clika_ref_conformance.verdicts import Verdict
 
 LINE_SECONDS = 30.0
@@ -72,8 +73,7 @@ def run_and_show(request: RunRequest) -> RunRecord:
     plan = plan_run(request)
     with SimpleProgressBar[None](total=len(plan.tasks), desc=f"Conformance of {request.target}", unit="tasks") as bar:
         record = execute(plan, Watch(request.target, bar, progress_console()))
-    if request.out is not None and not record.is_given_up:  # whoever asks a run to end is not to wait for minutes
-        record = with_reproducers_of_ends(record, setup_of(plan))
+    record = with_reproducers_of_ends(record, plan)
     if request.out is not None:
         write_report(record, request.out)
     show(record, result_console())
@@ -88,6 +88,7 @@ def write_report(record: RunRecord, out: Path) -> None:
     write_json(report, out / "report.json")
     write_junit(report, out / "junit.xml")
     write_html([report], out / PAGE)
+    remove_other_cases(out, {result.reproducer for result in record.results})
 
 
 def show(record: RunRecord, console: Console) -> None:

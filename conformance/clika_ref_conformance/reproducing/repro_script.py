@@ -13,6 +13,7 @@ import faulthandler
 import functools
 import importlib
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -54,6 +55,7 @@ def main(folder: Path) -> int:
     print(f"{meta['task']['level']} of {meta['task']['subject']} on {meta['target']}: {meta['verdict']}")
     print(meta["listing"])
     faulthandler.dump_traceback_later(meta["limit_seconds"], exit=True)  # a target that hangs fails, too
+    limit_memory(meta["limit_bytes"])
     problems: list[str] = []
     with TemporaryDirectory() as scratch:
         if meta["repeats"] or meta["task"]["level"] == "artifacts" or has_operators_of_suite(folder):
@@ -68,6 +70,13 @@ def main(folder: Path) -> int:
     faulthandler.cancel_dump_traceback_later()
     print("\n".join(problems) if problems else "the target agrees with what is stored")
     return 1 if problems else 0
+
+
+def limit_memory(limit: int) -> None:
+    """Refuse this process more memory of its own than so many bytes; 0 sets no limit."""
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if limit and (most == resource.RLIM_INFINITY or limit <= most):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def has_operators_of_suite(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +39,9 @@ CASES = "cases"
 UNSAFE = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.MEMORY, Verdict.UNDECLARED})
 """Verdicts after which the target is not asked to compile once more."""
 
+DIGITS = 8
+"""Of the checksum in the name of a reproducer."""
+
 LISTING_CHARACTERS = 8000
 """A graph is printed up to here: a reproducer shows small ones whole, and large ones are in graph.json."""
 
@@ -65,10 +68,17 @@ def write_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str, re
     return path
 
 
+def remove_other_cases(report: Path, named: Collection[str]) -> None:
+    """Remove the reproducers in the folder of a report that it does not name: those of a former run into it."""
+    for path in (report / CASES).glob(f"*-{'[0-9a-f]' * DIGITS}.zip"):
+        if f"{CASES}/{path.name}" not in named:
+            path.unlink()
+
+
 def case_name(task: Task, content: bytes) -> str:
     """Return the name of a file that says what it is about, and differs where the content does."""
     label = re.sub(r"[^A-Za-z0-9]+", "-", f"{task.level}-{task.subject}-{task.dtype}").strip("-").lower()[:60]
-    return f"{label}-{hashlib.sha256(content).hexdigest()[:8]}.zip"
+    return f"{label}-{hashlib.sha256(content).hexdigest()[:DIGITS]}.zip"
 
 
 def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes:
@@ -96,6 +106,7 @@ def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes
         "seed": suite.profile.seed,
         "repeats": outcome.case is None,
         "limit_seconds": suite.profile.case_seconds,
+        "limit_bytes": suite.profile.memory_bytes,
         "runs": [
             {"name": run.name, "inputs": list(map(layout_of, run.inputs)), "outputs": made, "random": random}
             for run, made in zip(case.runs, outputs, strict=True)

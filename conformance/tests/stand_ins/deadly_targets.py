@@ -47,6 +47,26 @@ class Leaving(Deadly):
         os._exit(0)
 
 
+class Doubtful(Identity):
+    """Never comes to say whether it takes a node."""
+
+    def refusal(self, node):
+        time.sleep(1000)
+
+
+class Greedy(Deadly):
+    """Takes all the memory that it may, and ends as a runtime in C++ does."""
+
+    def die(self):
+        taken = []
+        try:
+            while True:
+                taken.append(bytearray(50_000_000))
+        except MemoryError:
+            os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
+            os.abort()
+
+
 class Stuck(Identity):
     """Never ends compiling, and says in a file that it holds where it was to write."""
 
