@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
+from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
 
@@ -46,18 +47,26 @@ def _(x, hx, *params):
 
 @lstm_cell.types
 def _(x, h, c, *_):
-    return h, c
+    dtype = torch.promote_types(x.dtype, c.dtype)
+    return TensorType(dtype, h.shape), TensorType(dtype, c.shape)
 
 
 @lstm_cell.onnx
 def _(op, x, h, c, w_ih, w_hh, b_ih=None, b_hh=None):
     pairs = zip(_gates(op, x, w_ih, b_ih, 4), _gates(op, h, w_hh, b_hh, 4), strict=True)
     enter, forget, cell, leave = (op.Add(a, b) for a, b in pairs)
-    new = op.Add(op.Mul(op.Sigmoid(forget), c), op.Mul(op.Sigmoid(enter), op.Tanh(cell)))
-    return op.Mul(op.Sigmoid(leave), op.Tanh(new)), new
+    entering = op.Mul(op.Sigmoid(enter), op.Tanh(cell))
+    forget, c, entering, leave = op.promote(op.Sigmoid(forget), c, entering, op.Sigmoid(leave))
+    new = op.Add(op.Mul(forget, c), entering)
+    return op.Mul(leave, op.Tanh(new)), new
 
 
-lstm_cell.samples(_samples(4, 2))
+@lstm_cell.samples
+def _(draw, s):
+    call = _samples(4, 2)(draw, s)
+    x, h, c, *params = call.operands
+    c = draw(s.tensor(shape=c.shape, low=-1, high=1, dtype=draw(s.choice(torch.float32, torch.float32, torch.int32))))
+    return s.call(x, h, c, *params)
 
 
 @operator(aten.gru_cell.default, error=COMPOSE)
