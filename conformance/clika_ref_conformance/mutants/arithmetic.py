@@ -380,8 +380,3 @@ def _(original, op, *, fill_value, **attrs):
 def _(original, op, x, *, dtype):
     down = op.dtype(x).is_floating_point and not dtype.is_floating_point and dtype != torch.bool
     return original(op, op.declare(op.Floor(x), op.dtype(x)) if down else x, dtype=dtype)
-
-
-@FAULTS.type_rule("lstm_cell", "the next cell state has the dtype of the one before", levels=("operators",))
-def _(original, x, h, c, *rest):
-    return h, c

@@ -65,7 +65,8 @@ def _(op, x, h, c, w_ih, w_hh, b_ih=None, b_hh=None):
 def _(draw, s):
     call = _samples(4, 2)(draw, s)
     x, h, c, *params = call.operands
-    c = draw(s.tensor(shape=c.shape, low=-1, high=1, dtype=draw(s.choice(torch.float32, torch.float32, torch.int32))))
+    if draw(s.choice(False, True)):
+        c = draw(s.tensor(shape=c.shape, low=-1, high=1, dtype=torch.int32))
     return s.call(x, h, c, *params)
 
 

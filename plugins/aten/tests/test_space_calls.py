@@ -65,6 +65,7 @@ CALLS: list[tuple[Any, ...]] = [
     (aten.upsample_bilinear2d.default, x(1, 2, 5, 6), [9, 7], True),
     (BICUBIC, x(1, 2, 5, 6), [3, 9], False, None),
     (aten.lstm_cell.default, x(2, 3), gates((2, 4), (2, 4)), *gates((16, 3), (16, 4))),
+    (aten.lstm_cell.default, x(2, 3), [x(2, 4), torch.ones(2, 4, dtype=torch.int32)], *gates((16, 3), (16, 4))),
     (aten.lstm.input, x(5, 2, 3), gates((1, 2, 4), (1, 2, 4)), gates((16, 3), (16, 4)),
      False, 1, 0.0, False, False, False),
     (aten.gru.input, x(5, 2, 3), x(1, 2, 4), gates((12, 3), (12, 4)), False, 1, 0.5, True, False, False),
@@ -72,12 +73,12 @@ CALLS: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize(("overload", "args"), [(c[0], c[1:]) for c in CALLS], ids=[str(c[0]) for c in CALLS])
-def test_a_converted_call_computes_what_aten_computes(overload, args):
+def test_a_converted_call_computes_what_aten_computes_and_has_the_types_that_are_inferred(overload, args):
     op, call = converted(overload, *args)
     found = op(*(o.data if isinstance(o, Value) else o for o in call.operands), **call.attrs)
-    expected = overload(*args)
-    for a, e in zip([found] if isinstance(found, torch.Tensor) else found,
-                    [expected] if isinstance(expected, torch.Tensor) else expected, strict=True):  # fmt: skip
+    found, expected = ([t] if isinstance(t, torch.Tensor) else [*t] for t in (found, overload(*args)))
+    assert list(infer(op, call.operands, call.attrs)) == [TensorType(t.dtype, tuple(t.shape)) for t in found]
+    for a, e in zip(found, expected, strict=True):
         # 1e-6: the same products, summed in another order at most.
         torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
 
