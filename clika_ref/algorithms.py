@@ -19,11 +19,12 @@ from clika_ref.core.targets import Target
 from clika_ref.exporting.export import lower
 from clika_ref.input_checks import check_inputs
 from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
 from clika_ref.quantization.smoothing import smooth, smoothing_factors
-from clika_ref.quantization.stages import Quantization, quantization
+from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
@@ -174,18 +175,13 @@ def _is_smaller(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
     return sum(t.numel() for t in tensors) < sum(t.numel() for t in before)
 
 
-def decide(calibration: Calibration, wanted: Wanted, registry: Registry, log: CompilationLog) -> Quantization:
-    """Decide what of a calibrated graph becomes integers, and write into the log what, and why not.
-
-    Raises:
-        ModelError: a key of the settings of layers matches nothing, or a width is asked for that the target lacks.
-    """
+def decide(stages: Stages, log: CompilationLog) -> Quantization:
+    """Decide what of a calibrated graph becomes integers, and write into the log what, and why not."""
     with log.stage("Quantizing") as stage:
-        values = sorted(calibration.table.values)
+        values = sorted(stages.calibration.table.values)
         for number, name in enumerate(values, 1):
             log.detail(f"Processing Quantization statistics {number}/{len(values)}: '{name}'")
-        chosen = choices(calibration.graph, wanted.settings, wanted.layers)
-        found = quantization(calibration, wanted.scheme, chosen, wanted.settings, registry.operators)
+        found = stages.decided()
         _tell(found, log)
         stage.done(in_one_line(found))
     return found
@@ -203,7 +199,7 @@ def _tell(found: Quantization, log: CompilationLog) -> None:
     log.table(WHAT_IF_TITLE, WHAT_IF, what_if_rows(found))
 
 
-def quantize(
+def calibrated(
     calibration: Calibration,
     batches: Iterable[Sequence[torch.Tensor]],
     wanted: Wanted,
@@ -212,8 +208,8 @@ def quantize(
     *,
     total: int | None = None,
     ranges_file: str = "",
-) -> Quantization:
-    """Calibrate a graph on batches, and decide what of it becomes integers.
+) -> Stages:
+    """Calibrate a graph on batches; return the stages that decide what of it becomes integers.
 
     Args:
         calibration: of the graph (`to_calibrate`); it counts each batch at once, so that an interrupt loses none.
@@ -223,10 +219,14 @@ def quantize(
         log: what it tells.
         total: how many batches there are, where that is known.
         ranges_file: where to save the ranges, and to begin with those that are there; nowhere where empty.
+
+    Raises:
+        ModelError: a key of the settings of layers matches nothing, or a width is asked for that the target lacks.
     """
     with kept_in(ranges_file, calibration, registry, log):
         calibrate(calibration, batches, wanted, registry, log, total=total)
-    return decide(calibration, wanted, registry, log)
+    chosen = choices(calibration.graph, wanted.settings, wanted.layers)
+    return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators)
 
 
 def begun(

@@ -7,8 +7,8 @@ from collections import Counter
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.exporting.export import target_for
+from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, layer_rows, what_if_rows
-from clika_ref.quantization.stages import Quantization
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.reporting.tables import print_table
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX

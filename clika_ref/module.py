@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 
-from clika_ref.algorithms import Wanted, batches_of, begun, quantize
+from clika_ref.algorithms import Wanted, batches_of, begun, calibrated, decide
 from clika_ref.autocast import outside_autocast, surrounding_autocast
 from clika_ref.capture.calibration_inputs import CalibrationInputs
 from clika_ref.capture.callables import callee_of
@@ -29,7 +31,9 @@ from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.fast_form import fast_form
 from clika_ref.input_checks import check_inputs
-from clika_ref.quantization.stages import Quantization
+from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.goal import TRIALS, GoalSearch
+from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.saved_module import SavedModule
@@ -252,27 +256,97 @@ class ClikaModule(SavedModule):
             ModelError: there is no data, or it does not fit; settings ask for what there is not.
             TargetError: the target computes in float, or no plugin provides it.
         """
+        how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, data_transform_fn, forward_fn)
+        with self._calibrated(quantization_settings, how) as (stages, deployment, log):
+            found = decide(stages, log)
+        self._clika_deployment = deployment
+        self.clika_adopt(Quantized(deployment.target, found.plan), stages.calibration)
+        return found
+
+    def clika_quantize_to_goal(
+        self,
+        eval_fn: Callable[[ClikaModule], float],
+        max_drop: float,
+        quantization_settings: QuantizationSettings | None = None,
+        **how: Any,
+    ) -> GoalSearch:
+        """Quantize as much as lets the score of ``eval_fn`` fall by ``max_drop`` at most; return what was tried.
+
+        Thresholds are bisected: a model of a hundred layers is evaluated eight or nine times, the float model first.
+        The module keeps the best that was found, also where ``eval_fn`` raises or is interrupted; where not even one
+        layer may be quantized, it stays float, and the ``reason`` of what is returned says why.
+
+        Args:
+            eval_fn: takes this module, in eval mode and without gradients, and returns a score of which more is better.
+            max_drop: by how much the score may fall, in its own units; from 0.
+            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for.
+            how: the other arguments of `clika_initialize_algorithms`.
+
+        Raises:
+            ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` none from 0.
+            TargetError: as `clika_initialize_algorithms`.
+        """
+        search, before, training = GoalSearch(max_drop), self._clika_quantized, self.training
+        with self._calibrated(quantization_settings, _How(**how)) as (stages, deployment, log):
+
+            def adopt(found: Quantization | None) -> None:
+                plan = found and Quantized(deployment.target, found.plan)
+                self.clika_adopt(plan, stages.calibration)
+
+            def score(found: Quantization | None) -> float:
+                adopt(found)
+                with torch.no_grad():
+                    return eval_fn(self)
+
+            try:
+                self.eval()
+                with log.stage("Searching") as stage:
+                    search.run(stages.decided, score)
+                    stage.done(search.in_one_line())
+            finally:
+                self.train(training)
+                if search.best is not None or search.is_done:
+                    adopt(search.best and search.best.found)
+                    self._clika_deployment = deployment
+                else:
+                    self.clika_adopt(before, stages.calibration)
+            log.table("Goal", TRIALS, search.rows())
+        return search
+
+    @contextlib.contextmanager
+    def _calibrated(
+        self, settings: QuantizationSettings | None, how: _How
+    ) -> Iterator[tuple[Stages, BaseDeploymentSettings, CompilationLog]]:
+        """Calibrate as the user wants; yield what decides, for which target, and where to tell what."""
         registry, before = self._clika_registry or load_registry(), self._clika_calibration
-        deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
-        settings, layers = quantization_settings or QuantizationSettings(), layer_quantization_settings or {}
-        wanted = Wanted(target_for(deployment, registry), settings, layers)
+        deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
+        layers = how.layer_quantization_settings or {}
+        wanted = Wanted(target_for(deployment, registry), settings or QuantizationSettings(), layers)
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
-            if calibration_inputs is not None:
-                data = CalibrationInputs(calibration_inputs, data_transform_fn, forward_fn)
+            if how.calibration_inputs is not None:
+                data = CalibrationInputs(how.calibration_inputs, how.data_transform_fn, how.forward_fn)
                 total = data.count
                 batches = batches_of(self.graph, self._clika_signature, data.calls(callee_of(self)), log)
             else:
                 batches = before.reservoir.batches if before else self._clika_examples
                 total = len(batches)
             same = self._clika_quantized is None or self._clika_quantized.target == deployment.target
-            has_data = calibration_inputs is not None
+            has_data = how.calibration_inputs is not None
             calibration = begun(self.graph, wanted, registry, before, has_data=has_data, same_target=same)
             self._clika_calibration = calibration
-            found = quantize(calibration, batches, wanted, registry, log, total=total)
+            yield calibrated(calibration, batches, wanted, registry, log, total=total), deployment, log
             self._clika_timings.update(log.timings)
-        self._clika_deployment = deployment
-        self.clika_adopt(Quantized(deployment.target, found.plan), calibration)
-        return found
+
+
+@dataclass(frozen=True)
+class _How:
+    """Arguments of `ClikaModule.clika_initialize_algorithms`, under their names."""
+
+    calibration_inputs: Iterable[Any] | None = None
+    deployment_settings: BaseDeploymentSettings | None = None
+    layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None
+    data_transform_fn: Callable[[Any], Any] | None = None
+    forward_fn: ForwardFn | None = None
 
 
 def _level_of_the_user() -> int:

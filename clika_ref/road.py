@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clika_ref.algorithms import Wanted, batches_of, quantize, to_calibrate
+from clika_ref.algorithms import Wanted, batches_of, calibrated, decide, to_calibrate
 from clika_ref.argument_checks import refuse_scripted
 from clika_ref.autocast import outside_autocast
 from clika_ref.capture.calibration_inputs import CalibrationInputs
@@ -26,7 +26,7 @@ from clika_ref.exporting.export import target_for
 from clika_ref.generic import torchlib_operator
 from clika_ref.module import ClikaModule
 from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.stages import Quantization
+from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
@@ -133,8 +133,8 @@ def _quantize(
     """Calibrate the graph and decide what of it becomes integers."""
     batches = batches_of(captured.graph, captured.signature, data.calls(travel.callee), travel.log)
     calibration, file = to_calibrate(captured.graph, wanted, travel.registry), travel.options.ranges_file
-    found = quantize(calibration, batches, wanted, travel.registry, travel.log, total=data.count, ranges_file=file)
-    return calibration, found
+    stages = calibrated(calibration, batches, wanted, travel.registry, travel.log, total=data.count, ranges_file=file)
+    return calibration, decide(stages, travel.log)
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ from clika_ref import (
 )
 from clika_ref.algorithms import Wanted
 from clika_ref.exporting import quantized_check
+from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.report import layer_rows
-from clika_ref.quantization.stages import decibels
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 

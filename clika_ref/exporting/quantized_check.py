@@ -12,7 +12,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
 from clika_ref.quantization.calibration import sample_count
-from clika_ref.quantization.stages import decibels
+from clika_ref.quantization.decision import decibels
 from clika_ref.quantization_scheme import scheme_of
 
 MARGIN_DB = 0.5

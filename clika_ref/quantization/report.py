@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clika_ref.quantization.stages import Quantization
+from clika_ref.quantization.decision import Quantization
 
 LAYERS = ("layer", "operator", "weights", "activations", "QS", "bytes", "bytes after", "decision")
 """The columns of `layer_rows`: widths in bits, QS as quantization sensitivity."""

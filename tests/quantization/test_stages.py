@@ -13,9 +13,10 @@ from clika_ref import LayerQuantizationSettings as Layer
 from clika_ref import ModelError, QuantizationSettings, clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.quantizing import quantize_graph
-from clika_ref.quantization.stages import TAIL, decibels, quantization, tail_layers
+from clika_ref.quantization.stages import TAIL, Stages, tail_layers
 from clika_ref.quantization_scheme import Integers
 
 SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
@@ -46,7 +47,7 @@ def calibrated(batches=4, seed=0):
 def quantized(settings=None, layers=None, scheme=SCHEME):
     settings, calibration = settings or QuantizationSettings(), calibrated()
     chosen = choices(calibration.graph, settings, layers or {})
-    return calibration, quantization(calibration, scheme, chosen, settings, OPERATORS)
+    return calibration, Stages(calibration, scheme, chosen, settings, OPERATORS).decided()
 
 
 def test_all_layers_are_quantized_at_the_threshold_to_begin_with_and_weigh_a_quarter():

@@ -30,7 +30,7 @@ def calibrated():
 def quantized(calibration):
     settings = QuantizationSettings()
     chosen = choices(calibration.graph, settings, {})
-    return stages.quantization(calibration, SCHEME, chosen, settings, OPERATORS)
+    return stages.Stages(calibration, SCHEME, chosen, settings, OPERATORS).decided()
 
 
 def test_the_error_of_a_plan_is_that_of_the_graph_which_it_makes():

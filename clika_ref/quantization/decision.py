@@ -1,0 +1,128 @@
+"""What was decided for each layer of a graph, and what another threshold would give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization.placement import Placement
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.weights_only import Found
+from clika_ref.quantization_scheme import QuantizationScheme
+
+FLOAT_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """A line of the summary: what became of a layer, and why."""
+
+    name: str
+    scope: str
+    operator: str
+    sensitivity: float | None
+    """None where no target could compute it in integers, or the user skips it, so that it was not weighed."""
+    reason: str
+    """Why it stays float; nothing where it runs in integers, or holds its weight in them."""
+    widths: tuple[int, int]
+    """Bits of its weight and of what it reads, were it quantized."""
+    bytes_before: int
+    """Of its weight in float32."""
+    bytes_quantized: int
+    """Of its weight, were it quantized."""
+
+    @property
+    def bits(self) -> tuple[int, int]:
+        """Bits of its weight and of what it reads."""
+        return (FLOAT_BITS, FLOAT_BITS) if self.reason else self.widths
+
+    @property
+    def bytes_after(self) -> int:
+        """Of its weight."""
+        return self.bytes_before if self.reason else self.bytes_quantized
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What another threshold would give."""
+
+    threshold: float
+    layers: int
+    bytes: int
+    """Of all weights of layers."""
+    sqnr: float
+    """Predicted, in dB, of the part of the outputs that varies with the input; infinite where nothing is quantized."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How one graph is quantized for one target."""
+
+    plan: Plan
+    layers: Sequence[LayerReport]
+    what_if: Sequence[WhatIf]
+    observer: str
+    """What the ranges of values were chosen by; nothing where only weights are quantized."""
+
+
+def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: QuantizationScheme) -> list[LayerReport]:
+    """Return a line for each layer: those in integers first, then those that stay float, each in order."""
+    widths = scheme.weights.bits, scheme.activations.bits
+    return [
+        LayerReport(
+            node.name,
+            node.origin.scope,
+            node.kind,
+            weighed.get(node),
+            placement.floats.get(node, ""),
+            widths,
+            _bytes(node),
+            _bytes(node) // 4,
+        )
+        for node in (*placement.layers, *placement.floats)
+    ]
+
+
+def of_weights_only(graph: Graph, scheme: QuantizationScheme, found: Found) -> Quantization:
+    """Return what became of the weights of layers."""
+    plan = Plan(scheme)
+    plan.compressed = {node.name: held for node, held in found.held.items()}
+    plan.floats = {node.name: reason for node, reason in found.floats.items()}
+    reports: list[LayerReport] = []
+    for node in graph.nodes:
+        if node in found.held or node in found.floats:
+            tried, before = found.tried.get(node), _bytes(node)
+            bits, after = (tried.bits, tried.bytes_of(before // 4)) if tried else (FLOAT_BITS, before)
+            told = node.name, node.origin.scope, node.kind, found.weighed.get(node), found.floats.get(node, "")
+            reports.append(LayerReport(*told, (bits, FLOAT_BITS), before, after))
+    return Quantization(plan, reports, what_if(reports, found.varying), "")
+
+
+def what_if(reports: Sequence[LayerReport], varying: float) -> list[WhatIf]:
+    """Return what each threshold would give at which one more layer is quantized, errors of layers adding up.
+
+    Args:
+        reports: of all layers, of which those that were weighed count.
+        varying: the share of the outputs' energy that varies with the input.
+    """
+    weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None]
+    whole = sum(r.bytes_before for _, r in weighed)
+    rows: list[WhatIf] = []
+    spoiled, saved = 0.0, 0
+    for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):
+        spoiled, saved = spoiled + sensitivity, saved + layer.bytes_before - layer.bytes_quantized
+        rows.append(WhatIf(sensitivity, count, whole - saved, decibels(varying, spoiled)))
+    return rows
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Return the ratio of two energies in dB."""
+    return math.inf if not noise else -math.inf if not signal else 10 * math.log10(signal / noise)
+
+
+def _bytes(node: Node) -> int:
+    """Return what the weight of a layer takes in float32."""
+    weight = node.inputs[node.op.trait.weight or 0]
+    return math.prod(map(int, weight.type.shape)) * 4 if isinstance(weight, Value) and weight.is_constant else 0

@@ -1,0 +1,124 @@
+"""The search for the most that can be quantized: what it evaluates, what it keeps, and how it says why no more."""
+
+import math
+
+import pytest
+import torch
+from small_schemes import scheme_with
+from torch import nn
+
+from clika_ref import ModelError, QuantizationSettings, clika_compile
+from clika_ref.quantization.decision import LayerReport, Quantization, WhatIf
+from clika_ref.quantization.goal import EVERYTHING, GoalSearch
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization_scheme import Integers
+
+LAYERS = 20
+SCHEME = scheme_with(Integers())
+
+
+def decided(threshold):
+    """Quantize those of twenty layers, the fifth of sensitivity 0.5, that are not above a threshold."""
+    layers = [
+        LayerReport(
+            f"n{i}", f"block.{i}", "linear", i / 10, "" if i / 10 <= threshold else "too sensitive", (8, 8), 4, 1
+        )
+        for i in range(LAYERS)
+    ]
+    return Quantization(Plan(SCHEME), layers, [WhatIf(i / 10, i + 1, 0, 0.0) for i in range(LAYERS)], "")
+
+
+def count(found):
+    return 0 if found is None else sum(not layer.reason for layer in found.layers)
+
+
+@pytest.mark.parametrize("allowed", [1, 2, 7, 13, 19])
+def test_the_most_layers_within_the_drop_are_found_with_few_evaluations(allowed):
+    search = GoalSearch(max_drop=float(allowed)).run(decided, lambda found: -float(count(found)))
+    assert count(search.best.found) == search.best.layers == allowed
+    assert len(search.trials) <= 1 + math.ceil(math.log2(LAYERS)) + 1
+    assert search.reason.startswith(
+        f"with {allowed + 1} layers in integers, block.{allowed} the most sensitive of them"
+    )
+    assert search.is_done
+
+
+def test_where_all_may_be_quantized_one_evaluation_says_so():
+    search = GoalSearch(max_drop=1.0).run(decided, lambda found: -count(found) / 100)
+    assert (search.best.layers, len(search.trials), search.reason) == (LAYERS, 1, "")
+    assert math.isinf(search.best.threshold)
+    assert search.in_one_line() == "20 layers in integers, the score falls by 0.2, after 2 evaluations"
+
+
+def test_where_no_layer_may_be_quantized_it_says_by_how_much_the_goal_was_missed():
+    search = GoalSearch(max_drop=0.0).run(decided, lambda found: -float(count(found)))
+    assert search.best is None
+    assert search.reason == (
+        "with 1 layers in integers, block.0 the most sensitive of them, the score falls by 1, more than max_drop=0; "
+        "allow more, or train the model further"
+    )
+
+
+def test_scores_that_do_not_fall_with_each_layer_leave_the_fewest_bytes_among_those_within():
+    bad = {20, 10, 5}
+    search = GoalSearch(max_drop=0.5).run(decided, lambda found: -float(count(found) in bad))
+    assert search.best.layers == max(t.layers for t in search.trials if t.is_within)
+    assert [t.is_within for t in search.trials] == [t.layers not in bad for t in search.trials]
+
+
+@pytest.mark.parametrize("drop", [-0.1, math.nan, math.inf, "1", True])
+def test_a_drop_that_is_no_number_from_0_is_refused(drop):
+    with pytest.raises(ModelError, match=r"max_drop is .*; it takes a number from 0"):
+        GoalSearch(drop)
+
+
+@pytest.mark.parametrize("score", [math.nan, None, "good", math.inf])
+def test_a_score_that_is_no_number_is_refused(score):
+    with pytest.raises(ModelError, match="eval_fn returned"):
+        GoalSearch(0.1).run(decided, lambda _: score)
+
+
+def compiled():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    data = [torch.randn(32, 16) for _ in range(3)]
+    return net, data, clika_compile(net, tracing_inputs=data[:1])
+
+
+def test_a_module_keeps_the_best_and_computes_and_exports_with_it(tmp_path):
+    net, data, module = compiled()
+    wanted = [net(x).detach() for x in data]
+
+    def score(m):
+        assert not m.training
+        return -sum(float((m(x) - w).square().sum()) for x, w in zip(data, wanted, strict=True))
+
+    whole = module.train().clika_quantize_to_goal(score, EVERYTHING, calibration_inputs=data)
+    assert (whole.best.layers, module.training) == (3, True)
+    found = module.eval().clika_quantize_to_goal(score, whole.best.drop / 2)
+    assert 0 < found.best.layers < 3
+    with torch.no_grad():
+        assert score(module) == found.best.score
+    assert module.clika_export(tmp_path / "part.onnx").path.exists()
+    missed = module.clika_quantize_to_goal(score, 0.0, QuantizationSettings())
+    assert missed.best is None
+    with torch.no_grad():
+        assert score(module) == missed.baseline
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_an_interrupt_leaves_the_best_so_far_or_what_was_there_before(calls):
+    _, data, module = compiled()
+    module.clika_initialize_algorithms(calibration_inputs=data)
+    before, seen = module._clika_quantized, []
+
+    def score(m):
+        seen.append(m._clika_quantized)
+        if len(seen) > calls:
+            raise KeyboardInterrupt
+        return -float(len(seen) == 2)  # the whole is not within, the first part of it is
+
+    with pytest.raises(KeyboardInterrupt):
+        module.train().clika_quantize_to_goal(score, 0.5)
+    assert module.training
+    assert module._clika_quantized.plan is (before if calls == 1 else seen[2]).plan
