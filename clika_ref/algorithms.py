@@ -21,13 +21,15 @@ from clika_ref.input_checks import check_inputs
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.layers import choices
+from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
-from clika_ref.quantization.smoothing import smooth, smoothing_factors
+from clika_ref.quantization.smoothing import GAIN, smooth, smoothing_factors
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings import ClikaCompileOptions
 from clika_ref.signature import Signature
 
 
@@ -38,6 +40,7 @@ class Wanted:
     target: Target
     settings: QuantizationSettings
     layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
+    options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
 
     def __post_init__(self) -> None:
         """Find out what cannot be had before the data is read.
@@ -49,6 +52,10 @@ class Wanted:
         if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
             msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
             raise TargetError(msg)
+        if self.options.observer not in ("auto", *OBSERVERS):
+            known = ", ".join(map(repr, ("auto", *OBSERVERS)))
+            msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
+            raise ModelError(msg)
         _ = self.scheme
 
     @property
@@ -100,9 +107,7 @@ def calibrate(
         for number, inputs in enumerate(batches, 1):
             if calibration.table.smoothing is None:
                 calibration.refuse_infinite(inputs)
-                needed = not wanted.settings.prefer_weights_only_quantization  # what stays float has room for all
-                factors = smoothing_factors(calibration.graph, wanted.scheme, inputs) if needed else {}
-                calibration.table.smoothing = factors
+                calibration.table.smoothing = _factors(calibration.graph, wanted, inputs)
                 _smooth(calibration, registry)
             if number > seen:
                 calibration.add(inputs)
@@ -115,6 +120,14 @@ def calibrate(
         calibration.is_whole = True
         known = f", {seen:,} of them from before" if seen else ""
         stage.done(f"{calibration.table.batches:,} batches{known}, {len(calibration.table.values):,} values")
+
+
+def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what to smooth, given a batch; nothing where only weights are quantized, as float has room for all."""
+    switch = wanted.options.smoothing
+    if switch == "off" or wanted.settings.prefer_weights_only_quantization:
+        return {}
+    return smoothing_factors(graph, wanted.scheme, inputs, gain=1.0 if switch == "on" else GAIN)
 
 
 @contextlib.contextmanager
@@ -226,7 +239,7 @@ def calibrated(
     with kept_in(ranges_file, calibration, registry, log):
         calibrate(calibration, batches, wanted, registry, log, total=total)
     chosen = choices(calibration.graph, wanted.settings, wanted.layers)
-    return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators)
+    return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
 
 
 def begun(

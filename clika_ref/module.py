@@ -321,7 +321,8 @@ class ClikaModule(SavedModule):
         registry, before = self._clika_registry or load_registry(), self._clika_calibration
         deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         layers = how.layer_quantization_settings or {}
-        wanted = Wanted(target_for(deployment, registry), settings or QuantizationSettings(), layers)
+        target = target_for(deployment, registry)
+        wanted = Wanted(target, settings or QuantizationSettings(), layers, self._clika_options)
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             if how.calibration_inputs is not None:
                 data = CalibrationInputs(how.calibration_inputs, how.data_transform_fn, how.forward_fn)

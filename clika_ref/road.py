@@ -112,7 +112,7 @@ def _wanted(travel: _Travel) -> Wanted | None:
     if settings is None or travel.deployment is None:
         return None
     target = target_for(travel.deployment, travel.registry)
-    return Wanted(target, settings, travel.given.layer_quantization_settings or {})
+    return Wanted(target, settings, travel.given.layer_quantization_settings or {}, travel.options)
 
 
 def _calls(travel: _Travel) -> tuple[list[ModelCall], CalibrationInputs | None]:

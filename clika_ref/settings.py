@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from clika_ref.core.errors import ModelError
 
@@ -73,6 +74,13 @@ class DeploymentSettings_TensorRT_LLM_ONNX(BaseDeploymentSettings):  # noqa: N80
     framework: ClassVar[str] = "TensorRT-LLM (NVIDIA)"
 
 
+Switch = Literal["auto", "on", "off"]
+"""Of an algorithm: tried and kept where it helps, always used, or never."""
+
+SWITCHES = ("smoothing", "weight_clipping", "weight_rounding", "bias_correction")
+"""The options that are one."""
+
+
 @dataclass(frozen=True)
 class ClikaCompileOptions:
     """Aspects of compilation that rarely need a choice."""
@@ -90,6 +98,41 @@ class ClikaCompileOptions:
     """Where to save the ranges that calibration finds, also when it is interrupted; one that exists is begun with, and
     the batches that it counts are not run again. Nowhere where empty."""
 
+    observer: str = "auto"
+    """What of a value its integers cover: ``"min-max"``, ``"mean of extremes"``, ``"99.99 %"`` or ``"99.999 %"`` of its
+    elements, or what has the ``"least error"``; ``"auto"`` takes whichever is best on data."""
+
+    smoothing: Switch = "auto"
+    """Make channels smaller that are much larger than others, and the weights behind them larger; ``"auto"`` where that
+    halves the error of a layer, ``"on"`` where it lessens it."""
+
+    weight_clipping: Switch = "auto"
+    """Let scales of weights miss the largest where that misses less of all."""
+
+    weight_rounding: Switch = "auto"
+    """Round weights with feedback, by what a layer reads; ``"auto"`` where that takes little time and helps on data."""
+
+    bias_correction: Switch = "auto"
+    """Take back by biases what rounding shifts on average; ``"auto"`` where that helps on data."""
+
+    algorithm_seconds: float = 0.0
+    """After so long, calibration not counted, what is on ``"auto"`` is no longer tried; 0 for no limit."""
+
+    def __post_init__(self) -> None:
+        """Refuse values of another kind.
+
+        Raises:
+            ModelError: a switch is neither on, off nor auto, or a time is negative.
+        """
+        for name in SWITCHES:
+            if getattr(self, name) not in get_args(Switch):
+                msg = f"option {name!r} is {getattr(self, name)!r}; it takes {', '.join(map(repr, get_args(Switch)))}"
+                raise ModelError(msg)
+        seconds = self.algorithm_seconds
+        if not 0 <= seconds < math.inf:
+            msg = f"option 'algorithm_seconds' is {seconds!r}; it takes a number of seconds, 0 for no limit"
+            raise ModelError(msg)
+
     def with_extra(self, extra: Mapping[str, Any]) -> ClikaCompileOptions:
         """Return these options with some replaced by name.
 
@@ -102,7 +145,7 @@ class ClikaCompileOptions:
                 msg = f"unknown option {name!r} = {value!r}; the options are {', '.join(known)}"
                 raise ModelError(msg)
             wanted = type(getattr(self, name))
-            if not isinstance(value, wanted):
+            if not isinstance(value, (float, int) if wanted is float else wanted):
                 msg = f"option {name!r} is {value!r}, a {type(value).__name__}; it takes a {wanted.__name__}"
                 raise ModelError(msg)
         return dataclasses.replace(self, **extra)

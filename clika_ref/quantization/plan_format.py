@@ -18,7 +18,8 @@ from clika_ref.quantization_scheme import Integers, QuantizationScheme
 VERSION = 1
 """Of this form; raised whenever what was written before can no longer be read."""
 
-WEIGHTS, CORRECTIONS, SMOOTHING, SCALES, MOVED = "weights", "corrections", "smoothing", "scales", "moved"
+WEIGHTS, ROUNDED, CORRECTIONS, SMOOTHING = "weights", "rounded", "corrections", "smoothing"
+SCALES, MOVED = "scales", "moved"
 """What the tensors are, of each layer or value by its name: ``<kind>.<name>``."""
 
 
@@ -31,6 +32,7 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "has_integer_bias": plan.scheme.has_integer_bias,
         "scales": {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
         "layers": [*plan.weights],
+        "rounded": [*plan.moved],
         "corrected": [*plan.corrections],
         "smoothed": [*plan.smoothing],
         "compressed": {name: [held.bits, held.block_size] for name, held in plan.compressed.items()},
@@ -39,6 +41,7 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
     }
     every = {
         WEIGHTS: plan.weights,
+        ROUNDED: plan.moved,
         CORRECTIONS: plan.corrections,
         SMOOTHING: plan.smoothing,
         SCALES: {name: held.scales for name, held in plan.compressed.items()},
@@ -62,6 +65,7 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         plan = Plan(QuantizationScheme(activations, weights, has_integer_bias=has_integer_bias))
         plan.activations = {name: Scale(float(s), int(zero)) for name, (s, zero) in document["scales"].items()}
         plan.weights = {name: _channels(tensors[f"{WEIGHTS}.{name}"]) for name in document["layers"]}
+        plan.moved = {name: _steps(tensors[f"{ROUNDED}.{name}"]) for name in document.get("rounded", ())}
         plan.corrections = {name: _channels(tensors[f"{CORRECTIONS}.{name}"]) for name in document["corrected"]}
         plan.smoothing = {name: _channels(tensors[f"{SMOOTHING}.{name}"]) for name in document["smoothed"]}
         for name, (bits, block_size) in document.get("compressed", {}).items():
@@ -73,6 +77,13 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         msg = f"the saved quantization is damaged: {type(error).__name__}: {error}; quantize the model again"
         raise ModelError(msg) from error
     return plan
+
+
+def _steps(tensor: Tensor) -> Tensor:
+    if tensor.dtype != torch.int8:
+        msg = f"{tensor.dtype}{list(tensor.shape)} are no integers of a weight"
+        raise ValueError(msg)
+    return tensor
 
 
 def _of_kind(tensor: Tensor | None, dtype: torch.dtype) -> Any:

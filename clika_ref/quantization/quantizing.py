@@ -29,6 +29,8 @@ class Plan:
     """Of each value that becomes integers."""
     weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Of each layer, ``float32[channels]``."""
+    moved: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """How far the integers of a layer's weight are from the nearest, ``int8`` of its shape; of none, not at all."""
     corrections: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """What is added to the bias of a layer, ``float32[channels]``; made where it has none."""
     smoothing: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -45,7 +47,7 @@ class Plan:
 
     def on(self, device: torch.device) -> Plan:
         """Return the plan with its tensors on a device."""
-        every = (self.weights, self.corrections, self.smoothing)
+        every = (self.weights, self.moved, self.corrections, self.smoothing)
         moved = ({n: t.to(device) for n, t in of.items()} for of in every)
         compressed = {name: held.on(device) for name, held in self.compressed.items()}
         return Plan(self.scheme, self.activations, *moved, compressed=compressed, floats=self.floats)
@@ -95,7 +97,7 @@ def _quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str
     weight = node.inputs[trait.weight]
     axis = axis_of(node, scales)
     integers = build.constant(
-        partial(integers_of, weight, scales, axis, plan.scheme.weights, operators["quantize"]),
+        partial(_planned_integers, weight, axis, plan, node.name, operators["quantize"]),
         f"{weight.name}_integers",
         TensorType(torch.int8, weight.type.shape),
     )
@@ -128,6 +130,13 @@ def axis_of(node: Node, scales: Tensor) -> int | None:
     """Return the side of a layer's weight along which it has scales, None where it has one for all."""
     trait = node.op.trait
     return (trait.axis or 0) % node.inputs[trait.weight or 0].type.rank if scales.ndim else None
+
+
+def _planned_integers(weight: Value, axis: int | None, plan: Plan, layer: str, quantize: Operator) -> Tensor:
+    """Return the integers of a weight as a plan has them."""
+    kind, moved = plan.scheme.weights, plan.moved.get(layer)
+    nearest = integers_of(weight, plan.weights[layer], axis, kind, quantize)
+    return nearest if moved is None else (nearest.to(torch.int16) + moved).clamp(kind.low, kind.high).to(torch.int8)
 
 
 def integers_of(weight: Value, scales: Tensor, axis: int | None, kind: Integers, quantize: Operator) -> Tensor:

@@ -45,6 +45,8 @@ def in_one_line(found: Quantization) -> str:
     if not found.observer:
         return f"the weights of {count:,} of {len(layers):,} layers in integers, {sizes}"
     biases = "corrected biases" if found.plan.corrections else "biases as they are"
+    rounded = f"{len(found.plan.moved)} rounded with feedback, " if found.plan.moved else ""
     return (
-        f"{count:,} of {len(layers):,} layers in integers, their weights {sizes}; ranges by {found.observer}, {biases}"
+        f"{count:,} of {len(layers):,} layers in integers, {rounded}their weights {sizes}; "
+        f"ranges by {found.observer}, {biases}"
     )

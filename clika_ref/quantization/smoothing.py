@@ -37,13 +37,16 @@ MOST = 1e2
 
 
 @torch.no_grad()
-def smoothing_factors(graph: Graph, scheme: QuantizationScheme, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+def smoothing_factors(
+    graph: Graph, scheme: QuantizationScheme, inputs: Sequence[Tensor], *, gain: float = GAIN
+) -> dict[str, Tensor]:
     """Return what to divide values by that linear layers read, ``float32[channels]``, by the name of the value.
 
     Args:
         graph: as it is going to be written.
         scheme: what the target computes in integers.
         inputs: a batch, on which each strength is tried.
+        gain: the share of a layer's error that a factor must leave at most.
     """
     readers = {
         value: found
@@ -55,7 +58,7 @@ def smoothing_factors(graph: Graph, scheme: QuantizationScheme, inputs: Sequence
     def look(value: Value, x: Tensor) -> None:
         if value in readers and x.numel() and bool(x.isfinite().all()):
             weights = [_weight(use) for use in readers[value]]
-            best = _best(x.reshape(-1, x.shape[-1]), weights, scheme)
+            best = _best(x.reshape(-1, x.shape[-1]), weights, scheme, gain)
             if best is not None:
                 factors[value.name] = best
 
@@ -136,7 +139,7 @@ def _weight(use: Use) -> Tensor:
     return weight.data.detach()
 
 
-def _best(x: Tensor, weights: Sequence[Tensor], scheme: QuantizationScheme) -> Tensor | None:
+def _best(x: Tensor, weights: Sequence[Tensor], scheme: QuantizationScheme, gain: float) -> Tensor | None:
     """Return the factor that leaves the least error of what the layers return, None where none is worth its time."""
     lows, highs, rows = x.amin(0), x.amax(0), x[:: max(len(x) // ROWS, 1)]
     reach, inward = torch.maximum(-lows, highs), torch.stack([w.abs().amax(0) for w in weights]).amax(0)
@@ -146,7 +149,7 @@ def _best(x: Tensor, weights: Sequence[Tensor], scheme: QuantizationScheme) -> T
         ends = Range(float((lows / factor).min()), float((highs / factor).max()))
         return _error(rows / factor, ends, [weight * factor for weight in weights], wanted, scheme)
 
-    best, least = None, GAIN * error(torch.ones_like(reach))
+    best, least = None, gain * error(torch.ones_like(reach))
     for strength in STRENGTHS:
         factor = _factor(reach, inward, strength)
         if (found := error(factor)) < least:

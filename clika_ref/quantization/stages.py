@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import Tensor
@@ -22,9 +23,11 @@ from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.sensitivity import Sensitivities, sensitivities
 from clika_ref.quantization.trials import Trial
+from clika_ref.quantization.weight_rounding import moved_weights
 from clika_ref.quantization.weights_only import compressed_weights
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.quantization_settings import QuantizationSettings
+from clika_ref.settings import ClikaCompileOptions, Switch
 
 TRIED = ("mean of extremes", "least error")
 """The observers that are tried on each model.
@@ -32,6 +35,9 @@ TRIED = ("mean of extremes", "least error")
 The first is the better one where rare elements matter, as in convolutional networks, and the second where they belong
 to a few tokens, as in transformers.
 """
+
+FITTED = 4
+"""Batches from which weights are rounded where that is asked for; where it is not, the first one has to do."""
 
 TAIL = "skip_tail_quantization: no other layer lies between it and an output"
 
@@ -57,6 +63,9 @@ class Stages:
     """Those of the whole model."""
     operators: Mapping[str, Operator]
     """Those of the registry."""
+    options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+    """Which algorithms are tried."""
+    _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         if not self._is_of_weights:
@@ -87,16 +96,37 @@ class Stages:
 
     def _of_values(self, settings: QuantizationSettings) -> Quantization:
         too_sensitive = _too_sensitive(self._weighed, settings)
-        placement, plan, error = self._placement, self._plan, self._errors[self._observer]
+        placement, plan, error = self._placement, replace(self._plan), self._errors[self._observer]
         if too_sensitive:
             placement = self._placed({**self._skipped, **too_sensitive})
             plan = self._planner.plan(placement, OBSERVERS[self._observer])
             error = self._trial.error(plan)
-        corrections = bias_corrections(self._graph, plan, self.operators, self._inputs)
-        corrected = replace(plan, corrections=corrections)
-        plan = corrected if self._trial.error(corrected) < error else replace(plan)
+        plan, error = self._tried(self.options.weight_rounding, self._rounded, plan, error)
+        plan, error = self._tried(self.options.bias_correction, self._corrected, plan, error)
         reports = layer_reports(placement, self._weighed.of, self.scheme)
         return Quantization(plan, reports, what_if(reports, self._weighed.varying), self._observer)
+
+    def _tried(self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float) -> tuple[Plan, float]:
+        """Return a changed plan and its error on data, or those before it where it is switched off, or no better."""
+        if switch == "off" or plan.is_empty or (switch == "auto" and self._is_late):
+            return plan, error
+        changed = change(plan)
+        found = self._trial.error(changed)
+        return (changed, found) if switch == "on" or found < error else (plan, error)
+
+    def _rounded(self, plan: Plan) -> Plan:
+        only_cheap = self.options.weight_rounding == "auto"
+        first, *others = self.calibration.reservoir.batches
+        batches = [first] if only_cheap else [first, *others[1:]][:FITTED]  # the second one judges
+        return replace(plan, moved=moved_weights(self._graph, plan, batches, only_cheap=only_cheap))
+
+    def _corrected(self, plan: Plan) -> Plan:
+        return replace(plan, corrections=bias_corrections(self._graph, plan, self.operators, self._inputs))
+
+    @property
+    def _is_late(self) -> bool:
+        seconds = self.options.algorithm_seconds
+        return bool(seconds) and time.monotonic() - self._began > seconds
 
     # What no threshold changes
 
@@ -125,7 +155,7 @@ class Stages:
 
     @cached_property
     def _planner(self) -> Planner:
-        return Planner(self.calibration.table, self.scheme)
+        return Planner(self.calibration.table, self.scheme, clips=self.options.weight_clipping != "off")
 
     @cached_property
     def _trial(self) -> Trial:
@@ -133,7 +163,9 @@ class Stages:
 
     @cached_property
     def _plans(self) -> dict[str, Plan]:
-        return {name: self._planner.plan(self._placement, OBSERVERS[name]) for name in TRIED}
+        chosen = self.options.observer
+        tried = TRIED[: 1 if self._is_late else None] if chosen == "auto" else (chosen,)
+        return {name: self._planner.plan(self._placement, OBSERVERS[name]) for name in tried}
 
     @cached_property
     def _errors(self) -> dict[str, float]:
@@ -141,7 +173,7 @@ class Stages:
 
     @cached_property
     def _observer(self) -> str:
-        return min(TRIED, key=lambda name: self._errors[name])
+        return min(self._errors, key=lambda name: self._errors[name])
 
     @property
     def _plan(self) -> Plan:

@@ -82,15 +82,14 @@ def missed(module, model):
         return float(((module(x) - inner) - (model(x) - inner)).square().sum())
 
 
-def test_a_module_comes_much_nearer_and_exports_and_saves_as_it_computes(tmp_path, monkeypatch):
+def test_a_module_comes_much_nearer_and_exports_and_saves_as_it_computes(tmp_path):
     model = Outlying()
     module = quantized(model)
     module.clika_export(tmp_path / "model.onnx")  # compared with the module
     copy = quantized(Outlying())
     copy.load_state_dict(module.state_dict())
     assert torch.equal(copy(data()[0]), module(data()[0]))
-    monkeypatch.setattr("clika_ref.algorithms.smoothing_factors", lambda *_: {})
-    assert missed(module, model) < missed(quantized(model), model) / 8
+    assert missed(module, model) < missed(quantized(model, smoothing="off"), model) / 8
 
 
 def test_ranges_of_a_file_are_those_of_what_was_smoothed(tmp_path):

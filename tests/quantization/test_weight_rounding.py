@@ -1,0 +1,102 @@
+"""Rounding by what layers read: nearer results on other data, for every kind of layer that says what it multiplies."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_schemes import OPERATORS, scheme_with
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.execution import interpret
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.observers import extremes
+from clika_ref.quantization.placement import place
+from clika_ref.quantization.planning import Planner
+from clika_ref.quantization.quantizing import integers_of, quantize_graph
+from clika_ref.quantization.weight_rounding import CHEAP_INPUTS, FEWEST_ROWS, _multiplied, moved_weights
+from clika_ref.quantization_scheme import Integers
+
+SCHEME = scheme_with(Integers(bits=4, is_signed=True, is_symmetric=True, is_narrow=True))
+"""With coarse weights, so that their rounding outweighs that of values."""
+
+torch.manual_seed(0)
+LAYERS = {
+    "linear": (nn.Linear(64, 16), (64,)),
+    "conv": (nn.Conv2d(8, 6, 3, padding=1), (8, 6, 6)),
+    "strided": (nn.Conv2d(8, 6, 3, stride=2, dilation=2), (8, 9, 9)),
+    "groups": (nn.Conv2d(16, 8, 3, groups=2), (16, 6, 6)),
+    "depthwise": (nn.Conv2d(8, 8, 3, groups=8, padding="same"), (8, 6, 6)),
+}
+
+
+def correlated(shape, samples, seed):
+    """Return data that lies near few directions, as what layers read does."""
+    spread = torch.Generator().manual_seed(seed)
+    few = torch.randn(5, *shape, generator=torch.Generator().manual_seed(99))
+    mixed = torch.einsum("nd,d...->n...", torch.randn(samples, 5, generator=spread), few)
+    return mixed + 0.1 * torch.randn(samples, *shape, generator=spread)
+
+
+def planned(layer, shape):
+    calibration = Calibration(clika_compile(layer.eval(), tracing_inputs=[correlated(shape, 8, 0)]).graph.clone())
+    calibration.add([correlated(shape, 8, 0)])
+    placement = place(calibration.graph, SCHEME, lambda _: True, {})
+    return calibration.graph, Planner(calibration.table, SCHEME).plan(placement, extremes)
+
+
+def missed(graph, plan, x):
+    twin = graph.clone()
+    quantize_graph(twin, plan, OPERATORS)
+    with torch.no_grad():
+        return float((interpret(twin, [x])[0][0] - interpret(graph, [x])[0][0]).square().sum())
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_rounding_by_what_a_layer_reads_comes_nearer_on_other_data(kind):
+    layer, shape = LAYERS[kind]
+    graph, plan = planned(layer, shape)
+    found = moved_weights(graph, plan, [[correlated(shape, 64, 1)], [correlated(shape, 64, 2)]], only_cheap=False)
+    (node,) = (n for n in graph.nodes if n.name in plan.weights)
+    assert found[node.name].dtype == torch.int8
+    assert found[node.name].shape == layer.weight.shape
+    assert found[node.name].any()
+    other = correlated(shape, 64, 3)
+    assert missed(graph, replace(plan, moved=found), other) < missed(graph, plan, other)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_what_is_multiplied_with_a_row_gives_what_the_layer_returns(kind):
+    layer, shape = LAYERS[kind]
+    graph, _ = planned(layer, shape)
+    (node,) = (n for n in graph.nodes if n.op.trait.weight is not None)
+    x = correlated(shape, 4, 1)
+    read = _multiplied(node, x)
+    rows = layer.weight.detach().flatten(1).reshape(read.shape[1], -1, read.shape[2])
+    sums = torch.einsum("rgi,goi->rgo", read, rows).flatten(1)
+    wanted = layer(x).detach().movedim(node.op.trait.channel, -1).reshape(len(sums), -1) - layer.bias.detach()
+    # 1e-4: sums of up to 144 products in another order.
+    torch.testing.assert_close(sums, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_unasked_only_layers_are_rounded_that_take_little_time_and_read_enough():
+    graph, plan = planned(nn.Linear(64, 16), (64,))
+    enough = FEWEST_ROWS * 64
+    for samples, length, is_rounded in ((enough, 64, True), (enough - 1, 64, False), (enough, 63, False)):
+        short = nn.Linear(length, 16)
+        graph, plan = planned(short, (length,))
+        found = moved_weights(graph, plan, [[correlated((length,), samples, 1)]], only_cheap=True)
+        assert bool(found) is is_rounded
+    assert 63 not in CHEAP_INPUTS
+
+
+def test_a_moved_integer_stays_within_its_kind():
+    graph, plan = planned(nn.Linear(64, 16), (64,))
+    (name,) = plan.weights
+    plan = replace(plan, moved={name: torch.full((16, 64), 7, dtype=torch.int8)})
+    twin = graph.clone()
+    quantize_graph(twin, plan, OPERATORS)
+    weight = next(v for v in graph.constants.values() if v.type.rank == 2)
+    steps = next(v.data for v in twin.constants.values() if v.name.endswith("_integers") and v.type.rank == 2)
+    nearest = integers_of(weight, plan.weights[name], 0, SCHEME.weights, OPERATORS["quantize"])
+    assert torch.equal(steps, (nearest + 7).clamp(SCHEME.weights.low, SCHEME.weights.high))

@@ -1,0 +1,77 @@
+"""The options that switch algorithms: what they take, what they leave out, and what a time budget leaves out."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import (
+    ClikaCompileOptions,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    ModelError,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.quantization import planning, stages
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"smoothing": "yes"}, "option 'smoothing' is 'yes'; it takes 'auto', 'on', 'off'"),
+        ({"bias_correction": True}, "option 'bias_correction' is True; it takes 'auto', 'on', 'off'"),
+        ({"algorithm_seconds": -1.0}, "option 'algorithm_seconds' is -1.0; it takes a number of seconds"),
+    ],
+)
+def test_a_switch_takes_three_words_and_a_time_is_none_below_0(options, message):
+    with pytest.raises(ModelError, match=message):
+        ClikaCompileOptions(**options)
+
+
+def quantized(**options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 8)).eval()
+    spread = torch.Generator().manual_seed(1)
+    return clika_compile(
+        net,
+        calibration_inputs=[torch.randn(16, 8, 8, 8, generator=spread) for _ in range(3)],
+        quantization_settings=QuantizationSettings(),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        clika_compile_options=ClikaCompileOptions(**options),
+    )._clika_quantized.plan
+
+
+def test_an_observer_that_there_is_not_is_refused_before_data_is_read():
+    with pytest.raises(ModelError, match=r"option 'observer' is 'median'; it takes 'auto', 'min-max'"):
+        quantized(observer="median")
+
+
+def test_what_is_off_is_left_out_and_what_is_on_is_used():
+    every = ("weight_rounding", "bias_correction")
+    off, on = (quantized(**dict.fromkeys(every, switch)) for switch in ("off", "on"))
+    assert not off.moved
+    assert not off.corrections
+    assert on.moved.keys() == on.corrections.keys() == on.weights.keys()
+    wide = quantized(observer="min-max", weight_rounding="off")
+    assert wide.activations["input"].scale > quantized(observer="99.99 %").activations["input"].scale
+
+
+def test_scales_of_weights_cover_all_where_clipping_is_off(monkeypatch):
+    monkeypatch.setattr(planning, "clipped_scales", lambda weight, *_: torch.ones(len(weight)))
+    whole, clipped = (quantized(weight_clipping=switch, weight_rounding="off") for switch in ("off", "auto"))
+    assert whole.weights["conv2d"].max() < 1
+    assert clipped.weights["conv2d"].min() == 1
+
+
+def test_an_algorithm_on_auto_is_kept_only_where_it_helps(monkeypatch):
+    assert quantized().moved
+    monkeypatch.setattr(stages, "moved_weights", lambda *_, **__: {"conv2d": torch.full((16, 8, 3, 3), 9).char()})
+    assert not quantized().moved
+    assert quantized(weight_rounding="on").moved
+
+
+def test_what_is_on_auto_is_not_tried_once_the_time_is_over():
+    late = quantized(algorithm_seconds=1e-9)
+    assert not late.moved
+    assert not late.corrections
+    assert late.weights
+    assert quantized(algorithm_seconds=1e-9, bias_correction="on").corrections
