@@ -13,6 +13,7 @@ import torch
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.drawing.quantized.layers import LAYERS
 from clika_ref_conformance.drawing.quantized.ranges import SHAPE, Grid, elements, grids
+from clika_ref_conformance.drawing.quantized.stored_weights import STORED_WEIGHTS
 from clika_ref_conformance.levels import quantization
 from clika_ref_conformance.profiles import Profile
 from clika_ref_conformance.suite import Suite
@@ -20,6 +21,7 @@ from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.registry import Registry, load_registry
+from clika_ref.onnx_emission import builder
 from clika_ref.onnx_emission.packing import pack_int4, unpack_int4
 
 
@@ -39,7 +41,7 @@ def outcomes(subject: str, suite: Suite):
 def test_every_subject_passes_in_onnx_runtime(registry, tmp_path):
     suite = suite_of(registry, registry.targets["onnxruntime"], tmp_path)
     tasks = quantization.tasks(suite)
-    assert [task.subject for task in tasks] == ["quantize+dequantize", "layers", "packing"]
+    assert [task.subject for task in tasks] == ["quantize+dequantize", "layers", "stored weights", "packing"]
     for task in tasks:
         bad = [(o.name, o.comparison.message) for o in outcomes(task.subject, suite) if o.verdict is not Verdict.PASS]
         assert not bad
@@ -47,7 +49,7 @@ def test_every_subject_passes_in_onnx_runtime(registry, tmp_path):
 
 def test_eager_itself_passes(registry, tmp_path):
     suite = suite_of(registry, Identity(), tmp_path)
-    for subject in ("quantize+dequantize", "layers"):
+    for subject in ("quantize+dequantize", "layers", "stored weights"):
         assert {o.verdict for o in outcomes(subject, suite)} == {Verdict.PASS}
 
 
@@ -172,6 +174,12 @@ def test_another_axis_of_the_weight_is_found(registry, tmp_path, monkeypatch, na
 
 def swapped(packed):
     return (packed >> 4) | (packed << 4)
+
+
+def test_a_constant_of_four_bits_that_is_packed_wrongly_is_found(registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(builder, "pack_int4", lambda x: pack_int4(x).roll(1))
+    found = outcomes("stored weights", suite_of(registry, registry.targets["onnxruntime"], tmp_path))
+    assert [o.name for o in found if o.verdict is Verdict.VALUE] == [w.name for w in STORED_WEIGHTS if w.bits == 4]
 
 
 def test_halves_that_packing_and_unpacking_both_swap_are_found(registry, tmp_path, monkeypatch):

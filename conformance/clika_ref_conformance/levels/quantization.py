@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from clika_ref.quantization_scheme import scheme_of
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.quantized.layers import LAYERS, Layer, layer_case
 from clika_ref_conformance.drawing.quantized.ranges import SHAPE, Grid, elements, grids
+from clika_ref_conformance.drawing.quantized.stored_weights import STORED_WEIGHTS, StoredWeight, stored_weight_case
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -43,10 +44,10 @@ Verify = Callable[[Run, Sequence[torch.Tensor]], str | None]
 
 
 def tasks(suite: Suite) -> list[Task]:
-    """Return a task for ranges, one for layers and one for packing, where the two operators are declared."""
+    """Return a task for ranges, for layers, for stored weights and for packing, where the two operators are declared."""
     if any(name not in suite.registry.operators for name in NEEDED):
         return []
-    return [Task(LEVEL, "quantize+dequantize"), Task(LEVEL, "layers"), Task(LEVEL, "packing")]
+    return [Task(LEVEL, name) for name in ("quantize+dequantize", "layers", "stored weights", "packing")]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
@@ -57,6 +58,9 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
         return [Check(f"{name}-{n}", partial(_packed, f"{name}-{n}", n, PACKED[name], seed)) for name, n in every]
     if task.subject == "layers":
         return [Check(layer.name, partial(_layer, layer, suite)) for layer in LAYERS if layer.is_known(suite.registry)]
+    if task.subject == "stored weights":
+        known = [weight for weight in STORED_WEIGHTS if weight.is_known(suite.registry)]
+        return [Check(weight.name, partial(_stored_weight, weight, suite)) for weight in known]
     found = grids(max(FEWEST, suite.profile.drawn), seed)
     return [Check(f"range-{i:03}", partial(_range, f"range-{i:03}", grid, suite)) for i, grid in enumerate(found)]
 
@@ -129,16 +133,22 @@ def _layer(layer: Layer, suite: Suite) -> Outcome:
     scheme = scheme_of(suite.target)
     bits = scheme.weights.bits if scheme else 8
     case, expected = layer_case(layer, suite.registry, suite.profile.seed, bits)
+    return held(case, suite, partial(_verify_integers, case.name, expected))
 
-    def verify(run: Run, outputs: Sequence[torch.Tensor]) -> str | None:
-        wanted = expected[run.name]
-        found = outputs[0].numpy()
-        if np.array_equal(found, wanted):
-            return None
-        at = tuple(int(i) for i in np.argwhere(found != wanted)[0])
-        return f"{layer.name}, {run.name}: element {list(at)} is {found[at]}, by integer arithmetic {wanted[at]}"
 
-    return held(case, suite, verify)
+def _stored_weight(weight: StoredWeight, suite: Suite) -> Outcome:
+    case, expected = stored_weight_case(weight, suite.registry, suite.profile.seed)
+    return held(case, suite, partial(_verify_integers, case.name, expected))
+
+
+def _verify_integers(
+    name: str, expected: Mapping[str, np.ndarray], run: Run, outputs: Sequence[torch.Tensor]
+) -> str | None:
+    wanted, found = expected[run.name], outputs[0].numpy()
+    if np.array_equal(found, wanted):
+        return None
+    at = tuple(int(i) for i in np.argwhere(found != wanted)[0])
+    return f"{name}, {run.name}: element {list(at)} is {found[at]}, by integer arithmetic {wanted[at]}"
 
 
 def _packed(name: str, length: int, dtype: torch.dtype, seed: int) -> Outcome:

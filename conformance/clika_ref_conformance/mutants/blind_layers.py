@@ -75,9 +75,9 @@ def _(original, op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
 
 
 @FAULTS.lowering("dequantize", "int32 becomes float32 before the zero point is subtracted")
-def _(original, op, x, scale, zero_point, *, dtype, axis):
+def _(original, op, x, scale, zero_point, *, dtype, axis, **few):
     if op.dtype(x) != torch.int32 or zero_point is None or axis is not None:
-        return original(op, x, scale, zero_point, dtype=dtype, axis=axis)
+        return original(op, x, scale, zero_point, dtype=dtype, axis=axis, **few)
     steps, scale, zero_point = op.promote(x, scale, zero_point, to=torch.float32)
     return op.cast(op.Mul(op.Sub(steps, zero_point), scale), dtype)
 

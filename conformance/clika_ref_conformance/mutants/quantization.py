@@ -7,6 +7,7 @@ from unittest.mock import patch
 import torch
 
 import clika_ref_conformance.levels.quantization as level
+from clika_ref.onnx_emission import builder
 from clika_ref_conformance.mutants.altering import Altered, forced
 from clika_ref_conformance.mutants.seeding import Catalogue
 
@@ -106,10 +107,10 @@ def _(original, op, x, scale, zero=None, *, axis, **attrs):
 
 
 @FAULTS.lowering("dequantize", "the zero point is taken away after scaling", levels=LEVELS)
-def _(original, op, x, scale, zero=None, *, dtype, axis):
-    plain = original(op, x, scale, None, dtype=dtype, axis=axis)
+def _(original, op, x, scale, zero=None, *, dtype, axis, **few):
     if zero is None or axis is not None:
-        return original(op, x, scale, zero, dtype=dtype, axis=axis)
+        return original(op, x, scale, zero, dtype=dtype, axis=axis, **few)
+    plain = original(op, x, scale, None, dtype=dtype, axis=axis, **few)
     return op.Sub(plain, *op.promote(zero, to=dtype))
 
 
@@ -127,6 +128,32 @@ def _(original, op, *operands, **attrs):
 @FAULTS.lowering("dequantize", "the zero point of int32 is dropped", levels=LEVELS)
 def _(original, op, x, scale, zero=None, **attrs):
     return original(op, x, scale, None if op.dtype(x) == torch.int32 else zero, **attrs)
+
+
+@FAULTS.lowering("dequantize", "integers that are a block apart share a scale, not neighbours", levels=LEVELS)
+def _(original, op, x, scale, zero=None, *, dtype, axis, block_size, **few):
+    if block_size is None:
+        return original(op, x, scale, zero, dtype=dtype, axis=axis, block_size=block_size, **few)
+    repeated = op.Concat(*[scale] * block_size, axis=axis)
+    return op.cast(op.Mul(op.cast(x, torch.float32), repeated), dtype)
+
+
+@FAULTS.lowering("dequantize", "blocks lie along the last side", levels=LEVELS)
+def _(original, op, x, scale, zero=None, *, axis, block_size, **few):
+    along = axis if block_size is None else -1
+    return original(op, x, scale, zero, axis=along, block_size=block_size, **few)
+
+
+@FAULTS.patch("dequantize", "a constant of four bits is written with its pairs swapped", levels=("quantization",))
+def _(registry):
+    original = builder.pack_int4
+
+    def swapped(x):
+        packed = original(x)
+        return (packed >> 4) | (packed << 4)
+
+    with patch.object(builder, "pack_int4", swapped):
+        yield
 
 
 @FAULTS.patch("quantize", "the first of two packed integers is in the high half", levels=("quantization",))

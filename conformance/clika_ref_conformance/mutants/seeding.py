@@ -131,17 +131,22 @@ def _call(faulty: Callable[..., Any], original: Callable[..., Any], *operands: A
     Raises:
         Misfit: it does not take these operands.
     """
+    _require_fit(faulty, original, *operands, **named)
+    return faulty(original, *operands, **named)
+
+
+def _require_fit(faulty: Callable[..., Any], original: Callable[..., Any], *operands: Any, **named: Any) -> None:
     try:
         inspect.signature(faulty).bind(original, *operands, **named)
     except TypeError as error:
         msg = f"the mutant of {original.__qualname__} cannot be called in place of it: {error}"
         raise Misfit(msg) from error
-    return faulty(original, *operands, **named)
 
 
 @contextlib.contextmanager
 def _slot(op: Operator, slot: str, faulty: Callable[..., Any]) -> Iterator[None]:
     original = getattr(op, slot)
+    _require_fit(faulty, original, *((None,) if slot == "lowering" else ()), *op.operands, **op.attributes)
 
     def replaced(*operands: Any, **attrs: Any) -> Any:
         return _call(faulty, original, *operands, **attrs)

@@ -1,0 +1,88 @@
+"""Weights that are stored in few bits and read in float, and products with them that are exact by choice of numbers.
+
+All scales are powers of two, and what is multiplied with are integers of which each block of a row has 127 for its
+largest: a runtime that rounds what it reads to eight bits, block by block, loses nothing, and no sum rounds in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.core.types import TensorType
+from clika_ref_conformance.cases import Case, Run
+
+ROWS = 3
+"""Of what is multiplied with a weight."""
+
+LARGEST = 127
+"""Of what is multiplied, at the start of every `BLOCK` of a row."""
+
+BLOCK = 16
+"""The shortest block that a runtime may give a scale of its own."""
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A constant of integers ``[inputs, outputs]``, and how it is read."""
+
+    name: str
+    bits: int
+    block_size: int | None
+    """Neighbours among the inputs that share a scale; one scale for each output where None."""
+    inputs: int
+    outputs: int
+    is_multiplied: bool = True
+    """Whether the graph returns a product with it, or what it stands for."""
+
+    def is_known(self, registry: Registry) -> bool:
+        """Whether a plugin declares what reads it."""
+        return not self.is_multiplied or "matmul" in registry.operators
+
+
+STORED_WEIGHTS = (
+    StoredWeight("int4 of an odd number", 4, None, 7, 3, is_multiplied=False),
+    StoredWeight("int4 in blocks", 4, 16, 64, 5, is_multiplied=False),
+    StoredWeight("int8 in blocks", 8, 16, 32, 5, is_multiplied=False),
+    StoredWeight("product with int4 per channel", 4, None, 64, 8),
+    StoredWeight("product with int4 in blocks", 4, 32, 128, 8),
+    StoredWeight("product with int4 in one block", 4, 64, 64, 16),
+    StoredWeight("product with int8 in blocks", 8, 16, 64, 8),
+)
+
+
+def stored_weight_case(weight: StoredWeight, registry: Registry, seed: int) -> tuple[Case, dict[str, np.ndarray]]:
+    """Return a graph that reads a stored weight as a case, and for each of its runs what is right."""
+    random = np.random.default_rng(seed)
+    end = 2 ** (weight.bits - 1)
+    codes = random.integers(-end, end, (weight.inputs, weight.outputs))
+    blocks = weight.inputs // weight.block_size if weight.block_size else 1
+    scales = np.exp2(random.integers(-8, -3, (blocks, weight.outputs)))
+    values = codes * scales.repeat(weight.inputs // blocks, 0)
+    x = random.integers(-LARGEST, LARGEST + 1, (ROWS, weight.inputs))
+    x[:, ::BLOCK] = LARGEST
+    graph = _graph(weight, registry, codes.astype(np.int8), scales.astype(np.float32))
+    runs = [Run("drawn", (torch.from_numpy(x.astype(np.float32)),)), Run("zeros", (torch.zeros(x.shape),))]
+    of_zeros = np.zeros((ROWS, weight.outputs)) if weight.is_multiplied else values
+    expected = {"drawn": x @ values if weight.is_multiplied else values, "zeros": of_zeros}
+    return Case(weight.name, graph, runs, {"weight": weight.name}), {
+        k: v.astype(np.float32) for k, v in expected.items()
+    }
+
+
+def _graph(weight: StoredWeight, registry: Registry, codes: np.ndarray, scales: np.ndarray) -> Graph:
+    graph = Graph("stored_weight")
+    x = graph.add_input(TensorType(torch.float32, (ROWS, weight.inputs)), "x")
+    build = Builder(graph, registry.operators)
+    stored = graph.add_constant(torch.from_numpy(codes), "w")
+    in_blocks = weight.block_size is not None
+    scale = graph.add_constant(torch.from_numpy(scales if in_blocks else scales[0]), "w_scale")
+    axis = 0 if in_blocks else 1
+    read = build("dequantize", stored, scale, axis=axis, block_size=weight.block_size, bits=weight.bits)
+    graph.add_output(build("matmul", x, read) if weight.is_multiplied else read)
+    return graph
