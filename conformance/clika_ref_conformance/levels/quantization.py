@@ -44,7 +44,7 @@ Verify = Callable[[Run, Sequence[torch.Tensor]], str | None]
 
 
 def tasks(suite: Suite) -> list[Task]:
-    """Return a task for ranges, for layers, for stored weights and for packing, where the two operators are declared."""
+    """Return a task each for ranges, layers, stored weights and packing, where the two operators are declared."""
     if any(name not in suite.registry.operators for name in NEEDED):
         return []
     return [Task(LEVEL, name) for name in ("quantize+dequantize", "layers", "stored weights", "packing")]
