@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -98,11 +98,22 @@ class ClikaModule(SavedModule):
 
     def _results(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Compute the graph: in training mode in float, otherwise with the integers that its artifact has."""
-        if self._clika_quantized is None or self.training:
-            return self._clika_run(self, *inputs)
-        if self._clika_simulation is None:
+        simulation = None if self.training else self._simulated()
+        return self._clika_run(self, *inputs) if simulation is None else simulation(self.graph, inputs)
+
+    def _simulated(self) -> Simulation | None:
+        """Return what computes with integers; None where the module is not quantized."""
+        if self._clika_simulation is None and self._clika_quantized is not None:
             self._clika_simulation = Simulation(self._clika_quantized, self._clika_registry or load_registry())
-        return self._clika_simulation(self.graph, inputs)
+        return self._clika_simulation
+
+    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - PyTorch's signature
+        """Compute in float from now on, or with integers, which are then made of the weights as they are."""
+        super().train(mode)
+        simulation = None if mode else self._simulated()
+        if simulation is not None:
+            simulation.prepare(self.graph)
+        return self
 
     def _warn_of_autocast(self, compiled_in: str) -> None:
         """Warn where the autocast regions around a call would cast otherwise than the graph, which holds its casts."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from clika_ref.core.errors import TargetError
+from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
@@ -70,7 +70,7 @@ class Simulation:
             )
             raise TargetError(msg)
         self._plan, self._target, self._registry = quantized.plan, target, registry
-        self._made_of: list[Any] = []
+        self._made_of: list[tuple[torch.Tensor, int]] = []
         self._run: Callable[..., Sequence[torch.Tensor]] | None = None
 
     def __call__(self, graph: Graph, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -79,14 +79,30 @@ class Simulation:
         Args:
             graph: that of the module, bound to its weights as they are now.
             inputs: one tensor for each input of the graph.
+
+        Raises:
+            ModelError: it is exported by ``torch.export``, which shows no weights, and they have changed since.
         """
-        if (
-            self._run is None or not torch.compiler.is_compiling()
-        ):  # a tracer sees no versions; weights stay as they are
-            made_of = _versions(graph)
-            if self._run is None or made_of != self._made_of:
-                self._run, self._made_of = self._prepared(graph), made_of
+        if torch.compiler.is_exporting():
+            self._refuse_old_weights()
+        elif self._run is None or not torch.compiler.is_compiling():  # a tracer sees no versions; weights stay
+            self.prepare(graph)
+        assert self._run is not None
         return self._run(*inputs)
+
+    def prepare(self, graph: Graph) -> None:
+        """Make integers of the weights as they are now, where they are not those of before."""
+        found = _versions(graph)
+        if self._run is None or not _is_same(self._made_of, found):
+            self._run, self._made_of = self._prepared(graph), found
+
+    def _refuse_old_weights(self) -> None:
+        if self._run is None or any(t._version != version for t, version in self._made_of if version != UNSEEN):
+            msg = (
+                "the integers of a quantized module are made of its weights, which torch.export does not show: call "
+                ".eval() once more before it is exported"
+            )
+            raise ModelError(msg)
 
     def _prepared(self, graph: Graph) -> Callable[..., Sequence[torch.Tensor]]:
         device = next((v.data.device for v in graph.constants.values() if v.data is not None), torch.device("cpu"))
@@ -99,8 +115,17 @@ class Simulation:
         return lambda *inputs: run(holder, *inputs)
 
 
-def _versions(graph: Graph) -> list[Any]:
-    """Return what tells whether a weight is another tensor, or was written to, since."""
-    weights = [v.data for name, v in graph.constants.items() if name not in graph.state and v.data is not None]
-    own = [graph.constants[name].data for name in graph.state if name in graph.constants]
-    return [*((id(t), -1 if t.is_inference() else t._version) for t in weights), *map(id, own)]
+UNSEEN = -1
+"""Of a tensor that may be written to, or does not count how often it is: no version."""
+
+
+def _versions(graph: Graph) -> list[tuple[torch.Tensor, int]]:
+    """Return the constants of a graph and how often each was written to; of state that is no matter."""
+    weights = [(name, v.data) for name, v in graph.constants.items() if v.data is not None]
+    return [(t, UNSEEN if name in graph.state or t.is_inference() else t._version) for name, t in weights]
+
+
+def _is_same(made_of: Sequence[tuple[torch.Tensor, int]], found: Sequence[tuple[torch.Tensor, int]]) -> bool:
+    """Whether all are the tensors that they were, and none was written to."""
+    pairs = zip(made_of, found, strict=False)
+    return len(made_of) == len(found) and all(a is b and one == other for (a, one), (b, other) in pairs)

@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from clika_ref_conformance.targets.identity import Identity
@@ -105,6 +106,32 @@ def test_weights_that_change_change_what_it_computes(module):
     assert noise(before - net().head.bias, 2 * (twin(x) - net().head.bias)) > 25
     twin.load_state_dict(module.state_dict())
     assert torch.equal(twin(x), before)
+
+
+def test_what_pytorch_itself_exports_runs_in_integers_and_computes_what_the_module_does(module, tmp_path):
+    x, twin = batches(1, seed=5)[0], copy.deepcopy(module).eval()
+    sides = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.onnx.export(twin, (x,), dynamo=True, verbose=False, dynamic_shapes=sides)
+    program.save(tmp_path / "net.onnx")
+    weights = [i.data_type for i in onnx.load(tmp_path / "net.onnx").graph.initializer if len(i.dims) > 1]
+    assert weights == [onnx.TensorProto.INT8] * 3
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    session = ort.InferenceSession(tmp_path / "net.onnx", options, providers=["CPUExecutionProvider"])
+    kinds = [n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert [kinds.count(kind) for kind in ("QLinearConv", "QGemm", "Conv", "Gemm")] == [2, 1, 0, 0]
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert noise(module(x), torch.from_numpy(found)) > 30
+
+
+def test_integers_of_weights_that_changed_are_not_exported(module):
+    x, twin = batches(1)[0], copy.deepcopy(module).eval()
+    with torch.no_grad():
+        twin.get_parameter("head.weight").mul_(0.5)
+    said = r"integers of a quantized module are made of its weights.* call \.eval\(\) once more before it is exported"
+    with pytest.raises(ModelError, match=said):
+        torch.export.export(twin, (x,), strict=False)
+    torch.export.export(twin.eval(), (x,), strict=False)
 
 
 def test_copies_pickles_and_state_dicts_keep_the_quantization(module):

@@ -13,6 +13,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import Dim, TensorType
+from clika_ref_aten.exported_quantization import exported_dequantize, exported_quantize
 
 QUANTIZED = (torch.int8, torch.uint8)
 """What ``quantize`` makes; four bits are held in these with a narrower range, and packed where they are stored."""
@@ -66,6 +67,8 @@ def quantize(
     """
     low, high = bounds(dtype, quant_min, quant_max)
     _refuse_odd_numbers(scale, zero_point, dtype)
+    if torch.compiler.is_exporting() and (axis is not None or quant_min is quant_max is None):
+        return exported_quantize(x, scale, zero_point, low, high, dtype=dtype, axis=axis)
     steps = torch.round(x.float() / _spread(scale, x, axis)) + _spread(zero_point, x, axis)
     return torch.clamp(steps, low, high).to(dtype)
 
@@ -192,6 +195,8 @@ def dequantize(
         ModelError: a number can be no scale or zero point.
     """
     _refuse_odd_numbers(scale, zero_point, x.dtype)
+    if torch.compiler.is_exporting() and block_size is None and bits == EIGHT_BITS:
+        return exported_dequantize(x, scale, zero_point, dtype=dtype, axis=axis)
     steps = x.long()
     if isinstance(zero_point, Tensor):
         zero_point = zero_point.long() if axis is None else zero_point.long().reshape(_along(x.ndim, axis))

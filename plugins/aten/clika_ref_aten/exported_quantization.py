@@ -1,0 +1,54 @@
+"""``quantize`` and ``dequantize`` as the calls that PyTorch's exporters know, for graphs that ``torch.export`` traces.
+
+PyTorch's own kernels of these calls multiply with the reciprocal of the scale, so that nothing else computes by them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.ao.quantization.fx._decomposed  # registers the calls, which an exporter looks up before it traces
+from torch import Tensor
+from torch.types import Number
+
+CALLS: Any = torch.ops.quantized_decomposed
+
+
+def exported_quantize(
+    x: Tensor,
+    scale: Tensor | Number,
+    zero_point: Tensor | Number,
+    low: int,
+    high: int,
+    *,
+    dtype: torch.dtype,
+    axis: int | None,
+) -> Tensor:
+    """Return integers, as `quantize` does."""
+    if axis is not None:
+        return CALLS.quantize_per_channel.default(x.float(), scale, zero_point, axis, low, high, dtype)
+    call = CALLS.quantize_per_tensor.tensor if isinstance(scale, Tensor) else CALLS.quantize_per_tensor.default
+    return call(x.float(), *_alike(scale, zero_point), low, high, dtype)
+
+
+def exported_dequantize(
+    x: Tensor, scale: Tensor | Number, zero_point: Tensor | Number | None, *, dtype: torch.dtype, axis: int | None
+) -> Tensor:
+    """Return what integers stand for, as `dequantize` does."""
+    ends = torch.iinfo(x.dtype)
+    if axis is not None:
+        if zero_point is None and x.dtype != torch.int32:  # runtimes fuse layers whose weight has zero points
+            zero_point = torch.zeros(x.shape[axis], dtype=x.dtype)
+        found = CALLS.dequantize_per_channel.default(x, scale, zero_point, axis, ends.min, ends.max, x.dtype)
+    else:
+        call = CALLS.dequantize_per_tensor.tensor if isinstance(scale, Tensor) else CALLS.dequantize_per_tensor.default
+        found = call(x, *_alike(scale, 0 if zero_point is None else zero_point), ends.min, ends.max, x.dtype)
+    return found.to(dtype)
+
+
+def _alike(scale: Tensor | Number, zero_point: Tensor | Number) -> tuple[Any, Any]:
+    """Return both as tensors, or both as numbers."""
+    if isinstance(scale, Tensor):
+        return scale, zero_point if isinstance(zero_point, Tensor) else torch.tensor(zero_point)
+    return float(scale), int(zero_point)
