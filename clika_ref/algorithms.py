@@ -24,12 +24,12 @@ from clika_ref.quantization.layers import choices
 from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
-from clika_ref.quantization.smoothing import GAIN, smooth, smoothing_factors
+from clika_ref.quantization.smoothing import FREE_GAIN, GAIN, Wishes, smooth, smoothing_factors
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import ClikaCompileOptions
+from clika_ref.settings import ClikaCompileOptions, Switch
 from clika_ref.signature import Signature
 
 
@@ -124,10 +124,16 @@ def calibrate(
 
 def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return what to smooth, given a batch; nothing where only weights are quantized, as float has room for all."""
-    switch = wanted.options.smoothing
-    if switch == "off" or wanted.settings.prefer_weights_only_quantization:
+    if wanted.settings.prefer_weights_only_quantization:
         return {}
-    return smoothing_factors(graph, wanted.scheme, inputs, gain=1.0 if switch == "on" else GAIN)
+    smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
+    wishes = Wishes(_share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN))
+    return smoothing_factors(graph, wanted.scheme, inputs, wishes)
+
+
+def _share(switch: Switch, share: float) -> float | None:
+    """Return the share of an error that a factor must leave at most; None where it is switched off."""
+    return None if switch == "off" else 1.0 if switch == "on" else share
 
 
 @contextlib.contextmanager

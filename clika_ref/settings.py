@@ -77,7 +77,7 @@ class DeploymentSettings_TensorRT_LLM_ONNX(BaseDeploymentSettings):  # noqa: N80
 Switch = Literal["auto", "on", "off"]
 """Of an algorithm: tried and kept where it helps, always used, or never."""
 
-SWITCHES = ("smoothing", "weight_clipping", "weight_rounding", "bias_correction")
+SWITCHES = ("smoothing", "equalization", "weight_clipping", "weight_rounding", "bias_correction")
 """The options that are one."""
 
 
@@ -103,8 +103,12 @@ class ClikaCompileOptions:
     elements, or what has the ``"least error"``; ``"auto"`` takes whichever is best on data."""
 
     smoothing: Switch = "auto"
-    """Make channels smaller that are much larger than others, and the weights behind them larger; ``"auto"`` where that
-    halves the error of a layer, ``"on"`` where it lessens it."""
+    """Make channels that linear layers read smaller where they are much larger than others, and the weights behind them
+    larger; ``"auto"`` where that halves the error of a layer, or the layer before takes it up, ``"on"`` where it
+    lessens it."""
+
+    equalization: Switch = "auto"
+    """The same between convolutions, where the one before takes it up; ``"on"`` where it lessens the error at all."""
 
     weight_clipping: Switch = "auto"
     """Let scales of weights miss the largest where that misses less of all."""

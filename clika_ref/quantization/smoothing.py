@@ -1,23 +1,26 @@
-"""Smoothing: channels that are much larger than others are made smaller before they are quantized by one scale.
+"""Smoothing and equalization: channels much larger than others are divided before they are quantized by one scale.
 
-What linear layers read is multiplied by a factor for each channel, and the weights behind it by its inverse, which have
-a scale for each output channel and so room to spare. Nothing changes in float.
+The weights behind are multiplied instead, which have a scale for each output channel and so room to spare. Nothing
+changes in float. What layers with a matrix read is smoothed wherever it comes from, by a node that divides where
+nothing before it can take that up; between convolutions, only what the one before takes up is equalized.
 
-Source: Xiao et al., SmoothQuant (2023), with a factor in the graph where no layer before it can take it up.
+Sources: Xiao et al., SmoothQuant (2023); Nagel et al., Data-Free Quantization Through Weight Equalization and Bias
+Correction (2019), section 4.1, by what values held instead of by weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.quantization.factors import Channels, by_input, channels_of, groups_of, times
 from clika_ref.quantization.observers import Range
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.quantization.scales import scale_of, weight_scales
@@ -26,39 +29,66 @@ from clika_ref.quantization_scheme import Integers, QuantizationScheme
 STRENGTHS = (0.5, 0.65, 0.8)
 """How far the ranges of channels are moved from what is read into weights: 0 not at all, 1 wholly."""
 
+WHOLLY = 1.0
+"""The strength that is tried as well where each channel has weights of its own, which take up any factor."""
+
 ROWS = 128
-"""Of what a layer reads, on which strengths are compared."""
+"""Of what a layer with a matrix reads, on which strengths are compared; of others, one sample."""
 
 GAIN = 0.5
-"""A factor costs time: it must leave this share of the error at most."""
+"""A node that divides costs time: it must leave this share of the error at most."""
+
+FREE_GAIN = 0.9
+"""What is taken up before costs none; but what helps on one batch a little may not on the next."""
 
 MOST = 1e2
 """Factors lie between 1 and this. None enlarges: what is small on one batch may be large on the next."""
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """Which factors are looked for, and the share of a layer's error that they must leave at most."""
+
+    of_matrices: float | None = GAIN
+    """Where a node must divide; None looks for none."""
+    taken_up: float | None = FREE_GAIN
+    """The same where a layer with a matrix reads what something before takes up."""
+    between_others: float | None = FREE_GAIN
+    """The same between convolutions."""
+
+    def of(self, channels: Channels) -> float | None:
+        """Return what is asked of the factors of a value; None where they are not wanted."""
+        if channels.source is None:
+            return self.of_matrices
+        return self.taken_up if channels.side == -1 else self.between_others
+
+
 @torch.no_grad()
 def smoothing_factors(
-    graph: Graph, scheme: QuantizationScheme, inputs: Sequence[Tensor], *, gain: float = GAIN
+    graph: Graph, scheme: QuantizationScheme, inputs: Sequence[Tensor], wishes: Wishes | None = None
 ) -> dict[str, Tensor]:
-    """Return what to divide values by that linear layers read, ``float32[channels]``, by the name of the value.
+    """Return what to divide values by that layers read, ``float32[channels]``, by the name of the value.
 
     Args:
         graph: as it is going to be written.
         scheme: what the target computes in integers.
         inputs: a batch, on which each strength is tried.
-        gain: the share of a layer's error that a factor must leave at most.
+        wishes: which are looked for.
     """
-    readers = {
-        value: found
-        for value in _values(graph)
-        if (found := [use for use in _linear_uses(graph, value) if _kind(use) in scheme.layers])
+    wishes = wishes or Wishes()
+    found = [channels for value in _values(graph) if (channels := channels_of(graph, value)) is not None]
+    wanted = {
+        channels.value: (channels, gain)
+        for channels in found
+        if (gain := wishes.of(channels)) is not None
+        and all(_kind(use.user) in scheme.layers for use in channels.readers)
     }
     factors: dict[str, Tensor] = {}
 
     def look(value: Value, x: Tensor) -> None:
-        if value in readers and x.numel() and bool(x.isfinite().all()):
-            weights = [_weight(use) for use in readers[value]]
-            best = _best(x.reshape(-1, x.shape[-1]), weights, scheme, gain)
+        if value in wanted and x.numel() and bool(x.isfinite().all()):
+            channels, gain = wanted[value]
+            best = _Strengths(channels, scheme, x).best(gain)
             if best is not None:
                 factors[value.name] = best
 
@@ -83,97 +113,92 @@ def smooth(graph: Graph, factors: Mapping[str, Tensor], operators: Mapping[str, 
     nodes = list(graph.nodes)
     after = dict(zip(nodes, [*nodes[1:], None], strict=True))
     for value in _values(graph):
-        if value.name in factors:
+        channels = channels_of(graph, value) if value.name in factors else None
+        if channels is not None:
             before = nodes[0] if value.producer is None else after[value.producer]
-            _divide(graph, value, factors[value.name], Builder(graph, operators, before))
-
-
-def _divide(graph: Graph, value: Value, factor: Tensor, build: Builder) -> None:
-    readers = _linear_uses(graph, value)
-    small = build("mul", value, build.constant(1 / factor, f"{value.name}_smoothing"))
-    for use in readers:
-        node = use.user
-        assert isinstance(node, Node)
-        position = node.op.trait.weight or 0
-        weight = node.inputs[position]
-        assert isinstance(weight, Value)
-        graph.set_input(node, int(use.position), small)
-        large = build.constant(partial(_times, weight, factor), f"{weight.name}_smoothed", weight.type)
-        graph.set_input(node, position, large)
-
-
-def _times(weight: Value, factor: Tensor) -> Tensor:
-    assert weight.data is not None
-    return weight.data.detach() * factor
+            channels.divide(graph, factors[value.name], Builder(graph, operators, before))
 
 
 def _values(graph: Graph) -> list[Value]:
     return [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
 
 
-def _linear_uses(graph: Graph, value: Value) -> list[Use]:
-    """Return who multiplies a value, along its last side, with a weight ``float32[outputs, inputs]`` that stays."""
-    return [use for use in value.uses if value.type.dtype == torch.float32 and _is_linear(graph, use)]
+def _kind(user: object) -> str:
+    assert isinstance(user, Node)
+    return user.kind
 
 
-def _is_linear(graph: Graph, use: Use) -> bool:
-    node = use.user
-    if not isinstance(node, Node) or use.position != 0 or node.op.trait.weight is None:
-        return False
-    trait, weight = node.op.trait, node.inputs[node.op.trait.weight or 0]
-    if not isinstance(weight, Value) or not weight.is_constant or weight.name in graph.state:
-        return False
-    return weight.type.dtype == torch.float32 and weight.type.rank == 2 and trait.axis == 0 and trait.channel == -1
+class _Strengths:
+    """Tries factors of several strengths for the channels of one value, on what it held."""
+
+    def __init__(self, channels: Channels, scheme: QuantizationScheme, x: Tensor) -> None:
+        self.channels, self.scheme = channels, scheme
+        self.layers = [use.user for use in channels.readers if isinstance(use.user, Node)]
+        self.weights = [_weight(node) for node in self.layers]
+        rows = x.movedim(channels.side, -1).reshape(-1, x.shape[channels.side])
+        self.lows, self.highs = rows.amin(0), rows.amax(0)
+        is_of_matrices = all(weight.ndim == 2 for weight in self.weights)
+        self.x = rows[:: max(len(rows) // ROWS, 1)] if is_of_matrices and channels.side == -1 else x[:1]
+        self.wanted = [self._result(*pair, self.x) for pair in zip(self.layers, self.weights, strict=True)]
+
+    def best(self, gain: float) -> Tensor | None:
+        """Return the factor that leaves the least error of what the layers return, None where none is worth it.
+
+        Args:
+            gain: the share of the error without any that it must leave at most.
+        """
+        reach = torch.maximum(-self.lows, self.highs)
+        inward = torch.stack([_inward(*pair) for pair in zip(self.layers, self.weights, strict=True)]).amax(0)
+        has_own = all(groups_of(node) == len(reach) for node in self.layers)
+        best, least = None, gain * self._error(torch.ones_like(reach))
+        for strength in (*STRENGTHS, WHOLLY) if has_own else STRENGTHS:
+            factor = _factor(reach, inward, strength)
+            if (found := self._error(factor)) < least:
+                best, least = factor, found
+        return best
+
+    def _error(self, factor: Tensor) -> float:
+        """Return the squares of what integers miss of the results, summed over all layers."""
+        kind = self.scheme.activations
+        chosen = scale_of(Range(float((self.lows / factor).min()), float((self.highs / factor).max())), kind)
+        sides = [1] * self.x.ndim
+        sides[self.channels.side] = -1
+        read = _rounded(self.x / factor.reshape(sides), torch.tensor(chosen.scale), chosen.zero_point, kind)
+        missed = 0.0
+        for node, weight, wanted in zip(self.layers, self.weights, self.wanted, strict=True):
+            large = times(weight, factor, groups_of(node))
+            scales = weight_scales(large, 0, self.scheme.weights).reshape(-1, *[1] * (weight.ndim - 1))
+            found = self._result(node, _rounded(large, scales, 0, self.scheme.weights), read)
+            missed += float((found - wanted).square().sum())
+        return missed
+
+    @staticmethod
+    def _result(node: Node, weight: Tensor, x: Tensor) -> Tensor:
+        """Return what a layer makes of elements with a weight, and without a bias."""
+        operands = [x, *node.inputs[1:]]
+        operands[node.op.trait.weight or 0] = weight
+        if node.op.trait.bias is not None:
+            operands[node.op.trait.bias] = None
+        return node.op(*operands, **node.attrs)
 
 
-def _kind(use: Use) -> str:
-    assert isinstance(use.user, Node)
-    return use.user.kind
-
-
-def _weight(use: Use) -> Tensor:
-    assert isinstance(use.user, Node)
-    weight = use.user.inputs[use.user.op.trait.weight or 0]
+def _weight(node: Node) -> Tensor:
+    weight = node.inputs[node.op.trait.weight or 0]
     assert isinstance(weight, Value)
     assert weight.data is not None
     return weight.data.detach()
 
 
-def _best(x: Tensor, weights: Sequence[Tensor], scheme: QuantizationScheme, gain: float) -> Tensor | None:
-    """Return the factor that leaves the least error of what the layers return, None where none is worth its time."""
-    lows, highs, rows = x.amin(0), x.amax(0), x[:: max(len(x) // ROWS, 1)]
-    reach, inward = torch.maximum(-lows, highs), torch.stack([w.abs().amax(0) for w in weights]).amax(0)
-    wanted = [rows @ weight.T for weight in weights]
-
-    def error(factor: Tensor) -> float:
-        ends = Range(float((lows / factor).min()), float((highs / factor).max()))
-        return _error(rows / factor, ends, [weight * factor for weight in weights], wanted, scheme)
-
-    best, least = None, gain * error(torch.ones_like(reach))
-    for strength in STRENGTHS:
-        factor = _factor(reach, inward, strength)
-        if (found := error(factor)) < least:
-            best, least = factor, found
-    return best
+def _inward(node: Node, weight: Tensor) -> Tensor:
+    """Return the largest of the weights that each channel is multiplied with, ``float32[channels]``."""
+    parts = by_input(weight.abs(), groups_of(node))
+    return parts.amax((1, *range(3, parts.ndim))).flatten()
 
 
 def _factor(reach: Tensor, inward: Tensor, strength: float) -> Tensor:
     tiny = torch.finfo(torch.float32).tiny
     factor = reach.clamp(min=tiny).log() * strength - inward.clamp(min=tiny).log() * (1 - strength)
     return (factor - factor.median()).exp().clamp(1, MOST).float()
-
-
-def _error(
-    x: Tensor, ends: Range, weights: Sequence[Tensor], wanted: Sequence[Tensor], scheme: QuantizationScheme
-) -> float:
-    """Return the squares of what integers miss of ``x @ weight.T``, summed over all weights."""
-    chosen = scale_of(ends, scheme.activations)
-    read = _rounded(x, torch.tensor(chosen.scale), chosen.zero_point, scheme.activations)
-    missed = 0.0
-    for weight, product in zip(weights, wanted, strict=True):
-        scales = weight_scales(weight, 0, scheme.weights).unsqueeze(1)
-        missed += float((read @ _rounded(weight, scales, 0, scheme.weights).T - product).square().sum())
-    return missed
 
 
 def _rounded(x: Tensor, scale: Tensor, zero_point: int, kind: Integers) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
-from clika_ref.core.traits import KEEP_FLOAT, OWN_SCALE, SAME_SCALE, SHARED_SCALE, compute
+from clika_ref.core.traits import HOMOGENEOUS, KEEP_FLOAT, OWN_SCALE, SAME_SCALE, SHARED_SCALE, compute, scaled_by
 
 OPERATORS = load_registry().operators
 
@@ -25,6 +25,23 @@ def halved(x: Tensor) -> Tensor:
 def padded(x: Tensor) -> Tensor:
     """``x`` between zeros."""
     return F.pad(x, (1, 1))
+
+
+def rectified(x: Tensor) -> Tensor:
+    """``max(x, 0)``."""
+    return F.relu(x)
+
+
+def clipped(x: Tensor) -> Tensor:
+    """``x`` up to 1."""
+    return x.clamp(max=1.0)
+
+
+def normalized(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """``x`` by its largest element, scaled and shifted."""
+    x = x / x.abs().amax()
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
 
 
 def joined(x: Tensor, y: Tensor) -> Tensor:
@@ -52,6 +69,11 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
         (halved, OWN_SCALE, [X], None),
         (halved, KEEP_FLOAT, [X], None),
         (padded, SAME_SCALE, [X], None),
+        (rectified, HOMOGENEOUS, [X], None),
+        (clipped, HOMOGENEOUS, [X], "twice the first elements of the last side do not make those of the result twice"),
+        (normalized, scaled_by(1, 2), [X, Y[0], Y[0]], None),
+        (normalized, scaled_by(1, 2), [X, None, Y[0]], None),
+        (normalized, scaled_by(1), [X, Y[0], Y[0]], "twice the first elements of the last side do not make"),
         (joined, SAME_SCALE, [X, Y], "it returns 7, which is no element of its first operand"),
         (joined, SHARED_SCALE, [X, Y], None),
         (joined, SHARED_SCALE, [X, Y.int()], None),

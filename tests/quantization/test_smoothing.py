@@ -65,6 +65,95 @@ def test_no_factor_is_below_1_and_none_is_put_where_no_channel_stands_out():
     assert not smoothing_factors(graph_of(plain), SCHEME, [torch.rand(64, 32) * 2 - 1])
 
 
+class Normalized(nn.Module):
+    """A linear layer that reads what a normalization makes, of which one channel is forty times the others."""
+
+    def __init__(self, kind=nn.LayerNorm):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.one = kind(32), nn.Linear(32, 16)
+        self.norm.weight.data[3] = 40.0
+        self.one.weight.data[:, 3] /= 40.0
+
+    def forward(self, x):
+        return self.one(self.norm(x))
+
+
+class Chain(nn.Module):
+    """Convolutions one behind the other, the second of which has weights of its own for each channel."""
+
+    def __init__(self, between=nn.ReLU, groups=8):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.between = nn.Conv2d(3, 8, 3), between()
+        self.two = nn.Conv2d(8, 16, 3, groups=groups)
+        self.one.weight.data[5] *= 40.0
+        self.two.weight.data[10:12] /= 40.0
+
+    def forward(self, x):
+        return self.two(self.between(self.one(x)))
+
+
+IMAGES = [torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0)) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "channel"),
+    [
+        (Normalized(), data(1)[0], 3),
+        (Normalized(nn.RMSNorm), data(1)[0], 3),
+        (Chain(), IMAGES[0], 5),
+        (Chain(nn.LeakyReLU), IMAGES[0], 5),
+        (Chain(nn.Identity, groups=2), IMAGES[0], 5),
+    ],
+    ids=["layer norm", "rms norm", "relu, depthwise", "leaky relu, depthwise", "two groups"],
+)
+def test_what_the_layer_before_takes_up_adds_no_node_and_changes_nothing(model, x, channel):
+    graph = clika_compile(model.eval(), tracing_inputs=[x]).graph.clone()
+    factors = smoothing_factors(graph, SCHEME, [x])
+    ((name, factor),) = factors.items()
+    assert float(factor[channel]) > 4
+    before, kinds = interpret(graph, [x])[0][0], [node.kind for node in graph.nodes]
+    smooth(graph, factors, OPERATORS)
+    assert [node.kind for node in graph.nodes] == kinds
+    torch.testing.assert_close(interpret(graph, [x])[0][0], before, rtol=1e-5, atol=1e-4)
+    held = {}
+    interpret(graph, [x], lambda node, made: held.update({node.output.name: made[0]}))
+    divided = held[name].abs().movedim(1 if held[name].ndim == 4 else -1, -1).flatten(0, -2).amax(0)
+    assert float(divided[channel]) < 8 * float(divided.median())
+
+
+def test_what_gives_way_between_convolutions_is_not_equalized_nor_what_others_read_too():
+    graph = clika_compile(Chain(nn.Tanh).eval(), tracing_inputs=IMAGES[:1]).graph
+    assert not smoothing_factors(graph, SCHEME, IMAGES[:1])
+
+    class Shared(Chain):
+        def forward(self, x):
+            inner = self.between(self.one(x))
+            return self.two(inner), inner
+
+    graph = clika_compile(Shared().eval(), tracing_inputs=IMAGES[:1]).graph
+    assert not smoothing_factors(graph, SCHEME, IMAGES[:1])
+
+
+def test_equalizing_brings_a_depthwise_chain_nearer_and_can_be_switched_off(tmp_path):
+    def noise(**options):
+        model = Chain()
+        module = clika_compile(
+            model.eval(),
+            calibration_inputs=IMAGES,
+            quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+            deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+            clika_compile_options=ClikaCompileOptions(**options),
+        ).eval()
+        module.clika_export(tmp_path / "chain.onnx")
+        with torch.no_grad():
+            return float((module(IMAGES[0]) - model(IMAGES[0])).square().sum())
+
+    assert noise() < noise(equalization="off") / 4
+    assert noise(smoothing="off") == noise()
+
+
 def quantized(model, **options):
     return clika_compile(
         model.eval(),

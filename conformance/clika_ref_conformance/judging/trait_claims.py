@@ -13,14 +13,18 @@ from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE, QuantizationTrait
 
 def claims(op: Operator) -> bool:
     """Whether the trait of an operator claims anything of its elements."""
-    return op.trait in (SAME_SCALE, SHARED_SCALE) or op.trait.weight is not None
+    trait = op.trait
+    return (
+        trait in (SAME_SCALE, SHARED_SCALE) or trait.weight is not None or bool(trait.factors) or trait.is_homogeneous
+    )
 
 
 def broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
     """Say what of a claim does not hold for one call, which eager takes; None where it holds or nothing is claimed.
 
     Operators that move elements return those of the operand whose scale they claim to have, and zeros; those that
-    multiply and add up are linear in their weight, one output channel after the other, and add the bias as it is.
+    multiply and add up are linear in their weight, one output channel after the other, and add the bias as it is. What
+    factors pass through, or what is scaled by vectors, returns twice as much of what is twice as large.
     """
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]
     if op.trait is SAME_SCALE:
@@ -29,7 +33,9 @@ def broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]
         return _moved(_results(op, operands, attrs), tensors, "its operands")
     if op.trait.weight is not None:
         return _computed(op, operands, attrs)
-    return None
+    if op.trait.is_homogeneous:
+        return _doubles(op, operands, attrs, (0,))
+    return _doubles(op, operands, attrs, op.trait.factors) if op.trait.factors else None
 
 
 def _results(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -66,6 +72,23 @@ def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -
     if isinstance(bias, torch.Tensor):
         (alone,) = _results(op, _with(operands, {trait.weight: torch.zeros_like(weight)}), attrs)
         return _moved([alone], [bias], "the bias, although the weight is 0")
+    return None
+
+
+def _doubles(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], positions: Sequence[int]) -> str | None:
+    """Say so where an element of the last side that is twice as large in some operands is not so in the result."""
+    first = operands[positions[0]]
+    if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not first.ndim or not first.numel():
+        return None  # without it, nothing is scaled
+    larger: dict[int | None, Any] = {i: o.clone() for i in positions if isinstance(o := operands[i], torch.Tensor)}
+    for operand in larger.values():
+        operand[..., 0].mul_(2)
+    whole, more = (_results(op, given, attrs)[0] for given in (operands, _with(operands, larger)))
+    wanted = whole.clone()
+    wanted[..., 0].mul_(2)
+    exact = (more == wanted) | ~wanted.isfinite()
+    if not bool(exact.all()):
+        return "twice the first elements of the last side do not make those of the result twice as large, and no others"
     return None
 
 

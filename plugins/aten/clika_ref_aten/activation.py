@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT, ulp
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.traits import HOMOGENEOUS, OWN_SCALE
 from clika_ref_aten.ordering import clip, extreme
 
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ def as_first(x, *_, **__):
     return x
 
 
-@operator(aten.relu.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.relu.default, quant=HOMOGENEOUS, error=EXACT)
 def relu(x: Tensor) -> Tensor:
     """``max(x, 0)``, elementwise."""
     return F.relu(x)
@@ -164,7 +164,7 @@ tanh.onnx(unary("Tanh"))
 tanh.samples(promoting())
 
 
-@operator(aten.leaky_relu.default, quant=OWN_SCALE, error=ulp(8))
+@operator(aten.leaky_relu.default, quant=HOMOGENEOUS, error=ulp(8))
 def leaky_relu(x: Tensor, *, negative_slope: float = 0.01) -> Tensor:
     """``x`` where positive, else ``negative_slope * x``, elementwise."""
     return F.leaky_relu(x, negative_slope)
@@ -187,7 +187,7 @@ def leaky(op, x, slope):
     return op.PRelu(x, op.like(x, slope))
 
 
-@operator(aten.prelu.default, quant=OWN_SCALE, error=ulp(8))
+@operator(aten.prelu.default, quant=HOMOGENEOUS, error=ulp(8))
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """``x`` where positive, else ``weight * x``: one weight for all of ``x[n, c, ...]`` or ``weight[c]``."""
     return torch.prelu(x, weight)

@@ -10,7 +10,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.traits import scaled_by
 from clika_ref_aten.activation import FLOATS
 from clika_ref_aten.normalization import EPSILONS, divided, or_filled, scaled, statistics, together, widened
 
@@ -31,7 +31,7 @@ def _samples(*, with_bias):
     return sampler
 
 
-@operator(aten.layer_norm.default, quant=OWN_SCALE, error=NORM)
+@operator(aten.layer_norm.default, quant=scaled_by(1, 2), error=NORM)
 def layer_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -72,7 +72,7 @@ def _composed(op, x, weight, bias, *, axes, eps):
     return scaled(op, op.Div(centred, deviation), weight, bias), mean, op.Reciprocal(deviation)
 
 
-@operator(aten.native_layer_norm.default, quant=OWN_SCALE, error=NORM)
+@operator(aten.native_layer_norm.default, quant=scaled_by(1, 2), error=NORM)
 def native_layer_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -112,7 +112,7 @@ def _statistics_of_nothing(op):
 native_layer_norm.samples(_samples(with_bias=True))
 
 
-@operator(aten.rms_norm.default, quant=OWN_SCALE, error=NORM)
+@operator(aten.rms_norm.default, quant=scaled_by(1), error=NORM)
 def rms_norm(
     x: Tensor, weight: Tensor | None = None, *, normalized_shape: tuple[int, ...], eps: float | None = None
 ) -> Tensor:

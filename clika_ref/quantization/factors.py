@@ -1,0 +1,147 @@
+"""Factors of channels: who divides a value by them, and the weights behind it that make up for that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.quantization.placement import COMPUTE
+
+
+@dataclass(frozen=True)
+class Channels:
+    """A value whose channels may be divided, as all who then read it multiply it with weights."""
+
+    value: Value
+    side: int
+    """Of the channels."""
+    readers: tuple[Use, ...]
+    """The layers that multiply."""
+    source: Node | None
+    """Whose constants take the division up; None where a node of its own must divide."""
+
+    def divide(self, graph: Graph, factor: Tensor, build: Builder) -> None:
+        """Divide by a factor for each channel, ``float32[channels]``, and multiply the weights behind by it."""
+        if self.source is not None:
+            for position, axis in _scaling(self.source):
+                operand = self.source.inputs[position]
+                if operand is not None:
+                    made = partial(_along, operand, 1 / factor, axis)
+                    graph.set_input(
+                        self.source, position, build.constant(made, f"{operand.name}_smoothed", operand.type)
+                    )
+        else:
+            small = build("mul", self.value, build.constant(1 / factor, f"{self.value.name}_smoothing"))
+            for use in self.readers:
+                graph.set_input(_node(use), int(use.position), small)
+        for use in self.readers:
+            node, position = _node(use), _node(use).op.trait.weight or 0
+            weight = node.inputs[position]
+            made = partial(_multiplied, weight, factor, groups_of(node))
+            graph.set_input(node, position, build.constant(made, f"{weight.name}_smoothed", weight.type))
+
+
+def channels_of(graph: Graph, value: Value) -> Channels | None:
+    """Return the channels of a value, None where nobody could divide them, or nothing would make up for it.
+
+    Where the constants of what makes the value take the division up, all who read it must be layers, of any kind; a
+    node that divides serves those that multiply with a matrix, and leaves the others what they read.
+    """
+    if value.type.dtype != torch.float32:
+        return None
+    readers = tuple(use for use in value.uses if _is_layer(graph, use))
+    sides = {_node(use).op.trait.channel for use in readers}
+    if len(sides) == 1 and len(readers) == len(value.uses):
+        (side,) = sides
+        source = _source(graph, value, side or 0)
+        if source is not None:
+            return Channels(value, side or 0, readers, source)
+    linear = tuple(use for use in readers if _weight(use).type.rank == 2)
+    return Channels(value, -1, linear, None) if linear else None
+
+
+def groups_of(node: Node) -> int:
+    """Return into how many parts a layer divides its channels, each with weights of its own."""
+    return int(node.attrs.get("groups", 1))
+
+
+def by_input(weight: Tensor, groups: int) -> Tensor:
+    """Return a weight ``[outputs, inputs / groups, ...]`` as ``[groups, outputs / groups, inputs / groups, ...]``."""
+    return weight.reshape(groups, -1, *weight.shape[1:])
+
+
+def _source(graph: Graph, value: Value, side: int) -> Node | None:
+    """Return the node whose constants scale the channels of a value, but for what hands factors on."""
+    node = value.producer if value.index == 0 else None
+    while node is not None and node.op.trait.is_homogeneous:
+        inner = node.inputs[0]
+        node = inner.producer if isinstance(inner, Value) and inner.index == 0 and len(inner.uses) == 1 else None
+    if node is None:
+        return None
+    places = _scaling(node)
+    operands = [node.inputs[position] for position, _ in places]
+    if not places or operands[0] is None or not all(o is None or _is_own(graph, o) for o in operands):
+        return None
+    if node.op.trait.kind == COMPUTE:
+        return node if side == node.op.trait.channel else None
+    return node if side == -1 and operands[0].type.rank == 1 else None
+
+
+def _scaling(node: Node) -> list[tuple[int, int]]:
+    """Return the operands, and their sides, along which the channels of a result are scaled."""
+    trait = node.op.trait
+    if trait.kind != COMPUTE:
+        return [(position, 0) for position in trait.factors]
+    if trait.axis != 0:
+        return []
+    return [(trait.weight or 0, 0), *([(trait.bias, 0)] if trait.bias is not None else [])]
+
+
+def _is_layer(graph: Graph, use: Use) -> bool:
+    """Whether a use multiplies a value with a constant ``[outputs, inputs, ...]``."""
+    node = use.user
+    if not isinstance(node, Node) or use.position != 0 or node.op.trait.kind != COMPUTE or node.op.trait.axis != 0:
+        return False
+    weight = node.inputs[node.op.trait.weight or 0]
+    return _is_own(graph, weight) and weight.type.rank > 1
+
+
+def _is_own(graph: Graph, operand: Any) -> bool:
+    """Whether an operand is a weight of float32 that no call changes."""
+    is_constant = isinstance(operand, Value) and operand.is_constant and operand.name not in graph.state
+    return is_constant and operand.type.dtype == torch.float32
+
+
+def _node(use: Use) -> Node:
+    assert isinstance(use.user, Node)
+    return use.user
+
+
+def _weight(use: Use) -> Value:
+    return _node(use).inputs[_node(use).op.trait.weight or 0]
+
+
+def _along(operand: Value, factor: Tensor, axis: int) -> Tensor:
+    data = _data(operand)
+    return data * factor.reshape([-1 if i == axis else 1 for i in range(data.ndim)])
+
+
+def _multiplied(weight: Value, factor: Tensor, groups: int) -> Tensor:
+    return times(_data(weight), factor, groups)
+
+
+def times(weight: Tensor, factor: Tensor, groups: int) -> Tensor:
+    """Return a weight ``[outputs, inputs / groups, ...]`` with a factor for each channel that it is multiplied with."""
+    sides = (groups, 1, -1, *[1] * (weight.ndim - 2))
+    return (by_input(weight, groups) * factor.reshape(sides)).reshape(weight.shape)
+
+
+def _data(value: Value) -> Tensor:
+    assert value.data is not None
+    return value.data.detach()
