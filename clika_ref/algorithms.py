@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,17 @@ from clika_ref.quantization.layers import choices
 from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
-from clika_ref.quantization.smoothing import FREE_GAIN, GAIN, Wishes, smooth, smoothing_factors
+from clika_ref.quantization.smoothing import (
+    FREE_GAIN,
+    GAIN,
+    QuantizedReading,
+    Wishes,
+    smooth,
+    smoothing_factors,
+)
 from clika_ref.quantization.stages import Stages
+from clika_ref.quantization.weight_scaling import FewBitReading
+from clika_ref.quantization.weights_only import as_list
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
@@ -123,12 +133,16 @@ def calibrate(
 
 
 def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what to smooth, given a batch; nothing where only weights are quantized, as float has room for all."""
-    if wanted.settings.prefer_weights_only_quantization:
-        return {}
+    """Return what to smooth, given a batch; where only weights are quantized, what costs no node of its own."""
+    scheme, settings = wanted.scheme, wanted.settings
     smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
+    if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
+        bits, blocks = min(as_list(settings.weights_num_bits)), as_list(settings.weights_only_quantization_block_size)
+        try_on = partial(FewBitReading, bits=bits, blocks=blocks)
+        wishes = Wishes(None, _share(smoothing, FREE_GAIN), None)
+        return smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
     wishes = Wishes(_share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN))
-    return smoothing_factors(graph, wanted.scheme, inputs, wishes)
+    return smoothing_factors(graph, scheme.layers, inputs, partial(QuantizedReading, scheme=scheme), wishes)
 
 
 def _share(switch: Switch, share: float) -> float | None:

@@ -26,6 +26,24 @@ class Channels:
     source: Node | None
     """Whose constants take the division up; None where a node of its own must divide."""
 
+    @property
+    def layers(self) -> list[Node]:
+        """The layers that multiply."""
+        return [_node(use) for use in self.readers]
+
+    @property
+    def is_of_matrices(self) -> bool:
+        """Whether all of them multiply rows with a matrix."""
+        return self.side == -1 and all(weight.ndim == 2 for _, weight in self.weighted())
+
+    def weighted(self) -> list[tuple[Node, Tensor]]:
+        """Return the layers with their weights, each ``float32[outputs, inputs / groups, ...]``."""
+        return [(_node(use), _data(_weight(use))) for use in self.readers]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Return what the value held as ``[times, channels]``."""
+        return x.movedim(self.side, -1).reshape(-1, x.shape[self.side])
+
     def divide(self, graph: Graph, factor: Tensor, build: Builder) -> None:
         """Divide by a factor for each channel, ``float32[channels]``, and multiply the weights behind by it."""
         if self.source is not None:

@@ -1,4 +1,4 @@
-"""Smoothing and equalization: channels much larger than others are divided before they are quantized by one scale.
+"""Smoothing and equalization: channels much larger than others are divided before they are rounded by one scale.
 
 The weights behind are multiplied instead, which have a scale for each output channel and so room to spare. Nothing
 changes in float. What layers with a matrix read is smoothed wherever it comes from, by a node that divides where
@@ -10,8 +10,9 @@ Correction (2019), section 4.1, by what values held instead of by weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,9 +46,21 @@ MOST = 1e2
 """Factors lie between 1 and this. None enlarges: what is small on one batch may be large on the next."""
 
 
+class Strengths(Protocol):
+    """Tries factors of several strengths for the channels of one value."""
+
+    def candidates(self) -> Iterable[Tensor]:
+        """Return factors to try, ``float32[channels]``, none of them below 1."""
+        ...
+
+    def error(self, factor: Tensor) -> float:
+        """Return what is missed of the results of all layers that read the value, were it divided by a factor."""
+        ...
+
+
 @dataclass(frozen=True)
 class Wishes:
-    """Which factors are looked for, and the share of a layer's error that they must leave at most."""
+    """Which factors are looked for, and the share of an error that they must leave at most."""
 
     of_matrices: float | None = GAIN
     """Where a node must divide; None looks for none."""
@@ -65,30 +78,28 @@ class Wishes:
 
 @torch.no_grad()
 def smoothing_factors(
-    graph: Graph, scheme: QuantizationScheme, inputs: Sequence[Tensor], wishes: Wishes | None = None
+    graph: Graph,
+    kinds: Collection[str],
+    inputs: Sequence[Tensor],
+    try_on: Callable[[Channels, Tensor], Strengths],
+    wishes: Wishes | None = None,
 ) -> dict[str, Tensor]:
     """Return what to divide values by that layers read, ``float32[channels]``, by the name of the value.
 
     Args:
         graph: as it is going to be written.
-        scheme: what the target computes in integers.
+        kinds: operators whose layers the target quantizes.
         inputs: a batch, on which each strength is tried.
+        try_on: tries the channels of a value, given what it held.
         wishes: which are looked for.
     """
-    wishes = wishes or Wishes()
-    found = [channels for value in _values(graph) if (channels := channels_of(graph, value)) is not None]
-    wanted = {
-        channels.value: (channels, gain)
-        for channels in found
-        if (gain := wishes.of(channels)) is not None
-        and all(_kind(use.user) in scheme.layers for use in channels.readers)
-    }
+    wanted = _wanted(graph, kinds, wishes or Wishes())
     factors: dict[str, Tensor] = {}
 
     def look(value: Value, x: Tensor) -> None:
         if value in wanted and x.numel() and bool(x.isfinite().all()):
             channels, gain = wanted[value]
-            best = _Strengths(channels, scheme, x).best(gain)
+            best = _best(try_on(channels, x), x.shape[channels.side], gain)
             if best is not None:
                 factors[value.name] = best
 
@@ -100,6 +111,26 @@ def smoothing_factors(
         look(value, x)
     interpret(graph, inputs, observe)
     return factors
+
+
+def _wanted(graph: Graph, kinds: Collection[str], wishes: Wishes) -> dict[Value, tuple[Channels, float]]:
+    found: dict[Value, tuple[Channels, float]] = {}
+    for value in _values(graph):
+        channels = channels_of(graph, value)
+        if channels is not None and all(node.kind in kinds for node in channels.layers):
+            gain = wishes.of(channels)
+            if gain is not None:
+                found[value] = channels, gain
+    return found
+
+
+def _best(strengths: Strengths, count: int, gain: float) -> Tensor | None:
+    """Return the factor that leaves the least error, None where none is worth it."""
+    best, least = None, gain * strengths.error(torch.ones(count))
+    for factor in strengths.candidates():
+        if (found := strengths.error(factor)) < least:
+            best, least = factor, found
+    return best
 
 
 def smooth_and_quantize(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
@@ -123,41 +154,25 @@ def _values(graph: Graph) -> list[Value]:
     return [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
 
 
-def _kind(user: object) -> str:
-    assert isinstance(user, Node)
-    return user.kind
+class QuantizedReading:
+    """Tries factors for layers that read integers, with weights in integers."""
 
-
-class _Strengths:
-    """Tries factors of several strengths for the channels of one value, on what it held."""
-
-    def __init__(self, channels: Channels, scheme: QuantizationScheme, x: Tensor) -> None:
+    def __init__(self, channels: Channels, x: Tensor, scheme: QuantizationScheme) -> None:
         self.channels, self.scheme = channels, scheme
-        self.layers = [use.user for use in channels.readers if isinstance(use.user, Node)]
-        self.weights = [_weight(node) for node in self.layers]
-        rows = x.movedim(channels.side, -1).reshape(-1, x.shape[channels.side])
+        rows = channels.rows(x)
         self.lows, self.highs = rows.amin(0), rows.amax(0)
-        is_of_matrices = all(weight.ndim == 2 for weight in self.weights)
-        self.x = rows[:: max(len(rows) // ROWS, 1)] if is_of_matrices and channels.side == -1 else x[:1]
-        self.wanted = [self._result(*pair, self.x) for pair in zip(self.layers, self.weights, strict=True)]
+        self.x = rows[:: max(len(rows) // ROWS, 1)] if channels.is_of_matrices else x[:1]
+        self.wanted = [_result(*pair, self.x) for pair in channels.weighted()]
 
-    def best(self, gain: float) -> Tensor | None:
-        """Return the factor that leaves the least error of what the layers return, None where none is worth it.
-
-        Args:
-            gain: the share of the error without any that it must leave at most.
-        """
+    def candidates(self) -> Iterator[Tensor]:
+        """Return factors that even out what channels hold, and the more of them the less weights suffer."""
         reach = torch.maximum(-self.lows, self.highs)
-        inward = torch.stack([_inward(*pair) for pair in zip(self.layers, self.weights, strict=True)]).amax(0)
-        has_own = all(groups_of(node) == len(reach) for node in self.layers)
-        best, least = None, gain * self._error(torch.ones_like(reach))
+        inward = torch.stack([_inward(*pair) for pair in self.channels.weighted()]).amax(0)
+        has_own = all(groups_of(node) == len(reach) for node in self.channels.layers)
         for strength in (*STRENGTHS, WHOLLY) if has_own else STRENGTHS:
-            factor = _factor(reach, inward, strength)
-            if (found := self._error(factor)) < least:
-                best, least = factor, found
-        return best
+            yield factor_of(reach, inward, strength)
 
-    def _error(self, factor: Tensor) -> float:
+    def error(self, factor: Tensor) -> float:
         """Return the squares of what integers miss of the results, summed over all layers."""
         kind = self.scheme.activations
         chosen = scale_of(Range(float((self.lows / factor).min()), float((self.highs / factor).max())), kind)
@@ -165,28 +180,21 @@ class _Strengths:
         sides[self.channels.side] = -1
         read = _rounded(self.x / factor.reshape(sides), torch.tensor(chosen.scale), chosen.zero_point, kind)
         missed = 0.0
-        for node, weight, wanted in zip(self.layers, self.weights, self.wanted, strict=True):
+        for (node, weight), wanted in zip(self.channels.weighted(), self.wanted, strict=True):
             large = times(weight, factor, groups_of(node))
             scales = weight_scales(large, 0, self.scheme.weights).reshape(-1, *[1] * (weight.ndim - 1))
-            found = self._result(node, _rounded(large, scales, 0, self.scheme.weights), read)
+            found = _result(node, _rounded(large, scales, 0, self.scheme.weights), read)
             missed += float((found - wanted).square().sum())
         return missed
 
-    @staticmethod
-    def _result(node: Node, weight: Tensor, x: Tensor) -> Tensor:
-        """Return what a layer makes of elements with a weight, and without a bias."""
-        operands = [x, *node.inputs[1:]]
-        operands[node.op.trait.weight or 0] = weight
-        if node.op.trait.bias is not None:
-            operands[node.op.trait.bias] = None
-        return node.op(*operands, **node.attrs)
 
-
-def _weight(node: Node) -> Tensor:
-    weight = node.inputs[node.op.trait.weight or 0]
-    assert isinstance(weight, Value)
-    assert weight.data is not None
-    return weight.data.detach()
+def _result(node: Node, weight: Tensor, x: Tensor) -> Tensor:
+    """Return what a layer makes of elements with a weight, and without a bias."""
+    operands = [x, *node.inputs[1:]]
+    operands[node.op.trait.weight or 0] = weight
+    if node.op.trait.bias is not None:
+        operands[node.op.trait.bias] = None
+    return node.op(*operands, **node.attrs)
 
 
 def _inward(node: Node, weight: Tensor) -> Tensor:
@@ -195,7 +203,8 @@ def _inward(node: Node, weight: Tensor) -> Tensor:
     return parts.amax((1, *range(3, parts.ndim))).flatten()
 
 
-def _factor(reach: Tensor, inward: Tensor, strength: float) -> Tensor:
+def factor_of(reach: Tensor, inward: Tensor, strength: float) -> Tensor:
+    """Return ``reach ** strength / inward ** (1 - strength)`` by its median, ``float32[channels]`` from 1 on."""
     tiny = torch.finfo(torch.float32).tiny
     factor = reach.clamp(min=tiny).log() * strength - inward.clamp(min=tiny).log() * (1 - strength)
     return (factor - factor.median()).exp().clamp(1, MOST).float()

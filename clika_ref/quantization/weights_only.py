@@ -61,7 +61,7 @@ def compressed_weights(
     """
     graph, found = calibration.graph, Found()
     waiting: dict[Node, Iterator[tuple[int, int]]] = {}
-    blocks = _as_list(settings.weights_only_quantization_block_size)
+    blocks = as_list(settings.weights_only_quantization_block_size)
     for node in graph.nodes:
         if node.op.trait.kind == COMPUTE:
             _refuse_widths(node, chosen[node].weights_num_bits, kind)
@@ -76,7 +76,8 @@ def compressed_weights(
     return found
 
 
-def _as_list(given: int | list[int]) -> list[int]:
+def as_list(given: int | list[int]) -> list[int]:
+    """Return a choice of one as a list of it."""
     return [given] if isinstance(given, int) else [*given]
 
 
@@ -172,26 +173,38 @@ class _Trying:
         missed = self.tape.held[_operand(node)].float() @ (held.held(rows) - rows).T
         return missed.to(self.tape.held[node.output].dtype)
 
-    @torch.no_grad()
     def _compressed(self, node: Node, bits: int, block_size: int) -> Compressed:
-        """Return a weight in few bits, rounded to the nearest integers or with feedback, whichever misses less."""
-        rows, read = _rows(node), _operand(node)
-        blocks = rows.shape[1] // block_size if block_size else 1
-        kind = Compressed(bits, block_size, rows.new_empty(0)).integers
-        weighs = self.fitted[read].diagonal().expand_as(rows).reshape(len(rows) * blocks, -1)
-        scales = clipped_scales(rows.reshape(len(rows) * blocks, -1), 0, kind, weighs).reshape(len(rows), blocks)
-        nearest = Compressed(bits, block_size, scales)
-        steps = rounded_with_feedback(rows, scales, kind, self.fitted[read])
-        if steps is None:
-            return nearest
-        fed_back = replace(nearest, moved=steps - nearest.steps(rows))
-        return min((nearest, fed_back), key=lambda held: self._missed(rows, held, self.judged[read]))
+        read = _operand(node)
+        return nearest_to_products(_rows(node), bits, block_size, self.fitted[read], self.judged[read])
 
-    @staticmethod
-    def _missed(rows: Tensor, held: Compressed, gram: Tensor) -> float:
-        """Return the squares of what products with the data of a gram matrix miss, summed."""
-        missed = held.held(rows) - rows
-        return float(((missed @ gram) * missed).sum())
+
+@torch.no_grad()
+def nearest_to_products(rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor) -> Compressed:
+    """Return a weight in few bits, rounded to the nearest integers or with feedback, whichever misses less.
+
+    Args:
+        rows: ``float32[outputs, inputs]``.
+        bits: of its integers.
+        block_size: of neighbours that share a scale, 0 where a whole row does.
+        fitted: ``x.T @ x`` of data that shows how to round, ``float32[inputs, inputs]``.
+        judged: the same of data that shows what is missed.
+    """
+    blocks = rows.shape[1] // block_size if block_size else 1
+    kind = Compressed(bits, block_size, rows.new_empty(0)).integers
+    weighs = fitted.diagonal().expand_as(rows).reshape(len(rows) * blocks, -1)
+    scales = clipped_scales(rows.reshape(len(rows) * blocks, -1), 0, kind, weighs).reshape(len(rows), blocks)
+    nearest = Compressed(bits, block_size, scales)
+    steps = rounded_with_feedback(rows, scales, kind, fitted)
+    if steps is None:
+        return nearest
+    fed_back = replace(nearest, moved=steps - nearest.steps(rows))
+    return min((nearest, fed_back), key=lambda held: missed_of(rows, held, judged))
+
+
+def missed_of(rows: Tensor, held: Compressed, gram: Tensor) -> float:
+    """Return the squares of what products with the data of a gram matrix miss, summed."""
+    missed = held.held(rows) - rows
+    return float(((missed @ gram) * missed).sum())
 
 
 def _operand(node: Node) -> Value:

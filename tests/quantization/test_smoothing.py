@@ -1,5 +1,7 @@
 """Smoothing: nothing changes in float, a channel that stands out costs the others nothing, and tables remember it."""
 
+from functools import partial
+
 import pytest
 import torch
 from small_schemes import OPERATORS, scheme_with
@@ -14,7 +16,8 @@ from clika_ref import (
 )
 from clika_ref.core.execution import interpret
 from clika_ref.quantization.ranges import RangeTable
-from clika_ref.quantization.smoothing import smooth, smoothing_factors
+from clika_ref.quantization.smoothing import QuantizedReading, Wishes, smooth, smoothing_factors
+from clika_ref.quantization.weight_scaling import FewBitReading
 from clika_ref.quantization_scheme import Integers
 
 SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
@@ -46,9 +49,13 @@ def graph_of(model):
     return clika_compile(model.eval(), tracing_inputs=data(1)).graph.clone()
 
 
+def factors_of(graph, inputs):
+    return smoothing_factors(graph, SCHEME.layers, inputs, partial(QuantizedReading, scheme=SCHEME))
+
+
 def test_a_graph_computes_the_same_and_only_linear_layers_read_what_is_smoothed():
     graph, (x,) = graph_of(Outlying()), data(1)
-    factors = smoothing_factors(graph, SCHEME, [x])
+    factors = factors_of(graph, [x])
     (name,) = [name for name, factor in factors.items() if float(factor[3]) > 4]
     before = interpret(graph, [x])[0][0]
     smooth(graph, factors, OPERATORS)
@@ -58,11 +65,11 @@ def test_a_graph_computes_the_same_and_only_linear_layers_read_what_is_smoothed(
 
 
 def test_no_factor_is_below_1_and_none_is_put_where_no_channel_stands_out():
-    factors = smoothing_factors(graph_of(Outlying()), SCHEME, data(1))
+    factors = factors_of(graph_of(Outlying()), data(1))
     assert all(bool((factor >= 1).all()) for factor in factors.values())
     plain = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8))
     torch.manual_seed(0)
-    assert not smoothing_factors(graph_of(plain), SCHEME, [torch.rand(64, 32) * 2 - 1])
+    assert not factors_of(graph_of(plain), [torch.rand(64, 32) * 2 - 1])
 
 
 class Normalized(nn.Module):
@@ -110,7 +117,7 @@ IMAGES = [torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0)) fo
 )
 def test_what_the_layer_before_takes_up_adds_no_node_and_changes_nothing(model, x, channel):
     graph = clika_compile(model.eval(), tracing_inputs=[x]).graph.clone()
-    factors = smoothing_factors(graph, SCHEME, [x])
+    factors = factors_of(graph, [x])
     ((name, factor),) = factors.items()
     assert float(factor[channel]) > 4
     before, kinds = interpret(graph, [x])[0][0], [node.kind for node in graph.nodes]
@@ -123,9 +130,47 @@ def test_what_the_layer_before_takes_up_adds_no_node_and_changes_nothing(model, 
     assert float(divided[channel]) < 8 * float(divided.median())
 
 
+def few_bits(model, **options):
+    return clika_compile(
+        model.eval(),
+        calibration_inputs=data(),
+        quantization_settings=QuantizationSettings(
+            prefer_weights_only_quantization=True,
+            weights_num_bits=4,
+            weights_only_quantization_block_size=0,
+            automatic_skip_quantization=False,
+        ),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        clika_compile_options=ClikaCompileOptions(**options),
+    ).eval()
+
+
+def test_weights_in_few_bits_are_rounded_finer_where_much_is_read(tmp_path):
+    def noise(**options):
+        model = Normalized()
+        module = few_bits(model, **options)
+        module.clika_export(tmp_path / "few.onnx")
+        with torch.no_grad():
+            return float((module(data()[0]) - model(data()[0])).square().sum())
+
+    assert noise() < noise(smoothing="off") / 2
+
+
+def test_no_node_divides_for_weights_in_few_bits_and_none_is_scaled_where_that_does_not_help():
+    try_on = partial(FewBitReading, bits=4, blocks=[0])
+    graph = graph_of(Outlying())
+    assert smoothing_factors(graph, SCHEME.layers, data(1), try_on)
+    assert not smoothing_factors(graph, SCHEME.layers, data(1), try_on, Wishes(of_matrices=None))
+    assert not few_bits(Outlying())._clika_quantized.plan.smoothing
+    even = Normalized()
+    even.norm.weight.data[3] = 1.0
+    even.one.weight.data[:, 3] *= 40.0
+    assert not few_bits(even)._clika_quantized.plan.smoothing
+
+
 def test_what_gives_way_between_convolutions_is_not_equalized_nor_what_others_read_too():
     graph = clika_compile(Chain(nn.Tanh).eval(), tracing_inputs=IMAGES[:1]).graph
-    assert not smoothing_factors(graph, SCHEME, IMAGES[:1])
+    assert not factors_of(graph, IMAGES[:1])
 
     class Shared(Chain):
         def forward(self, x):
@@ -133,7 +178,7 @@ def test_what_gives_way_between_convolutions_is_not_equalized_nor_what_others_re
             return self.two(inner), inner
 
     graph = clika_compile(Shared().eval(), tracing_inputs=IMAGES[:1]).graph
-    assert not smoothing_factors(graph, SCHEME, IMAGES[:1])
+    assert not factors_of(graph, IMAGES[:1])
 
 
 def test_equalizing_brings_a_depthwise_chain_nearer_and_can_be_switched_off(tmp_path):
@@ -205,9 +250,9 @@ def test_another_threshold_needs_no_data_and_nothing_is_smoothed_where_nothing_i
 def test_half_precision_is_left_alone_and_so_is_a_batch_of_nothing():
     half = Outlying().half()
     graph = clika_compile(half.eval(), tracing_inputs=[data(1)[0].half()]).graph.clone()
-    assert not smoothing_factors(graph, SCHEME, [data(1)[0].half()])
+    assert not factors_of(graph, [data(1)[0].half()])
     graph = clika_compile(Outlying().eval(), tracing_inputs=[data(1)[0], data(1)[0][:3]]).graph.clone()
-    assert not smoothing_factors(graph, SCHEME, [torch.empty(0, 32)])
+    assert not factors_of(graph, [torch.empty(0, 32)])
 
 
 def test_a_batch_that_is_refused_shows_nothing():
