@@ -19,6 +19,7 @@ from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.exporting.export import lower
 from clika_ref.input_checks import check_inputs
+from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.layers import choices
@@ -208,13 +209,27 @@ def _is_smaller(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
     return sum(t.numel() for t in tensors) < sum(t.numel() for t in before)
 
 
-def decide(stages: Stages, log: CompilationLog) -> Quantization:
-    """Decide what of a calibrated graph becomes integers, and write into the log what, and why not."""
+def decide(stages: Stages, graph: Graph, wanted: Wanted, registry: Registry, log: CompilationLog) -> Quantization:
+    """Decide what of a calibrated graph becomes integers, and write into the log what, and why not.
+
+    Args:
+        stages: of the graph.
+        graph: of the module, as it is stored.
+        wanted: what the user chose.
+        registry: the plugins.
+        log: what it tells.
+    """
     with log.stage("Quantizing") as stage:
         values = sorted(stages.calibration.table.values)
         for number, name in enumerate(values, 1):
             log.detail(f"Processing Quantization statistics {number}/{len(values)}: '{name}'")
         found = stages.decided()
+        if wanted.options.optimize_for == "latency" and not found.plan.is_empty:
+            inputs = stages.calibration.reservoir.batches[0]
+            ratio = ratio_to_float(graph, found.plan, wanted.target, registry, inputs)
+            if ratio > SLOWER:
+                reason = f"the whole model takes {ratio:.2f} times as long in integers as in float"
+                found = replace(stages, slow=dict.fromkeys(stages.chosen, reason)).decided()
         _tell(found, log)
         stage.done(in_one_line(found))
     return found
@@ -259,7 +274,13 @@ def calibrated(
     with kept_in(ranges_file, calibration, registry, log):
         calibrate(calibration, batches, wanted, registry, log, total=total)
     chosen = choices(calibration.graph, wanted.settings, wanted.layers)
-    return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+    stages = Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+    if wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization:
+        with log.stage("Timing") as stage:
+            timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
+            stages.slow = timer.slower(calibration.graph, calibration.reservoir.batches[0])
+            stage.done(f"{len(stages.slow):,} layers are slower in integers, and stay float")
+    return stages
 
 
 def begun(

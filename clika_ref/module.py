@@ -268,8 +268,8 @@ class ClikaModule(SavedModule):
             TargetError: the target computes in float, or no plugin provides it.
         """
         how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, data_transform_fn, forward_fn)
-        with self._calibrated(quantization_settings, how) as (stages, deployment, log):
-            found = decide(stages, log)
+        with self._calibrated(quantization_settings, how) as (stages, deployment, wanted, log):
+            found = decide(stages, self.graph, wanted, self._clika_registry or load_registry(), log)
         self._clika_deployment = deployment
         self.clika_adopt(Quantized(deployment.target, found.plan), stages.calibration)
         return found
@@ -298,7 +298,7 @@ class ClikaModule(SavedModule):
             TargetError: as `clika_initialize_algorithms`.
         """
         search, before, training = GoalSearch(max_drop), self._clika_quantized, self.training
-        with self._calibrated(quantization_settings, _How(**how)) as (stages, deployment, log):
+        with self._calibrated(quantization_settings, _How(**how)) as (stages, deployment, _, log):
 
             def adopt(found: Quantization | None) -> None:
                 plan = found and Quantized(deployment.target, found.plan)
@@ -327,7 +327,7 @@ class ClikaModule(SavedModule):
     @contextlib.contextmanager
     def _calibrated(
         self, settings: QuantizationSettings | None, how: _How
-    ) -> Iterator[tuple[Stages, BaseDeploymentSettings, CompilationLog]]:
+    ) -> Iterator[tuple[Stages, BaseDeploymentSettings, Wanted, CompilationLog]]:
         """Calibrate as the user wants; yield what decides, for which target, and where to tell what."""
         registry, before = self._clika_registry or load_registry(), self._clika_calibration
         deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
@@ -346,7 +346,7 @@ class ClikaModule(SavedModule):
             has_data = how.calibration_inputs is not None
             calibration = begun(self.graph, wanted, registry, before, has_data=has_data, same_target=same)
             self._clika_calibration = calibration
-            yield calibrated(calibration, batches, wanted, registry, log, total=total), deployment, log
+            yield calibrated(calibration, batches, wanted, registry, log, total=total), deployment, wanted, log
             self._clika_timings.update(log.timings)
 
 

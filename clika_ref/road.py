@@ -134,7 +134,7 @@ def _quantize(
     batches = batches_of(captured.graph, captured.signature, data.calls(travel.callee), travel.log)
     calibration, file = to_calibrate(captured.graph, wanted, travel.registry), travel.options.ranges_file
     stages = calibrated(calibration, batches, wanted, travel.registry, travel.log, total=data.count, ranges_file=file)
-    return calibration, decide(stages, travel.log)
+    return calibration, decide(stages, captured.graph, wanted, travel.registry, travel.log)
 
 
 @contextlib.contextmanager

@@ -77,6 +77,9 @@ class DeploymentSettings_TensorRT_LLM_ONNX(BaseDeploymentSettings):  # noqa: N80
 Switch = Literal["auto", "on", "off"]
 """Of an algorithm: tried and kept where it helps, always used, or never."""
 
+Goal = Literal["size", "latency"]
+"""What quantization is for, beside the numbers."""
+
 SWITCHES = ("smoothing", "equalization", "weight_clipping", "weight_rounding", "bias_correction")
 """The options that are one."""
 
@@ -97,6 +100,10 @@ class ClikaCompileOptions:
     ranges_file: str = ""
     """Where to save the ranges that calibration finds, also when it is interrupted; one that exists is begun with, and
     the batches that it counts are not run again. Nowhere where empty."""
+
+    optimize_for: Goal = "size"
+    """``"latency"`` leaves float what this machine takes longer for in integers: layers are timed one by one, and the
+    whole in the end. ``"size"`` times nothing, and quantizes all that is not too sensitive."""
 
     observer: str = "auto"
     """What of a value its integers cover: ``"min-max"``, ``"mean of extremes"``, ``"99.99 %"`` or ``"99.999 %"`` of its
@@ -128,9 +135,9 @@ class ClikaCompileOptions:
         Raises:
             ModelError: a switch is neither on, off nor auto, or a time is negative.
         """
-        for name in SWITCHES:
-            if getattr(self, name) not in get_args(Switch):
-                msg = f"option {name!r} is {getattr(self, name)!r}; it takes {', '.join(map(repr, get_args(Switch)))}"
+        for name, of in (*((name, Switch) for name in SWITCHES), ("optimize_for", Goal)):
+            if getattr(self, name) not in get_args(of):
+                msg = f"option {name!r} is {getattr(self, name)!r}; it takes {', '.join(map(repr, get_args(of)))}"
                 raise ModelError(msg)
         seconds = self.algorithm_seconds
         if not 0 <= seconds < math.inf:

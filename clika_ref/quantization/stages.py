@@ -65,6 +65,8 @@ class Stages:
     """Those of the registry."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
     """Which algorithms are tried."""
+    slow: Mapping[Node, str] = field(default_factory=dict[Node, str])
+    """Layers that stay float as integers make them slower, and by how much."""
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -141,7 +143,7 @@ class Stages:
     @cached_property
     def _skipped(self) -> dict[Node, str]:
         """The nodes that stay float whatever the threshold is, and why."""
-        skipped = {node: choice.skipped for node, choice in self.chosen.items() if choice.skipped}
+        skipped = {**self.slow, **{node: choice.skipped for node, choice in self.chosen.items() if choice.skipped}}
         if self.settings.skip_tail_quantization:
             skipped |= {node: TAIL for node in tail_layers(self._graph) if node not in skipped}
         return skipped

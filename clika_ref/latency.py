@@ -1,0 +1,189 @@
+"""Latency in the runtime of a target: which layers would be slower in integers than in float, as measured here."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Runner, Target
+from clika_ref.core.types import TensorType
+from clika_ref.exporting.export import lower
+from clika_ref.quantization.placement import COMPUTE
+from clika_ref.quantization.quantizing import Plan, attributes_of, axis_of, integers_of
+from clika_ref.quantization.scales import Scale, quantized_bias, weight_scales
+from clika_ref.quantization_scheme import QuantizationScheme
+from clika_ref.simulation import quantized_graph
+
+ROUNDS = 9
+"""In each, float and integers are timed in turn, so that a machine that slows down slows down both."""
+
+ROUND_SECONDS = 2e-3
+"""How long each is called in a round, so that the clock is fine enough."""
+
+SLOWER = 1.05
+"""The ratio of medians from which on a layer counts as slower: below it lies what machines do by themselves."""
+
+ANY_SCALE = Scale(2.0**-5, 0)
+"""Of what layers read and return while they are timed: it takes no kernel longer than another one."""
+
+
+@dataclass
+class LayerTimer:
+    """Times layers of a graph one by one, in float and in integers; those that are alike are timed once."""
+
+    target: Target
+    scheme: QuantizationScheme
+    operators: Mapping[str, Operator]
+
+    def slower(self, graph: Graph, inputs: Sequence[Tensor]) -> dict[Node, str]:
+        """Return the layers that integers make slower, and by how much, in words.
+
+        Args:
+            graph: as it is going to be written.
+            inputs: of the graph, which decide how large operands are.
+        """
+        read = self._read(graph, inputs)
+        ratios: dict[Any, float] = {}
+        found: dict[Node, str] = {}
+        for node, x in read.items():
+            key = (node.kind, repr(node.attrs), x.shape, *(_shape(v) for v in node.inputs[1:]))
+            if key not in ratios:
+                ratios[key] = self._ratio(node, x)
+            if ratios[key] > SLOWER:
+                found[node] = f"{self.target.name} takes {ratios[key]:.2f} times as long for it in integers as in float"
+        return found
+
+    def _read(self, graph: Graph, inputs: Sequence[Tensor]) -> dict[Node, Tensor]:
+        """Return what each layer reads that could run in integers."""
+        read: dict[Node, Tensor] = {}
+        held: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+        wanted = {n.inputs[0] for n in graph.nodes if self._may_be_integers(n)}
+
+        def observe(node: Node, results: tuple[Tensor, ...]) -> None:
+            held.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in wanted)
+
+        with torch.no_grad():
+            interpret(graph, inputs, observe)
+        for node in graph.nodes:
+            if node.inputs and node.inputs[0] in held and self._may_be_integers(node):
+                read[node] = held[node.inputs[0]]
+        return read
+
+    def _may_be_integers(self, node: Node) -> bool:
+        if node.op.trait.kind != COMPUTE or node.kind not in self.scheme.layers:
+            return False
+        return all(_is_weight(v) for v in node.inputs[1:] if v is not None)
+
+    def _ratio(self, node: Node, x: Tensor) -> float:
+        """Return how many times as long a layer takes in integers."""
+        kind = self.scheme.activations
+        codes = (x / ANY_SCALE.scale).round().clamp(kind.low, kind.high)
+        integers = codes.to(torch.int8 if kind.is_signed else torch.uint8)
+        with tempfile.TemporaryDirectory() as folder:
+            whole = self._runner(self._graph(node, x, None), Path(folder) / "float")
+            small = self._runner(self._graph(node, x, integers), Path(folder) / "integers")
+            return ratio_of_medians(small, [integers], whole, [x])
+
+    def _runner(self, graph: Graph, path: Path) -> Runner:
+        return self.target.load(self.target.compile(graph, path))
+
+    def _graph(self, node: Node, x: Tensor, integers: Tensor | None) -> Graph:
+        """Return a graph of one layer: in float, or between integers where some are given."""
+        graph = Graph("layer")
+        build, trait = Builder(graph, self.operators), node.op.trait
+        given = graph.add_input(TensorType(*((x.dtype, tuple(x.shape)) if integers is None else _type(integers))), "x")
+        operands = [given, *(v if v is None else build.constant(_data(v), v.name) for v in node.inputs[1:])]
+        if integers is not None:
+            operands[0] = build("dequantize", given, *_numbers())
+            operands[trait.weight or 0] = self._weight(node, build)
+            if trait.bias is not None and operands[trait.bias] is not None and self.scheme.has_integer_bias:
+                operands[trait.bias] = self._bias(node, build)
+        result = build(node.op, *operands, **node.attrs)
+        if integers is not None and node.kind in self.scheme.closed:
+            result = build("quantize", result, *_numbers(), **attributes_of(self.scheme.activations))
+        graph.add_output(result)
+        return graph
+
+    def _weight(self, node: Node, build: Builder) -> Value:
+        scales, axis = self._scales(node)
+        weight = node.inputs[node.op.trait.weight or 0]
+        integers = integers_of(weight, scales, axis, self.scheme.weights, self.operators["quantize"])
+        steps = build.constant(integers, f"{weight.name}_integers")
+        return build("dequantize", steps, build.constant(scales, f"{weight.name}_scale"), axis=axis)
+
+    def _bias(self, node: Node, build: Builder) -> Value:
+        bias = node.inputs[node.op.trait.bias or 0]
+        steps, own = quantized_bias(_data(bias), ANY_SCALE.scale, self._scales(node)[0])
+        whole = build.constant(steps, f"{bias.name}_integers")
+        return build("dequantize", whole, build.constant(own, f"{bias.name}_scale"), axis=0 if own.ndim else None)
+
+    def _scales(self, node: Node) -> tuple[Tensor, int | None]:
+        trait = node.op.trait
+        scales = weight_scales(_data(node.inputs[trait.weight or 0]), trait.axis, self.scheme.weights)
+        return scales, axis_of(node, scales)
+
+
+def ratio_to_float(graph: Graph, plan: Plan, target: Target, registry: Registry, inputs: Sequence[Tensor]) -> float:
+    """Return how many times as long a whole graph takes with a plan as in float."""
+    plain = graph.clone()
+    lower(plain, registry, target)
+    small = quantized_graph(graph, plan, target, registry)
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = (
+            target.load(target.compile(g, Path(folder) / name)) for g, name in ((small, "integers"), (plain, "float"))
+        )
+        return ratio_of_medians(one, inputs, other, inputs)
+
+
+def ratio_of_medians(one: Runner, given: Sequence[Tensor], other: Runner, given_other: Sequence[Tensor]) -> float:
+    """Return how many times as long one runner takes as another, each with inputs of its own, called in turn."""
+    calls = [_calls(one, given), _calls(other, given_other)]
+    times = [[_seconds(one, given, calls[0]), _seconds(other, given_other, calls[1])] for _ in range(ROUNDS)]
+    return statistics.median(t[0] for t in times) / statistics.median(t[1] for t in times)
+
+
+def _calls(runner: Runner, given: Sequence[Tensor]) -> int:
+    """Return how many calls fill a round; the first one, which allocates, is left out."""
+    runner(given)
+    return max(1, round(ROUND_SECONDS / max(_seconds(runner, given, 1), 1e-6)))
+
+
+def _seconds(runner: Runner, given: Sequence[Tensor], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        runner(given)
+    return (time.perf_counter() - start) / calls
+
+
+def _numbers() -> tuple[float, int]:
+    return ANY_SCALE.scale, ANY_SCALE.zero_point
+
+
+def _type(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    return x.dtype, tuple(x.shape)
+
+
+def _is_weight(operand: Any) -> bool:
+    return isinstance(operand, Value) and operand.is_constant and operand.type.dtype == torch.float32
+
+
+def _shape(operand: Any) -> Any:
+    return operand.type.shape if isinstance(operand, Value) else operand
+
+
+def _data(value: Value) -> Tensor:
+    assert value.data is not None
+    return value.data.detach()

@@ -1,0 +1,126 @@
+"""What integers make slower stays float where latency is asked for; times are made up, so that no machine decides."""
+
+import functools
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from clika_ref_onnxruntime.target import OnnxRuntime
+from torch import nn
+
+from clika_ref import (
+    ClikaCompileOptions,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    ModelError,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref import latency as timing
+from clika_ref.core.registry import load_registry
+from clika_ref.core.targets import Artifact
+from clika_ref.latency import LayerTimer, ratio_to_float
+from clika_ref.quantization.quantizing import Plan
+
+REGISTRY = load_registry()
+SCHEME = OnnxRuntime().scheme
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.three = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.three(torch.relu(self.two(torch.relu(self.one(x))))))
+        return self.head(x.mean((2, 3)))
+
+
+DATA = [torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Runs nothing: knows of each graph how long it would take, by the kinds of its layers that are in integers."""
+
+    costs: dict[str, float]
+    name: str = "onnxruntime"
+    seen: list[str] = field(default_factory=list)
+    scheme = SCHEME
+
+    def passes(self):
+        return ()
+
+    def refusal(self, node):
+        return None
+
+    def compile(self, graph, path, **_):
+        OnnxRuntime().compile(graph.clone(), path)  # what is timed must be a file that the runtime takes
+        OnnxRuntime().load(Artifact(path, "", (), ()))
+        whole = [n for n in graph.nodes if n.inputs and getattr(n.inputs[0].producer, "kind", "") == "dequantize"]
+        layers = [n.kind for n in whole if n.op.trait.weight is not None]
+        self.seen.extend(layers)
+        return Artifact(path, self.name, (), (), {"seconds": 1.0 + sum(self.costs[kind] for kind in layers)})
+
+    def load(self, artifact):
+        return functools.partial(lambda seconds, inputs: seconds, artifact.facts["seconds"])
+
+
+@pytest.fixture(autouse=True)
+def _made_up(monkeypatch):
+    monkeypatch.setattr(timing, "_seconds", lambda runner, given, calls: runner(given))
+
+
+def graph():
+    return clika_compile(Net().eval(), tracing_inputs=DATA[:1]).graph.clone()
+
+
+def test_a_layer_that_is_slower_in_integers_is_named_and_those_that_are_alike_are_timed_once():
+    target = Slow({"conv2d": -0.5, "linear": 0.5})
+    found = LayerTimer(target, SCHEME, REGISTRY.operators).slower(graph(), DATA[:1])
+    assert {node.origin.scope: reason for node, reason in found.items()} == {
+        "head": "onnxruntime takes 1.50 times as long for it in integers as in float"
+    }
+    assert sorted(target.seen) == ["conv2d"] * 3 + ["linear"], "of the convolutions, no two read as large an input"
+
+
+def test_little_is_no_reason():
+    assert not LayerTimer(Slow({"conv2d": 0.04, "linear": 0.04}), SCHEME, REGISTRY.operators).slower(graph(), DATA[:1])
+
+
+def compiled(monkeypatch, costs, **options):
+    target = Slow(costs)
+    monkeypatch.setattr("clika_ref.algorithms.LayerTimer", lambda _, *rest: LayerTimer(target, *rest))
+    monkeypatch.setattr(
+        "clika_ref.algorithms.ratio_to_float", lambda g, p, _, *rest: ratio_to_float(g, p, target, *rest)
+    )
+    module = clika_compile(
+        Net().eval(),
+        calibration_inputs=DATA,
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        clika_compile_options=ClikaCompileOptions(**options),
+    )
+    plan = module._clika_quantized.plan if module._clika_quantized else Plan(SCHEME)
+    return sorted(plan.weights), plan.floats
+
+
+def test_such_a_layer_stays_float_where_latency_is_asked_for_and_only_there(monkeypatch):
+    costs = {"conv2d": -0.2, "linear": 0.5}
+    assert len(compiled(monkeypatch, costs)[0]) == 4
+    weights, floats = compiled(monkeypatch, costs, optimize_for="latency")
+    assert len(weights) == 3
+    assert floats == {"linear": "onnxruntime takes 1.50 times as long for it in integers as in float"}
+
+
+def test_all_of_a_model_stays_float_that_is_slower_as_a_whole(monkeypatch):
+    weights, floats = compiled(monkeypatch, {"conv2d": 0.03, "linear": 0.03}, optimize_for="latency")
+    assert not weights
+    assert set(floats.values()) == {"the whole model takes 1.12 times as long in integers as in float"}
+    assert len(floats) == 4
+
+
+def test_another_goal_is_refused_by_name():
+    with pytest.raises(ModelError, match=r"option 'optimize_for' is 'speed'; it takes 'size', 'latency'"):
+        ClikaCompileOptions(optimize_for="speed")
