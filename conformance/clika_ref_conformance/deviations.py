@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import importlib
 import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +35,7 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
+from clika_ref_conformance.profiles import ALL_DTYPES, Profile
 from clika_ref_conformance.record import Result
 
 FILE = "deviations.toml"
@@ -114,6 +116,11 @@ class ExpectedFailure:
     def concerns(self, result: Result) -> bool:
         """Whether a result is one that is expected to fail."""
         return fnmatchcase(str(result.task), self.task) and fnmatchcase(result.name, self.check)
+
+    def is_reachable(self, profile: Profile) -> bool:
+        """Whether a profile plans tasks of the dtype that it names, if it names one."""
+        dtype = self.task.rpartition("/")[2]
+        return dtype not in ALL_DTYPES or dtype in profile.dtypes
 
     def __str__(self) -> str:
         return f"xfail {self.task} {self.check}"
@@ -239,10 +246,24 @@ class _Reader:
                 self.problems.append(f"{d.id}: an element cannot become {name!r}; it can {', '.join(SUBSTITUTES)}")
         if d.replica and not re.fullmatch(r"[\w.]+:\w+", d.replica):
             self.problems.append(f"{d.id}: replica = {d.replica!r} is not of the form package.module:function")
+        elif d.replica:
+            self._check_replica(d)
         try:
             re.compile(d.error)
         except re.error as error:
             self.problems.append(f"{d.id}: error = {d.error!r} is no regular expression: {error}")
+
+    def _check_replica(self, d: Deviation) -> None:
+        try:
+            replica_of(d)
+        except Exception as error:  # noqa: BLE001 - whatever a module raises as it is imported
+            self.problems.append(f"{d.id}: replica = {d.replica!r} cannot be imported: {type(error).__name__}: {error}")
+
+
+def replica_of(deviation: Deviation) -> Callable[..., Any]:
+    """Import the function that computes what a target does."""
+    place, _, name = deviation.replica.partition(":")
+    return getattr(importlib.import_module(place), name)
 
 
 def is_expired(text: str, today: dt.date | None = None) -> bool:

@@ -195,6 +195,18 @@ def test_an_operand_that_is_never_drawn_is_named(tmp_path):
     assert outcome(two, tmp_path, "samples").comparison.message == "the samples of two never draw y"
 
 
+def test_all_that_samples_leave_out_is_told_at_once(tmp_path):
+    @operator()
+    def three(x: Tensor, y: Tensor | None = None, z: Tensor | None = None, *, k: int = 1) -> Tensor:
+        """``x`` and what is there of the others."""
+        return x if z is None else x + z
+
+    three.samples(lambda draw, s: s.call(x := draw(s.tensor()), None, draw(s.tensor(shape=x.shape)), k=2))
+    assert outcome(three, tmp_path, "samples").comparison.message == (
+        "the samples of three draw one value only of k: draw at least two; they never draw y; they never leave out z"
+    )
+
+
 def test_neighbours_differ_in_one_attribute_and_in_no_operand():
     traced = traced_call(shift, "seed")
     found = list(neighbours(shift, traced))

@@ -11,6 +11,7 @@ from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, declarations_of, is_expired
 from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
 from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.levels import LEVELS, refuse_strange
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -198,6 +199,8 @@ def test_the_file_is_read(tmp_path):
         ('id = "of-another"', 'id = "relu-nan"', r"relu-nan: the id is used twice"),
         ('error = "x"', 'error = "("', r"of-another: error = '\(' is no regular expression"),
         ('error = "x"', 'replica = "module.function"', r"replica = 'module\.function' is not of the form"),
+        ('error = "x"', 'replica = "nowhere:sevens"', r"of-another: replica = 'nowhere:sevens' cannot be imported"),
+        ('error = "x"', 'replica = "odd_targets:eights"', r"'odd_targets:eights' cannot be imported: AttributeError"),
         ('runs = ["nan-*"]', 'dtypes = ["float23"]', r"relu-nan: there is no dtype 'float23'; did you mean float32"),
         ('runs = ["nan-*"]', "attributes = { dimm = 1 }", r"relu-nan: relu has no attribute 'dimm'"),
         ('runs = ["nan-*"]', 'targets = ["identiti"]', r"relu-nan: no target is called 'identiti'"),
@@ -213,6 +216,15 @@ def test_a_file_without_sense_is_refused(tmp_path, old, new, message):
 def test_a_file_that_is_stated_must_be_there(tmp_path):
     with pytest.raises(TargetError, match=r"nowhere\.toml cannot be read"):
         declarations_of(Odd(deviations=str(tmp_path / "nowhere.toml")), REGISTRY)
+
+
+def test_an_expected_failure_of_a_task_that_no_level_holds_is_refused_before_a_part_of_the_plan_too(tmp_path):
+    suite = suite_for(tmp_path, "")
+    entries = [xfail(task="operators/relu66/float32"), xfail(task="nothing/*"), xfail(task="operators/relu/*")]
+    said = r"names no task of any level: 'operators/relu66/float32' \(did you mean '\S+'\?\), 'nothing/\*'$"
+    with pytest.raises(TargetError, match=said):
+        refuse_strange(entries, suite, LEVELS)
+    refuse_strange([*entries[2:], xfail(task="operators/*/float16")], suite, LEVELS)
 
 
 def test_expiry_is_a_date_or_a_version():

@@ -116,6 +116,20 @@ class TextClassifier(nn.Module):
         return self.head(torch.tanh(mean))
 
 
+class WindowWrite(nn.Module):
+    """A row that is written to the last two places but those behind the third, as rings of caches do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x[b, 4]`` to the same shape."""
+        written = x.clone()
+        written[-2:3] = self.row
+        return written
+
+
 def _steps(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
     return torch.randn(batch, 3, 6, generator=generator), torch.randn(batch, 8, generator=generator)
 
@@ -130,5 +144,6 @@ BLOCKS = (
     Block("expert-gate", ExpertGate, normal(6, 8), chooses=True),
     Block("lstm-cell", lambda: RecurrentCell(nn.LSTMCell), _steps),
     Block("gru-cell", lambda: RecurrentCell(nn.GRUCell), _steps),
+    Block("window-write", WindowWrite, normal(4)),
     Block("text-classifier", TextClassifier, _tokens, chooses=True),
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired
-from clika_ref_conformance.profiles import ALL_DTYPES, Profile
+from clika_ref_conformance.profiles import Profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import PROVING, Comparison, Verdict
 
@@ -73,7 +73,7 @@ def problems_of(record: RunRecord, declarations: Declarations, profile: Profile,
     problems += [
         f"{entry} concerns nothing in the plan: correct its patterns, or remove it"
         for entry in declarations.xfails
-        if is_full and _is_reachable(entry, profile) and not any(map(entry.concerns, record.results))
+        if is_full and entry.is_reachable(profile) and not any(map(entry.concerns, record.results))
     ]
     for entry in (*declarations.deviations, *declarations.xfails):
         if is_expired(entry.expires):
@@ -115,9 +115,3 @@ def doubts_of(record: RunRecord) -> list[str]:
         counts = ", ".join(f"{count:,} {verdict}" for verdict, count in told.most_common())
         found.append(f"nothing was proven of {record.target}: {counts}")
     return found
-
-
-def _is_reachable(entry: ExpectedFailure, profile: Profile) -> bool:
-    """Whether a profile plans tasks of the dtype that an entry names, if it names one."""
-    dtype = entry.task.rpartition("/")[2]
-    return dtype not in ALL_DTYPES or dtype in profile.dtypes

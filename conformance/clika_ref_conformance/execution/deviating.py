@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Run
-from clika_ref_conformance.deviations import KINDS, Deviation
+from clika_ref_conformance.deviations import KINDS, Deviation, replica_of
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -184,8 +183,7 @@ def _altered(node: Node, alter: Alter) -> Operator:
 
 def _alteration(deviation: Deviation) -> Alter:
     if deviation.replica:
-        place, _, name = deviation.replica.partition(":")
-        replica = getattr(importlib.import_module(place), name)
+        replica = replica_of(deviation)
 
         def replicate(_: Node, operands: tuple[Any, ...], attrs: dict[str, Any], __: Tensors) -> Tensors:
             result = replica(*operands, **attrs)

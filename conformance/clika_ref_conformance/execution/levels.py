@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import cast
 
-from clika_ref.core.errors import ClikaError
+from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref_conformance.cases import Task
+from clika_ref_conformance.deviations import ExpectedFailure
 from clika_ref_conformance.suite import Level, Suite
 
 LEVELS: Mapping[str, str] = {
@@ -67,6 +69,22 @@ def tasks_of(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
         msg = f"no task of the levels {', '.join(levels)} contains {' or '.join(suite.subjects) or 'anything'}{hint}"
         raise ClikaError(msg)
     return tasks
+
+
+def refuse_strange(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapping[str, str]) -> None:
+    """Refuse expected failures of tasks that no level holds, before a part of a plan as well, which may lack them.
+
+    Raises:
+        TargetError: there are such; all of them are named.
+    """
+    names = [str(task) for module in catalogue.values() for task in level_at(module).tasks(suite)] if xfails else []
+    mine = (entry for entry in xfails if entry.is_reachable(suite.profile))
+    strange = [entry.task for entry in mine if not any(fnmatchcase(name, entry.task) for name in names)]
+    if strange:
+        near = [difflib.get_close_matches(task, names, 1) for task in strange]
+        told = [f"{t!r}{f' (did you mean {n[0]!r}?)' if n else ''}" for t, n in zip(strange, near, strict=True)]
+        msg = f"[[xfail]] names no task of any level: {', '.join(told)}"
+        raise TargetError(msg)
 
 
 def _is_wanted(task: Task, words: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, declarations_of
 from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
 from clika_ref_conformance.execution.endings import manner_of, verdict_of, was_ended_by_others, was_killed
-from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, tasks_of
+from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, refuse_strange, tasks_of
 from clika_ref_conformance.execution.messages import Setup, result_of_json
 from clika_ref_conformance.execution.process import (
     PLAN_SECONDS,
@@ -110,6 +110,7 @@ def plan_run(request: RunRequest) -> Plan:
     declarations = declarations_of(target, registry)
     levels = chosen_levels(request.levels, request.catalogue)
     suite = Suite(registry, target, request.profile, Path(), tuple(request.subjects), declarations.deviations)
+    refuse_strange(declarations.xfails, suite, request.catalogue)
     return Plan(request, levels, tasks_of(suite, levels), declarations)
 
 

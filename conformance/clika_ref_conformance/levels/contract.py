@@ -113,7 +113,7 @@ class Contract:
         return None if self.op.reference.__doc__ else f"{self.op.name} has no docstring that says what it computes"
 
     def samples(self) -> str | None:
-        """Say what the samples leave out: all, or attributes of which they draw one value only."""
+        """Say all that the samples leave out: values of attributes, operands, and calls without optional ones."""
         if self.op.sampler is None:
             return (
                 f"{self.op.name} has no samples, so nothing is known of it; declare some with @{self.op.name}.samples"
@@ -121,13 +121,18 @@ class Contract:
         self._same_again()  # which shows as well whether they can be drawn
         names = [name for name in self.op.attributes if name not in ELSEWHERE]
         once = [name for name in names if len(self.values(name)) < 2 and not self._varies_unjudged(name)]
-        if once:
-            return f"the samples of {self.op.name} draw one value only of {', '.join(once)}: draw at least two"
-        fixed = [p for p in self.op.operands if not p.variadic]
-        lacking = [p.name for i, p in enumerate(fixed) if all(call.operands[i] is None for call in self.calls)]
-        if lacking:
-            return f"the samples of {self.op.name} never draw {', '.join(lacking)}"
-        return None
+        fixed = [
+            (p, [call.operands[i] for call in self.calls]) for i, p in enumerate(self.op.operands) if not p.variadic
+        ]
+        never = [p.name for p, drawn in fixed if all(o is None for o in drawn)]
+        always = [p.name for p, drawn in fixed if p.optional and all(o is not None for o in drawn)]
+        told = (
+            ("draw one value only of {}: draw at least two", once),
+            ("never draw {}", never),
+            ("never leave out {}", always),
+        )
+        problems = [text.format(", ".join(names)) for text, names in told if names]
+        return f"the samples of {self.op.name} {'; they '.join(problems)}" if problems else None
 
     def _same_again(self) -> None:
         """Draw once more with the same seeds.

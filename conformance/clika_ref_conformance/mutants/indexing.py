@@ -7,8 +7,9 @@ from unittest.mock import patch
 
 import clika_ref_aten.slicing
 import clika_ref_aten.sorting
+import sympy
 import torch
-from clika_ref_aten.moving import FAR
+from clika_ref_aten.moving import FAR, is_nonnegative, with_side
 
 from clika_ref_conformance.mutants.altering import Altered, forced
 from clika_ref_conformance.mutants.seeding import Catalogue
@@ -179,3 +180,29 @@ def _(original, op, x, *, dimension, size, step):
 @FAULTS.lowering("take_along_dim", "indices beyond the side and negative ones are not wrapped around")
 def _(original, op, x, indices, *, dim):
     return original(Altered(op, Mod=lambda op, places, length: places), x, indices, dim=dim)
+
+
+@FAULTS.lowering("slice", "a start before the first element of a dynamic side wraps once more", levels=("dynamic",))
+def _(original, op, x, *, dim, start, **attrs):
+    side = op.shape(x)[dim]
+    wraps = isinstance(start, int) and start < 0 and not isinstance(side, int)
+    return original(op, x, dim=dim, start=side + start if wraps else start, **attrs)
+
+
+@FAULTS.type_rule("slice", "a start that is an expression below 0 lies within the side")
+def _(original, x, *, dim, start, end, step):
+    if not isinstance(start, sympy.Basic) or not is_nonnegative(-start - 1):
+        return original(x, dim=dim, start=start, end=end, step=step)
+    whole = original(x, dim=dim, start=0, end=end, step=1).shape[dim] - start
+    return with_side(x, dim, (whole + step - 1) // step)
+
+
+@FAULTS.function(
+    "slice_scatter",
+    "what lies before and after a slice is joined, though its ends count from different sides",
+    clika_ref_aten.slicing,
+    "_is_one_run",
+    "blocks",
+)
+def _(original, start, end):
+    return original(start, end) or (isinstance(start, int) and isinstance(end, int) and start <= end)

@@ -1,7 +1,7 @@
 """Repeats one finding of the conformance suite: exits 1 while the target differs, and 0 once it does not.
 
-It needs torch, numpy, clika-ref, the plugins of the target and of the operators, and what the target imports. Unpack
-the archive, then run ``python repro.py``. Where no graph alone shows it (a declaration, a damaged file, what another
+It needs torch, numpy and the target, which brings clika-ref along; where it compiles the graph, the plugins of its
+operators as well. Unpack the archive, then run ``python repro.py``. Where no graph alone shows it (a declaration, a damaged file, what another
 process makes of an artifact) it asks the suite, clika-ref-conformance, which also has the target ``identity``.
 """
 

@@ -208,6 +208,8 @@ prelu.types(as_first)
 def _(draw, s):
     x = draw(s.tensor(rank=draw(s.choice(4, 3, 2, 1, 0)), dtype=FLOATS))
     shape = x.shape[1:2] if x.rank > 1 and draw(s.booleans()) else draw(s.choice((1,), ()))
+    if x.rank > 2 and draw(s.booleans()):  # weights that would fit the last side, too
+        x = draw(s.tensor(shape=(*x.shape[:-1], x.shape[1]), dtype=x.dtype))
     return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype, low=-1, high=1)))
 
 

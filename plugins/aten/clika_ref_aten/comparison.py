@@ -11,7 +11,7 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import ANY, FLOATS, HALVES, common_dtype, sign_bit, two
+from clika_ref_aten.elementwise import ANY, FLOATS, HALVES, common_dtype, operand_for, sign_bit
 
 aten = torch.ops.aten
 
@@ -39,7 +39,11 @@ def _alike(op, x, y, *, via):
     return [op.Max(o) if is_rounded else o for o, is_rounded in zip(op.promote(x, y, to=dtype), rounded, strict=True)]
 
 
-_sample = two(dtype=ANY, low=0, high=2)
+def _sample(draw, s):
+    x = draw(s.tensor(dtype=ANY, low=0, high=2))
+    if draw(s.choice(False, False, True)):
+        return s.call(x, draw(s.choice(0.5, 1.5)))  # between integers
+    return s.call(x, operand_for(draw, s, x, dtype=ANY, number=True, low=0, high=2))
 
 
 @operator(aten.eq.Tensor, aten.eq.Scalar, error=EXACT)

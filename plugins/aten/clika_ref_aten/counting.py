@@ -165,9 +165,7 @@ def _range(op, x, low, high):
     """Return the range that a histogram covers, never an empty one."""
     if low != high:
         return op.like(x, low), op.like(x, high)
-    low_known, one = low != 0, op.like(x, 1)
-    first = op.like(x, low) if low_known else op.ReduceMin(x, keepdims=False)
-    last = op.like(x, high) if low_known else op.ReduceMax(x, keepdims=False)
+    first, last, one = op.ReduceMin(x, keepdims=False), op.ReduceMax(x, keepdims=False), op.like(x, 1)
     same = op.Equal(first, last)
     return op.Where(same, op.Sub(first, one), first), op.Where(same, op.Add(last, one), last)
 
@@ -175,7 +173,7 @@ def _range(op, x, low, high):
 @histc.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.float64), low=-5, high=5))
-    low, high = draw(s.choice((0, 0), (-2, 3), (0, 1.5), (-0.5, 4)))
+    low, high = draw(s.choice((0, 0), (-2, 3), (0, 1.5), (-0.5, 4), (1, 1), (-2.5, -2.5)))
     return s.call(x, bins=draw(s.integers(1, 9)), min=low, max=high)
 
 

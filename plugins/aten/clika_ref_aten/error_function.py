@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 
 import torch
@@ -9,8 +10,14 @@ import torch
 SMALL = 0.46875
 """Up to here erf is computed itself, beyond as ``1 - erfc``, since a difference keeps no digits of what is near 0."""
 
-LARGE = 6.0
-"""From here on erf is 1 in float64, while the quotient of powers would be infinite at last."""
+LARGE = 30.0
+"""From here on erfc is 0 in float64, while the quotient of powers would be infinite at last."""
+
+STEPS = 16.0
+"""A size that is cut to such parts of 1 has a square without rounding, of which the exponential keeps its digits.
+
+Source: as `NEAR`.
+"""
 
 NEAR = (
     (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
@@ -34,17 +41,57 @@ FAR = (
 )
 """Those of ``erfc(x) * exp(x ** 2)`` in powers of ``x``. Source: as `NEAR`."""
 
+FAR_ENDS = 4.0
+"""Up to here the digits of float64 come from `FAR`, from here on from `BEYOND`; float32 is content with the former."""
+
+BEYOND = (
+    (
+        *(1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1),
+        *(1.60837851487422766e-2, 6.58749161529837803e-4),
+    ),
+    (
+        *(1.0, 2.56852019228982242, 1.87295284992346725, 5.27905102951428412e-1, 6.05183413124413191e-2),
+        2.33520497626869185e-3,
+    ),
+)
+"""Those of ``(1 / sqrt(pi) - erfc(x) * exp(x ** 2) * x) * x ** 2`` in powers of ``1 / x ** 2``. Source: as `NEAR`."""
+
 
 def error_function(op, x):
     """Return ``erf(x)``: one node, or in float64 the two quotients of polynomials it is made of."""
     if op.dtype(x) != torch.float64:
         return op.Erf(x)
     size = op.Abs(x)
-    square = op.Mul(x, x)
-    near = op.Mul(x, _quotient(op, square, NEAR))
-    far = op.Sub(op.like(x, 1), op.Mul(op.Exp(op.Neg(square)), _quotient(op, size, FAR)))
-    inner = op.Where(op.Less(size, op.like(x, SMALL)), near, op.Mul(op.Sign(x), far))
-    return op.Where(op.Greater(size, op.like(x, LARGE)), op.Sign(x), inner)
+    near = op.Mul(x, _quotient(op, op.Mul(x, x), NEAR))
+    far = op.Sub(op.like(x, 1), _tail(op, size))
+    return op.Where(op.Less(size, op.like(x, SMALL)), near, op.Mul(op.Sign(x), far))
+
+
+def complementary_error_function(op, x):
+    """Return ``1 - erf(x)``, computed so only where that loses no digits; half precision through float32."""
+    dtype = op.dtype(x)
+    x = op.cast(x, torch.float64 if dtype == torch.float64 else torch.float32)
+    near, tail = op.Sub(op.like(x, 1), error_function(op, x)), _tail(op, op.Abs(x))
+    far = op.Where(op.Less(x, op.like(x, 0)), op.Sub(op.like(x, 2), tail), tail)
+    return op.cast(op.Where(op.Less(op.Abs(x), op.like(x, SMALL)), near, far), dtype)
+
+
+def _tail(op, size):
+    """Return ``erfc(size)`` of what is not small: an exponential, in two factors, times a quotient of polynomials."""
+    size = op.Where(op.Greater(size, op.like(size, LARGE)), op.like(size, LARGE), size)
+    whole = op.Div(op.Floor(op.Mul(size, op.like(size, STEPS))), op.like(size, STEPS))
+    rest = op.Mul(op.Sub(size, whole), op.Add(size, whole))
+    shrunk = op.Mul(op.Exp(op.Neg(op.Mul(whole, whole))), op.Exp(op.Neg(rest)))
+    scaled = _quotient(op, size, FAR)
+    if op.dtype(size) == torch.float64:
+        beyond = op.Div(_scaled_beyond(op, op.Reciprocal(op.Mul(size, size))), size)
+        scaled = op.Where(op.Less(size, op.like(size, FAR_ENDS)), scaled, beyond)
+    return op.Mul(shrunk, scaled)
+
+
+def _scaled_beyond(op, inverse):
+    """Return ``erfc(x) * exp(x ** 2) * x``, given ``1 / x ** 2``."""
+    return op.Sub(op.like(inverse, math.pi**-0.5), op.Mul(inverse, _quotient(op, inverse, BEYOND)))
 
 
 def _quotient(op, x, polynomials):

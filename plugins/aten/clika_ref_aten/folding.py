@@ -46,6 +46,7 @@ def _(op, x, *, upscale_factor):
 def _(draw, s):
     r = draw(s.choice(2, 3, 1))
     *batch, c, h, w = draw(s.tensor(rank=(3, 5), side=(1, 3))).shape
+    c += r > 1  # of one channel alone, any order is right
     return s.call(draw(s.tensor(shape=(*batch, c * r * r, h, w), dtype=ANY)), upscale_factor=r)
 
 

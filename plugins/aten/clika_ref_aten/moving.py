@@ -74,7 +74,7 @@ def extent(side: Dim, start: Any, end: Any, step: Dim) -> Dim:
     ``x[:n - 1]`` does not where ``n`` is 0, and then selects nothing.
     """
     start, end = (0 if start is None else start), (None if end == FAR else end)
-    first = most(side + start, 0) if isinstance(start, int) and start < 0 else start
+    first = most(side + start, 0) if is_nonnegative(-1 - start) else start
     last = side if end is None else end
     if isinstance(last, int) and last < 0:
         last = side + last

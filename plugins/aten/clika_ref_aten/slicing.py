@@ -84,7 +84,7 @@ def _(draw, s):
 
 def _bounds(draw: Any, s: Any, side: int) -> dict[str, Any]:
     """Draw ends of a slice along a side of that length; one that follows the length is made by ``x[:n - 1]``."""
-    start = draw(s.choice(None, 0, 1, 2, -1, -2, -17, 9))
+    start = draw(s.choice(None, 0, 1, -1, -2, -4, 9, -side - 1))
     end = draw(s.choice(None, FAR, 3, 1, -1, -3, 20, "last", "last"))
     return {"start": start, "end": side - 1 if end == "last" else end, "step": draw(s.choice(1, 1, 2, 3))}
 
