@@ -9,7 +9,7 @@ import clika_ref_aten.slicing
 import clika_ref_aten.sorting
 import sympy
 import torch
-from clika_ref_aten.moving import FAR, is_nonnegative, with_side
+from clika_ref_aten.moving import FAR, with_side
 
 from clika_ref_conformance.mutants.altering import Altered, forced
 from clika_ref_conformance.mutants.seeding import Catalogue
@@ -191,7 +191,7 @@ def _(original, op, x, *, dim, start, **attrs):
 
 @FAULTS.type_rule("slice", "a start that is an expression below 0 lies within the side")
 def _(original, x, *, dim, start, end, step):
-    if not isinstance(start, sympy.Basic) or not is_nonnegative(-start - 1):
+    if not isinstance(start, sympy.Basic) or not start.is_negative:
         return original(x, dim=dim, start=start, end=end, step=step)
     whole = original(x, dim=dim, start=0, end=end, step=1).shape[dim] - start
     return with_side(x, dim, (whole + step - 1) // step)

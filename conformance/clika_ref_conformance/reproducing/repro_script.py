@@ -1,8 +1,9 @@
 """Repeats one finding of the conformance suite: exits 1 while the target differs, and 0 once it does not.
 
 It needs torch, numpy and the target, which brings clika-ref along; where it compiles the graph, the plugins of its
-operators as well. Unpack the archive, then run ``python repro.py``. Where no graph alone shows it (a declaration, a damaged file, what another
-process makes of an artifact) it asks the suite, clika-ref-conformance, which also has the target ``identity``.
+operators as well. Unpack the archive, then run ``python repro.py``. Where no graph alone shows it (a declaration, a
+damaged file, what another process makes of an artifact) it asks the suite, clika-ref-conformance, which also has the
+target ``identity``.
 """
 
 # ruff: noqa: T201 - it prints: that is its output
