@@ -16,6 +16,8 @@ PEERS = ("ort-default", "ort-best", "ort-dynamic", "nncf")
 DIGITS = tuple(f"digits-{kind}-{seed}" for kind in ("conv", "depthwise") for seed in range(3))
 VISION = ("resnet18", "mobilenet_v3_large", "vit_b_16")
 ENCODER = "encoder"
+WEIGHED = ("resnet18", ENCODER)
+"""Of which each layer is also quantized alone."""
 NAMES = (*VISION, ENCODER, *DIGITS)
 
 MAKING = ("road", "seconds", "/floor", "peak", "file")
@@ -40,6 +42,8 @@ class Found:
     bytes: Mapping[str, int]
     latency: Mapping[str, Sequence[float]]
     judged: Mapping[str, Mapping[str, float]]
+    weighed: Mapping[str, Any] | None
+    """How far sensitivities hold, of the subjects for which that is asked."""
 
     @property
     def peers(self) -> list[str]:
@@ -75,12 +79,14 @@ def _measured(name: str, rounds: int, calls: int) -> Found:
                     made.setdefault(road, []).extend(_made(name, road, folder))
         whole = [road for road in made if made[road] and road != "floor"]
         judged = in_fresh_process("benchmarks.ptq.judging", folder, str(calls), *whole)
+        weighed = in_fresh_process("benchmarks.ptq.weighing", folder) if name in WEIGHED else None
     return Found(
         {road: [m["seconds"] for m in made[road]] for road in made if made[road]},
         {road: min(m["peak"] for m in made[road]) for road in made if made[road]},
         {road: made[road][0]["bytes"] for road in whole},
         judged["latency"],
         judged["judged"],
+        weighed,
     )
 
 
@@ -143,6 +149,9 @@ def _print_figures(every: Mapping[str, Found]) -> None:
     if ENCODER in every:
         _print(f"{ENCODER}: mean cosine", every[ENCODER].judged["ours"]["cosine"], 0.998)
         _print(f"{ENCODER}: agreement of nearest neighbours", every[ENCODER].judged["ours"]["neighbours"], 0.95)
+    for name, found in every.items():
+        if found.weighed is not None:
+            _print_weighing(name, found.weighed)
     for kind in ("conv", "depthwise"):
         nets = [found.judged for name, found in every.items() if name.startswith(f"digits-{kind}")]
         if nets:
@@ -159,6 +168,16 @@ def _print_making(name: str, found: Found) -> None:
     if name == "vit_b_16":
         least = min(found.peak[peer] for peer in found.peers)
         _print(f"{name}: peak memory to the lowest of a peer", found.peak["ours"] / least, 0.6, at_most=True)
+
+
+def _print_weighing(name: str, weighed: Mapping[str, Any]) -> None:
+    _print(f"{name}: rank correlation of sensitivities with runs of one layer", weighed["spearman"], 0.9)
+    for layers, predicted, measured in weighed["predictions"]:
+        print(f"{name}: with {layers} layers in integers {predicted:.1f} dB are predicted, {measured:.1f} measured")
+    furthest = max(abs(predicted - measured) for _, predicted, measured in weighed["predictions"])
+    _print(f"{name}: dB between predicted and measured", furthest, 1, at_most=True)
+    _print(f"{name}: share of all products planned in integers", weighed["planned"], 0.95)
+    _print(f"{name}: share of all products that runs in integers", weighed["in integers"], 0.95)
 
 
 def _upper(found: Found, other: str) -> float:

@@ -100,20 +100,24 @@ def of_weights_only(graph: Graph, scheme: QuantizationScheme, found: Found) -> Q
     return Quantization(plan, reports, what_if(reports, found.varying), "")
 
 
-def what_if(reports: Sequence[LayerReport], varying: float) -> list[WhatIf]:
+def what_if(reports: Sequence[LayerReport], varying: float, measured: float | None = None) -> list[WhatIf]:
     """Return what each threshold would give at which one more layer is quantized, errors of layers adding up.
 
     Args:
         reports: of all layers, of which those that were weighed count.
         varying: the share of the outputs' energy that varies with the input.
+        measured: the error of the outputs with what is quantized, as a share of their energy, by which all are
+            corrected: rounding with feedback lessens errors, and those of layers may add up to more, or cancel.
     """
+    foreseen = sum(r.sensitivity for r in reports if r.sensitivity is not None and not r.reason)
+    scale = measured / foreseen if measured and foreseen else 1.0
     weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None]
     whole = sum(r.bytes_before for _, r in weighed)
     rows: list[WhatIf] = []
     spoiled, saved = 0.0, 0
     for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):
         spoiled, saved = spoiled + sensitivity, saved + layer.bytes_before - layer.bytes_quantized
-        rows.append(WhatIf(sensitivity, count, whole - saved, decibels(varying, spoiled)))
+        rows.append(WhatIf(sensitivity, count, whole - saved, decibels(varying, spoiled * scale)))
     return rows
 
 

@@ -33,8 +33,8 @@ class Sensitivities:
 
     of: Mapping[Node, float]
     """By layer: ``||Q - F||^2 / ||F||^2``."""
-    varying: float
-    """The share of ``||F||^2`` that varies with the input: the outputs of random weights are mostly constant."""
+    outputs: Sequence[Tensor]
+    """What the graph returned in float, but for integers."""
 
 
 def sensitivities(
@@ -74,6 +74,9 @@ class Tape:
     """A run of a graph in float, from whose outputs slopes can be had of what layers returned."""
 
     outputs: Sequence[Tensor]
+    """Those that depend on layers."""
+    returned: Sequence[Tensor]
+    """All outputs but integers."""
     held: Mapping[Value, Tensor]
     """What layers read and returned."""
     tails: Mapping[Node, Value]
@@ -85,7 +88,7 @@ class Tape:
         whole = sum(_energy(o) for o in self.outputs)
         found = dict.fromkeys(errors, 0.0)
         if not whole or not errors:
-            return Sensitivities(found, 0.0)
+            return Sensitivities(found, self.returned)
         leaves = [self.held[self.tails[node]] for node in errors]
         for number in range(probes):
             for (node, error), slope in zip(errors.items(), self._slopes(leaves, number), strict=True):
@@ -93,13 +96,30 @@ class Tape:
                     moved = slope.mul(error)
                     moved = moved.flatten(1).sum(1) if _has_samples(error, self.inputs) else moved.sum()
                     found[node] += float(moved.double().square().sum()) / (probes * whole)
-        return Sensitivities(found, sum(_energy(o - o.mean(0)) for o in self.outputs if o.ndim) / whole)
+        return Sensitivities(found, self.returned)
 
     def _slopes(self, leaves: Sequence[Tensor], seed: int) -> Sequence[Tensor | None]:
         """Return the slopes of a sum of all outputs with random weights, None where there is no way to them."""
         spread = torch.Generator(self.outputs[0].device).manual_seed(seed)
         directions = [torch.randn(o.shape, generator=spread, dtype=o.dtype, device=o.device) for o in self.outputs]
         return torch.autograd.grad(self.outputs, leaves, directions, retain_graph=True, allow_unused=True)
+
+
+def varying_share(*batches: Sequence[Tensor]) -> float:
+    """Return the share of the outputs' energy that varies with the input: those of random weights are mostly constant.
+
+    Args:
+        batches: the outputs of each, whose samples lie along side 0; further ones count where their sides agree.
+    """
+    whole = varying = 0.0
+    for outputs in zip(*batches, strict=True):
+        first = outputs[0].detach()
+        alike = [o.detach() for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
+        samples = torch.cat(alike) if alike else first
+        whole += _energy(samples)
+        if alike and len(samples) > 1:  # a mean of few samples takes its share of what varies
+            varying += _energy(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
+    return min(varying / whole, 1.0) if whole else 0.0
 
 
 def _energy(x: Tensor) -> float:
@@ -126,7 +146,8 @@ def taped(graph: Graph, layers: Mapping[Node, Value], inputs: Sequence[Tensor]) 
 
     with torch.enable_grad():
         outputs, _ = interpret(graph, inputs, watch)
-    return Tape([o for o in outputs if o.requires_grad], held, layers, inputs)
+    returned = [o.detach() for o in outputs if o.is_floating_point()]
+    return Tape([o for o in outputs if o.requires_grad], returned, held, layers, inputs)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from clika_ref.quantization.placement import Placement, place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
-from clika_ref.quantization.sensitivity import Sensitivities, sensitivities
+from clika_ref.quantization.sensitivity import Sensitivities, sensitivities, varying_share
 from clika_ref.quantization.trials import Trial
 from clika_ref.quantization.weight_rounding import moved_weights
 from clika_ref.quantization.weights_only import compressed_weights
@@ -106,7 +106,8 @@ class Stages:
         plan, error = self._tried(self.options.weight_rounding, self._rounded, plan, error)
         plan, error = self._tried(self.options.bias_correction, self._corrected, plan, error)
         reports = layer_reports(placement, self._weighed.of, self.scheme)
-        return Quantization(plan, reports, what_if(reports, self._weighed.varying), self._observer)
+        varying = varying_share(self._weighed.outputs, self._trial.outputs)
+        return Quantization(plan, reports, what_if(reports, varying, self._trial.share(error)), self._observer)
 
     def _tried(self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a changed plan and its error on data, or those before it where it is switched off, or no better."""

@@ -24,14 +24,21 @@ class Trial:
     inputs: Sequence[Tensor]
 
     @cached_property
-    def _wanted(self) -> list[Tensor]:
+    def outputs(self) -> list[Tensor]:
+        """What the graph returns in float, but for integers."""
         with torch.no_grad():
-            return interpret(self.graph, self.inputs)[0]
+            return [o for o in interpret(self.graph, self.inputs)[0] if o.is_floating_point()]
+
+    def share(self, error: float) -> float:
+        """Return an `error` as a share of ``||F||^2``."""
+        energy = sum(float(o.double().square().sum()) for o in self.outputs)
+        return error / energy if energy else 0.0
 
     @torch.no_grad()
     def error(self, plan: Plan) -> float:
         """Return ``||Q - F||^2`` over all float outputs."""
         twin = self.graph.clone()
         quantize_graph(twin, plan, self.operators)
-        pairs = zip(interpret(twin, self.inputs)[0], self._wanted, strict=True)
-        return sum(float((q.double() - f.double()).square().sum()) for q, f in pairs if f.is_floating_point())
+        found = [o for o in interpret(twin, self.inputs)[0] if o.is_floating_point()]
+        pairs = zip(found, self.outputs, strict=True)
+        return sum(float((q.double() - f.double()).square().sum()) for q, f in pairs)

@@ -17,7 +17,7 @@ from clika_ref.quantization.compressing import Compressed, rows_of
 from clika_ref.quantization.error_feedback import rounded_with_feedback
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import COMPUTE
-from clika_ref.quantization.sensitivity import Sensitivities, Tape, taped
+from clika_ref.quantization.sensitivity import Sensitivities, Tape, taped, varying_share
 from clika_ref.quantization_scheme import WeightsOnly
 from clika_ref.quantization_settings import QuantizationSettings
 
@@ -37,7 +37,7 @@ class Found:
     tried: dict[Node, Compressed] = field(default_factory=dict[Node, Compressed])
     """What that sensitivity is of."""
     varying: float = 0.0
-    """See `Sensitivities`."""
+    """See `varying_share`."""
 
 
 def compressed_weights(
@@ -144,7 +144,7 @@ class _Trying:
 
     def _weigh(self, tried: Mapping[Node, Compressed]) -> None:
         weighed: Sensitivities = self.tape.weigh({node: self._error(node, held) for node, held in tried.items()})
-        self.found.varying = weighed.varying or self.found.varying
+        self.found.varying = self.found.varying or varying_share(weighed.outputs)
         limit = self.settings.quantization_sensitivity_threshold if self.settings.automatic_skip_quantization else None
         for node, sensitivity in weighed.of.items():
             if sensitivity <= self.found.weighed.get(node, float("inf")):

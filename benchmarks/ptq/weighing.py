@@ -1,0 +1,151 @@
+"""How far sensitivities and predictions hold for one subject: ``python -m benchmarks.ptq.weighing FOLDER``.
+
+Each layer is quantized alone, and the outputs on other data are held against float: what `sensitivities` estimates.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ptq.subjects import Prepared, read
+
+# isort: split
+import torch
+
+from clika_ref import (
+    ClikaCompileOptions,
+    ClikaModule,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.registry import Registry, load_registry
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.decision import Quantization, decibels
+from clika_ref.quantization.layers import choices
+from clika_ref.quantization.stages import Stages
+from clika_ref.quantization.trials import Trial
+from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
+
+EXACT_SAMPLES = 16
+"""Of the test data, on which each layer alone is run."""
+
+JUDGED_SAMPLES = 256
+"""Of the test data, on which predictions of whole plans are judged."""
+
+ALONE = ClikaCompileOptions(weight_rounding="off", bias_correction="on")
+"""How a layer alone is quantized: rounded to the nearest with its bias corrected, which is what is estimated."""
+
+
+def main(place: str) -> dict[str, Any]:
+    """Return the rank correlation, predicted and measured SQNR, and which share of products is planned and run."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    prepared = read(Path(place))
+    module = _compiled(prepared)
+    weighing = Weighing(module, prepared)
+    explained = module.clika_explain()
+    return {
+        "spearman": weighing.rank_correlation(),
+        "predictions": weighing.predictions(),
+        "planned": explained.share(planned=True),
+        "in integers": explained.share(),
+    }
+
+
+def _compiled(prepared: Prepared) -> ClikaModule:
+    single = {name: tensor[:1] for name, tensor in prepared.calibration[0].items()}
+    return clika_compile(
+        prepared.model,
+        tracing_inputs=[single, *prepared.calibration[:2]],
+        calibration_inputs=prepared.calibration,
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+
+
+class Weighing:
+    """One calibrated model, quantized again and again without new data."""
+
+    def __init__(self, module: ClikaModule, prepared: Prepared) -> None:
+        self.registry: Registry = load_registry()
+        scheme = scheme_of(self.registry.targets["onnxruntime"])
+        assert scheme is not None
+        self.scheme: QuantizationScheme = scheme
+        calibration = module._clika_calibration
+        assert calibration is not None
+        self.calibration: Calibration = calibration
+        names = [value.name for value in self.graph.inputs]
+        self.test = [[batch[name] for name in names] for batch in prepared.test]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph as it is going to be written."""
+        return self.calibration.graph
+
+    def decided(self, options: ClikaCompileOptions, slow: Mapping[Node, str] | None = None) -> Quantization:
+        """Quantize all that is not to stay float."""
+        settings = QuantizationSettings(automatic_skip_quantization=False)
+        chosen = choices(self.graph, settings, {})
+        operators = self.registry.operators
+        return Stages(self.calibration, self.scheme, chosen, settings, operators, options, dict(slow or {})).decided()
+
+    def rank_correlation(self) -> float:
+        """Return Spearman's coefficient of estimates and of exact runs of one layer alone."""
+        found = self.decided(ClikaCompileOptions())
+        estimates = {layer.name: layer.sensitivity for layer in found.layers if layer.sensitivity is not None}
+        options = ClikaCompileOptions(**{**vars(ALONE), "observer": found.observer})
+        layers = {node.name: node for node in self.graph.nodes if node.name in estimates}
+        exact: list[float] = []
+        for name in estimates:
+            others = {node: "another one is looked at" for other, node in layers.items() if other != name}
+            exact.append(self._share(self.decided(options, others), EXACT_SAMPLES))
+        return spearman(list(estimates.values()), exact)
+
+    def predictions(self) -> list[tuple[int, float, float]]:
+        """Return of some thresholds how many layers they quantize, and the predicted and the measured SQNR, in dB."""
+        rows = self.decided(ClikaCompileOptions()).what_if
+        found: list[tuple[int, float, float]] = []
+        for row in dict.fromkeys(rows[len(rows) * part // 4 - 1] for part in (1, 2, 3, 4)):
+            settings = QuantizationSettings()
+            chosen = choices(self.graph, settings, {})
+            stages = Stages(self.calibration, self.scheme, chosen, settings, self.registry.operators)
+            measured = self._sqnr(stages.decided(row.threshold))
+            found.append((row.layers, row.sqnr, measured))
+        return found
+
+    def _trials(self, samples: int) -> list[Trial]:
+        count, trials = 0, list[Trial]()
+        for inputs in self.test:
+            if count < samples:
+                trials.append(Trial(self.graph, self.registry.operators, inputs))
+                count += len(inputs[0])
+        return trials
+
+    def _share(self, found: Quantization, samples: int) -> float:
+        trials = self._trials(samples)
+        energy = sum(float(o.double().square().sum()) for trial in trials for o in trial.outputs)
+        return sum(trial.error(found.plan) for trial in trials) / energy
+
+    def _sqnr(self, found: Quantization) -> float:
+        trials = self._trials(JUDGED_SAMPLES)
+        outputs = torch.cat([trial.outputs[0] for trial in trials]).double()
+        varying = float((outputs - outputs.mean(0)).square().sum())
+        return decibels(varying, sum(trial.error(found.plan) for trial in trials))
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the correlation of the ranks of two lists."""
+    ranks = torch.stack([torch.tensor(x).argsort().argsort().double() for x in (one, other)])
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))
