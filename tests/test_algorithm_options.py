@@ -12,6 +12,7 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.quantization import planning, stages
+from clika_ref.quantization.weight_rounding import Rounded
 
 
 @pytest.mark.parametrize(
@@ -65,8 +66,8 @@ def test_scales_of_weights_cover_all_where_clipping_is_off(monkeypatch):
 def test_an_algorithm_on_auto_is_kept_only_where_it_helps(monkeypatch):
     found = quantized().moved
     assert found
-    worse = {name: torch.full_like(moved, 9) for name, moved in found.items()}
-    monkeypatch.setattr(stages, "moved_weights", lambda *_, **__: worse)
+    worse = {name: Rounded(torch.full_like(moved, 9), 1.0) for name, moved in found.items()}
+    monkeypatch.setattr(stages, "rounded_weights", lambda *_, **__: worse)
     assert not quantized().moved
     assert quantized(weight_rounding="on").moved
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.sensitivity import Parts, together
 from clika_ref.quantization.weights_only import Found
 from clika_ref.quantization_scheme import QuantizationScheme
 
@@ -97,27 +98,32 @@ def of_weights_only(graph: Graph, scheme: QuantizationScheme, found: Found) -> Q
             bits, after = (tried.bits, tried.bytes_of(before // 4)) if tried else (FLOAT_BITS, before)
             told = node.name, node.origin.scope, node.kind, found.weighed.get(node), found.floats.get(node, "")
             reports.append(LayerReport(*told, (bits, FLOAT_BITS), before, after))
-    return Quantization(plan, reports, what_if(reports, found.varying), "")
+    parts = {node.name: Parts(sensitivity) for node, sensitivity in found.weighed.items()}
+    return Quantization(plan, reports, what_if(reports, parts, found.varying), "")
 
 
-def what_if(reports: Sequence[LayerReport], varying: float, measured: float | None = None) -> list[WhatIf]:
+def what_if(
+    reports: Sequence[LayerReport], parts: Mapping[str, Parts], varying: float, measured: float | None = None
+) -> list[WhatIf]:
     """Return what each threshold would give at which one more layer is quantized, errors of layers adding up.
 
     Args:
         reports: of all layers, of which those that were weighed count.
+        parts: what the errors of these are made of, by name.
         varying: the share of the outputs' energy that varies with the input.
         measured: the error of the outputs with what is quantized, as a share of their energy, by which all are
             corrected: rounding with feedback lessens errors, and those of layers may add up to more, or cancel.
     """
-    foreseen = sum(r.sensitivity for r in reports if r.sensitivity is not None and not r.reason)
+    foreseen = together(parts[r.name] for r in reports if r.name in parts and not r.reason)
     scale = measured / foreseen if measured and foreseen else 1.0
     weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None]
     whole = sum(r.bytes_before for _, r in weighed)
     rows: list[WhatIf] = []
-    spoiled, saved = 0.0, 0
+    saved, quantized = 0, list[Parts]()
     for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):
-        spoiled, saved = spoiled + sensitivity, saved + layer.bytes_before - layer.bytes_quantized
-        rows.append(WhatIf(sensitivity, count, whole - saved, decibels(varying, spoiled * scale)))
+        saved += layer.bytes_before - layer.bytes_quantized
+        quantized.append(parts[layer.name])
+        rows.append(WhatIf(sensitivity, count, whole - saved, decibels(varying, together(quantized) * scale)))
     return rows
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,13 +28,39 @@ On resnet18 16 draws rank layers as exact runs of one layer after another do, on
 
 
 @dataclass(frozen=True)
+class Parts:
+    """What the error of a layer is made of, each as a share of the outputs' energy."""
+
+    own: float
+    """By its weight."""
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By the rounding of what it reads and returns, which it shares with layers that read or return the same."""
+
+    @property
+    def whole(self) -> float:
+        """All of it."""
+        return self.own + sum(self.values.values())
+
+
+@dataclass(frozen=True)
 class Sensitivities:
     """What quantizing each layer alone would do to the outputs."""
 
-    of: Mapping[Node, float]
-    """By layer: ``||Q - F||^2 / ||F||^2``."""
+    parts: Mapping[Node, Parts]
     outputs: Sequence[Tensor]
     """What the graph returned in float, but for integers."""
+
+    @property
+    def of(self) -> Mapping[Node, float]:
+        """By layer: ``||Q - F||^2 / ||F||^2``."""
+        return {node: parts.whole for node, parts in self.parts.items()}
+
+
+def together(parts: Iterable[Parts]) -> float:
+    """Return the error with several layers quantized, where errors add up: a value is rounded once for all."""
+    every = [*parts]
+    values = {name: share for part in every for name, share in part.values.items()}
+    return sum(part.own for part in every) + sum(values.values())
 
 
 def sensitivities(
@@ -48,7 +74,8 @@ def sensitivities(
 ) -> Sensitivities:
     """Return of each layer ``||Q - F||^2 / ||F||^2`` at the outputs, were only that layer quantized.
 
-    What a layer in integers returns otherwise than in float is computed; to first order the Jacobian of all behind it
+    What a layer with a rounded weight returns otherwise than in float is computed, and so is what rounding moves in
+    each value that it reads or must return; to first order the Jacobian of all behind it
     makes of that the error at the outputs. A probe is a direction ``u`` of random normal numbers: one pass backward
     gives ``u @ J`` behind every layer at once, and the mean of the squares of its products with an error is the square
     of what the error becomes. So no layer needs a run of its own. Samples of a batch, whose errors are independent, are
@@ -64,9 +91,22 @@ def sensitivities(
 
     Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
     """
-    tape = taped(graph, placement.layers, inputs)
+    read = {node: _rounded_values(node, tail, placement, plan) for node, tail in placement.layers.items()}
+    values = dict.fromkeys(value for some in read.values() for value in some)
+    tape = taped(graph, {**placement.layers, **{value: value for value in values}}, inputs)
     layers = _Layers(tape.held, plan, operators)
-    return tape.weigh({node: layers.error(node, tail) for node, tail in placement.layers.items()}, probes=probes)
+    errors: dict[Node | Value, Tensor] = {node: layers.error(node, tail) for node, tail in placement.layers.items()}
+    errors |= {value: layers.moved(value) for value in values}
+    weighed = tape.weigh(errors, probes=probes)
+    parts = {n: Parts(weighed.get(n, 0.0), {v.name: weighed.get(v, 0.0) for v in some}) for n, some in read.items()}
+    return Sensitivities(parts, tape.returned)
+
+
+def _rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
+    """Return the values that are rounded where only this layer is quantized; of those moved from others, these."""
+    ends = [next(v for v in node.inputs if isinstance(v, Value)), *([tail] if node.kind in plan.scheme.closed else [])]
+    found = [placement.scaled_as.get(value, value) for value in ends]
+    return [source if source in placement.scaled_as else end for source, end in zip(found, ends, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -79,24 +119,25 @@ class Tape:
     """All outputs but integers."""
     held: Mapping[Value, Tensor]
     """What layers read and returned."""
-    tails: Mapping[Node, Value]
+    places: Mapping[Node | Value, Value]
+    """Where the results of layers stand, and values."""
     inputs: Sequence[Tensor]
 
-    def weigh(self, errors: Mapping[Node, Tensor], *, probes: int | None = None) -> Sensitivities:
-        """Return what errors of layers do to the outputs, each alone; see `sensitivities`."""
+    def weigh(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
+        """Return what errors at places do to the outputs, each alone, as shares of their energy: `sensitivities`."""
         probes = probes or -(-DRAWS // sample_count(self.inputs))
         whole = sum(_energy(o) for o in self.outputs)
         found = dict.fromkeys(errors, 0.0)
         if not whole or not errors:
-            return Sensitivities(found, self.returned)
-        leaves = [self.held[self.tails[node]] for node in errors]
+            return found
+        leaves = [self.held[self.places[place]] for place in errors]
         for number in range(probes):
-            for (node, error), slope in zip(errors.items(), self._slopes(leaves, number), strict=True):
+            for (place, error), slope in zip(errors.items(), self._slopes(leaves, number), strict=True):
                 if slope is not None:
                     moved = slope.mul(error)
                     moved = moved.flatten(1).sum(1) if _has_samples(error, self.inputs) else moved.sum()
-                    found[node] += float(moved.double().square().sum()) / (probes * whole)
-        return Sensitivities(found, self.returned)
+                    found[place] += float(moved.double().square().sum()) / (probes * whole)
+        return found
 
     def _slopes(self, leaves: Sequence[Tensor], seed: int) -> Sequence[Tensor | None]:
         """Return the slopes of a sum of all outputs with random weights, None where there is no way to them."""
@@ -131,28 +172,34 @@ def _has_samples(error: Tensor, inputs: Sequence[Tensor]) -> bool:
     return error.ndim > 1 and all(x.ndim and x.shape[0] == error.shape[0] for x in inputs)
 
 
-def taped(graph: Graph, layers: Mapping[Node, Value], inputs: Sequence[Tensor]) -> Tape:
-    """Run a graph so that slopes reach what layers return; each is given with the value that counts as its result."""
-    tails = set(layers.values())
-    wanted = {v for node in layers for v in node.inputs if isinstance(v, Value) and not v.is_constant} | tails
-    held = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v in wanted}
+def taped(graph: Graph, places: Mapping[Any, Value], inputs: Sequence[Tensor]) -> Tape:
+    """Run a graph so that slopes reach places: what layers, by which they are called, return, and values."""
+    leaves = set(places.values())
+    layers = [place for place in places if isinstance(place, Node)]
+    wanted = {v for node in layers for v in node.inputs if isinstance(v, Value) and not v.is_constant} | leaves
+    given = [_with_slopes(x) if v in leaves else x for v, x in zip(graph.inputs, inputs, strict=True)]
+    held = {v: x for v, x in zip(graph.inputs, given, strict=True) if v in wanted}
 
     def watch(node: Node, results: tuple[Tensor, ...]) -> None:
         for value, result in zip(node.outputs, results, strict=True):
-            if value in tails and not result.requires_grad:
+            if value in leaves and not result.requires_grad:
                 result.requires_grad_()
             if value in wanted:
                 held[value] = result
 
     with torch.enable_grad():
-        outputs, _ = interpret(graph, inputs, watch)
+        outputs, _ = interpret(graph, given, watch)
     returned = [o.detach() for o in outputs if o.is_floating_point()]
-    return Tape([o for o in outputs if o.requires_grad], returned, held, layers, inputs)
+    return Tape([o for o in outputs if o.requires_grad], returned, held, places, inputs)
+
+
+def _with_slopes(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_() if x.is_floating_point() else x
 
 
 @dataclass(frozen=True)
 class _Layers:
-    """Runs one layer in integers, on what it read in the float run."""
+    """Computes what integers make of layers and values otherwise, on what they held in the float run."""
 
     held: Mapping[Value, Tensor]
     plan: Plan
@@ -160,7 +207,7 @@ class _Layers:
 
     @torch.no_grad()
     def error(self, node: Node, tail: Value) -> Tensor:
-        """Return what a layer returns otherwise in integers, along with what it absorbs, its bias being corrected."""
+        """Return what a layer, and what it absorbs, returns otherwise with a rounded weight and a corrected bias."""
         value = node.output
         found = node.op(*(self._operand(node, i) for i in range(len(node.inputs))), **node.attrs)
         if node.op.trait.bias is not None:
@@ -171,7 +218,23 @@ class _Layers:
             assert isinstance(use.user, Node)
             found = use.user.op(found, *(_given(v, self.held) for v in use.user.inputs[1:]), **use.user.attrs)
             value = use.user.output
-        return self._rounded(tail, found) - self.held[tail]
+        return found - self.held[tail]
+
+    @torch.no_grad()
+    def moved(self, value: Value) -> Tensor:
+        """Return how far rounding moves a value, less what it moves each channel on average where a layer reads it.
+
+        The bias of such a layer takes that back.
+        """
+        x, scale = self.held[value].detach(), self.plan.activations.get(value.name)
+        if scale is None:
+            return torch.zeros_like(x)
+        error = rounded(x, scale, self.plan.scheme.activations, self.operators) - x
+        readers = [use.user for use in value.uses if isinstance(use.user, Node) and use.user.op.trait.bias is not None]
+        if not readers or x.ndim < 2:
+            return error
+        channel = readers[0].op.trait.channel or 0
+        return error - error.mean([d for d in range(x.ndim) if d != channel % x.ndim], keepdim=True)
 
     def _operand(self, node: Node, position: int) -> Any:
         operand = node.inputs[position]
@@ -180,12 +243,7 @@ class _Layers:
             axis = axis_of(node, scales)
             integers = integers_of(operand, scales, axis, self.plan.scheme.weights, self.operators["quantize"])
             return self.operators["dequantize"](integers, scales, axis=axis)
-        given = _given(operand, self.held)
-        return self._rounded(operand, given) if isinstance(operand, Value) else given
-
-    def _rounded(self, value: Value, x: Tensor) -> Tensor:
-        scale = self.plan.activations.get(value.name)
-        return x if scale is None else rounded(x, scale, self.plan.scheme.activations, self.operators)
+        return _given(operand, self.held)
 
 
 def _given(operand: Any, held: Mapping[Value, Tensor]) -> Any:

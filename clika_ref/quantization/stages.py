@@ -23,7 +23,7 @@ from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.sensitivity import Sensitivities, sensitivities, varying_share
 from clika_ref.quantization.trials import Trial
-from clika_ref.quantization.weight_rounding import moved_weights
+from clika_ref.quantization.weight_rounding import rounded_weights
 from clika_ref.quantization.weights_only import compressed_weights
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.quantization_settings import QuantizationSettings
@@ -103,11 +103,16 @@ class Stages:
             placement = self._placed({**self._skipped, **too_sensitive})
             plan = self._planner.plan(placement, OBSERVERS[self._observer])
             error = self._trial.error(plan)
-        plan, error = self._tried(self.options.weight_rounding, self._rounded, plan, error)
+        left: dict[str, float] = {}
+        plan, error = self._tried(self.options.weight_rounding, lambda p: self._rounded(p, left), plan, error)
+        left = {name: share for name, share in left.items() if name in plan.moved}
         plan, error = self._tried(self.options.bias_correction, self._corrected, plan, error)
         reports = layer_reports(placement, self._weighed.of, self.scheme)
         varying = varying_share(self._weighed.outputs, self._trial.outputs)
-        return Quantization(plan, reports, what_if(reports, varying, self._trial.share(error)), self._observer)
+        weighed = {node.name: part for node, part in self._weighed.parts.items()}
+        parts = {name: replace(part, own=part.own * left.get(name, 1.0)) for name, part in weighed.items()}
+        rows = what_if(reports, parts, varying, self._trial.share(error))
+        return Quantization(plan, reports, rows, self._observer)
 
     def _tried(self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a changed plan and its error on data, or those before it where it is switched off, or no better."""
@@ -117,11 +122,14 @@ class Stages:
         found = self._trial.error(changed)
         return (changed, found) if switch == "on" or found < error else (plan, error)
 
-    def _rounded(self, plan: Plan) -> Plan:
+    def _rounded(self, plan: Plan, left: dict[str, float]) -> Plan:
+        """Return a plan with weights rounded by what layers read; note which share of an error each leaves."""
         only_cheap = self.options.weight_rounding == "auto"
         first, *others = self.calibration.reservoir.batches
         batches = [first] if only_cheap else [first, *others[1:]][:FITTED]  # the second one judges
-        return replace(plan, moved=moved_weights(self._graph, plan, batches, only_cheap=only_cheap))
+        found = rounded_weights(self._graph, plan, batches, only_cheap=only_cheap)
+        left.update({name: rounded.left for name, rounded in found.items()})
+        return replace(plan, moved={name: rounded.moved for name, rounded in found.items()})
 
     def _corrected(self, plan: Plan) -> Plan:
         return replace(plan, corrections=bias_corrections(self._graph, plan, self.operators, self._inputs))

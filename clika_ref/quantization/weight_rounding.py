@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,11 +26,21 @@ FEWEST_ROWS = 4
 """So many times as a row is long must it be multiplied with data, or rounding unasked learns the data by heart."""
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """How the weight of a layer is rounded."""
+
+    moved: Tensor
+    """How far its integers are from the nearest, ``int8`` of its shape."""
+    left: float
+    """The share of the error of products with data that is left, of that of the nearest integers."""
+
+
 @torch.no_grad()
-def moved_weights(
+def rounded_weights(
     graph: Graph, plan: Plan, batches: Sequence[Sequence[Tensor]], *, only_cheap: bool
-) -> dict[str, Tensor]:
-    """Return how far the integers of weights move from the nearest, ``int8`` of the weight's shape, by layer name.
+) -> dict[str, Rounded]:
+    """Return how weights are rounded by what layers read, by the names of the layers.
 
     Layers whose weight has no row for each output, or rows too long, are left out.
 
@@ -57,7 +68,8 @@ def moved_weights(
             if len(products) >= few * products.shape[-1]:
                 gram = torch.einsum("rgi,rgj->gij", products, products)
                 grams[node] = grams[node] + gram if node in grams else gram
-    return {node.name: _moved(node, plan.weights[node.name], plan.scheme.weights, gram) for node, gram in grams.items()}
+    kind = plan.scheme.weights
+    return {node.name: _rounded(node, plan.weights[node.name], kind, gram) for node, gram in grams.items()}
 
 
 def _inputs(node: Node) -> int:
@@ -87,14 +99,22 @@ def _multiplied(node: Node, x: Tensor) -> Tensor:
     return node.op(*operands, **node.attrs).movedim(node.op.trait.channel or 0, -1).reshape(-1, groups, inputs)
 
 
-def _moved(node: Node, scales: Tensor, integers: Integers, gram: Tensor) -> Tensor:
+def _rounded(node: Node, scales: Tensor, integers: Integers, gram: Tensor) -> Rounded:
     weight = _weight(node).float()
     rows, groups = weight.flatten(1), len(gram)
     own = scales.expand(len(rows)).unsqueeze(1)
     near = (rows / own).round().clamp(integers.low, integers.high)
-    parts = zip(rows.chunk(groups), own.chunk(groups), near.chunk(groups), gram, strict=True)
+    parts = [*zip(rows.chunk(groups), own.chunk(groups), near.chunk(groups), gram, strict=True)]
     steps = [_or(rounded_with_feedback(part, scale, integers, of), nearest) for part, scale, nearest, of in parts]
-    return (torch.cat(steps) - near).to(torch.int8).reshape(weight.shape)
+    before = sum(_missed(nearest * scale - part, of) for part, scale, nearest, of in parts)
+    after = sum(_missed(s * scale - part, of) for s, (part, scale, _, of) in zip(steps, parts, strict=True))
+    moved = (torch.cat(steps) - near).to(torch.int8).reshape(weight.shape)
+    return Rounded(moved, after / before if before else 1.0)
+
+
+def _missed(error: Tensor, gram: Tensor) -> float:
+    """Return the squares of what products with data miss, summed, given what the weight misses."""
+    return float(((error @ gram) * error).sum())
 
 
 def _or(found: Tensor | None, otherwise: Tensor) -> Tensor:

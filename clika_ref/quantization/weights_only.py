@@ -17,7 +17,7 @@ from clika_ref.quantization.compressing import Compressed, rows_of
 from clika_ref.quantization.error_feedback import rounded_with_feedback
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import COMPUTE
-from clika_ref.quantization.sensitivity import Sensitivities, Tape, taped, varying_share
+from clika_ref.quantization.sensitivity import Tape, taped, varying_share
 from clika_ref.quantization_scheme import WeightsOnly
 from clika_ref.quantization_settings import QuantizationSettings
 
@@ -143,10 +143,10 @@ class _Trying:
             self._weigh(tried)
 
     def _weigh(self, tried: Mapping[Node, Compressed]) -> None:
-        weighed: Sensitivities = self.tape.weigh({node: self._error(node, held) for node, held in tried.items()})
-        self.found.varying = self.found.varying or varying_share(weighed.outputs)
+        weighed = self.tape.weigh({node: self._error(node, held) for node, held in tried.items()})
+        self.found.varying = self.found.varying or varying_share(self.tape.returned)
         limit = self.settings.quantization_sensitivity_threshold if self.settings.automatic_skip_quantization else None
-        for node, sensitivity in weighed.of.items():
+        for node, sensitivity in weighed.items():
             if sensitivity <= self.found.weighed.get(node, float("inf")):
                 self.found.weighed[node], self.found.tried[node] = sensitivity, tried[node]
             if limit and sensitivity <= limit:

@@ -122,6 +122,21 @@ def test_a_mutant_that_cannot_be_called_in_place_of_what_it_alters_finds_nothing
         trials.Trial(broken.mutants[0], suite).run()
 
 
+def test_a_check_that_does_not_end_with_a_mutant_finds_it(suite, monkeypatch):
+    """Of one, moving transposes went on until the memory was full, 12 minutes later."""
+    broken = Catalogue("broken")
+
+    @broken.lowering("relu", "it never ends")
+    def _(original, op, x):
+        while True:
+            pass
+
+    monkeypatch.setattr(trials, "CHECK_SECONDS", 1.0)
+    quick = replace(suite, profile=replace(suite.profile, rows=1, drawn=0, shrink_seconds=0.0))
+    found = trials.Trial(broken.mutants[0], quick).run()
+    assert (found.verdict, found.comparison.message) == (Verdict.HANG, "it did not end within 1 s")
+
+
 def test_a_mutant_is_found_in_a_worker_and_its_failure_fails_again_in_another():
     killing = kill([EVERY["arithmetic-1-div"]], seeds=(0, 1), workers=1)
     assert [t.is_killed for t in killing.trials] == [True, True]

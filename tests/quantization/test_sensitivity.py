@@ -12,7 +12,7 @@ from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan, quantize_graph
-from clika_ref.quantization.sensitivity import sensitivities
+from clika_ref.quantization.sensitivity import sensitivities, together
 from clika_ref.quantization_scheme import Integers
 
 SCHEME = scheme_with(Integers(bits=6, is_signed=True, is_symmetric=True))
@@ -35,6 +35,25 @@ def made(module, x):
     table = calibration.table
     placement = place(graph, SCHEME, lambda v: v.name in table.values, {})
     return graph, placement, Planner(table, SCHEME, clips=False).plan(placement, extremes)
+
+
+def test_a_value_that_two_layers_read_is_rounded_once_for_both():
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    graph, placement, plan = made(Both, x)
+    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
+    one, two = found.parts.values()
+    assert [*one.values] == [*two.values] == [graph.inputs[0].name]
+    assert together([one, two]) == pytest.approx(one.own + two.own + one.values[graph.inputs[0].name])
+    assert together([one]) == one.whole < together([one, two]) < one.whole + two.whole
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.one(x)) + self.two(x)
 
 
 @torch.no_grad()
@@ -64,7 +83,7 @@ class Unread(nn.Module):
         self.kept, self.idle = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x):
-        return self.kept(x), self.idle(x) * 0
+        return self.kept(x), self.idle(torch.tanh(x)) * 0
 
 
 def test_a_layer_whose_result_does_not_matter_has_no_sensitivity():

@@ -14,7 +14,7 @@ from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import integers_of, quantize_graph
-from clika_ref.quantization.weight_rounding import CHEAP_INPUTS, FEWEST_ROWS, _multiplied, moved_weights
+from clika_ref.quantization.weight_rounding import CHEAP_INPUTS, FEWEST_ROWS, _multiplied, rounded_weights
 from clika_ref.quantization_scheme import Integers
 
 SCHEME = scheme_with(Integers(bits=4, is_signed=True, is_symmetric=True, is_narrow=True))
@@ -56,13 +56,15 @@ def missed(graph, plan, x):
 def test_rounding_by_what_a_layer_reads_comes_nearer_on_other_data(kind):
     layer, shape = LAYERS[kind]
     graph, plan = planned(layer, shape)
-    found = moved_weights(graph, plan, [[correlated(shape, 64, 1)], [correlated(shape, 64, 2)]], only_cheap=False)
+    found = rounded_weights(graph, plan, [[correlated(shape, 64, 1)], [correlated(shape, 64, 2)]], only_cheap=False)
     (node,) = (n for n in graph.nodes if n.name in plan.weights)
-    assert found[node.name].dtype == torch.int8
-    assert found[node.name].shape == layer.weight.shape
-    assert found[node.name].any()
+    moved = found[node.name].moved
+    assert moved.dtype == torch.int8
+    assert moved.shape == layer.weight.shape
+    assert moved.any()
+    assert 0 < found[node.name].left < 1
     other = correlated(shape, 64, 3)
-    assert missed(graph, replace(plan, moved=found), other) < missed(graph, plan, other)
+    assert missed(graph, replace(plan, moved={node.name: moved}), other) < missed(graph, plan, other)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -85,7 +87,7 @@ def test_unasked_only_layers_are_rounded_that_take_little_time_and_read_enough()
     for samples, length, is_rounded in ((enough, 64, True), (enough - 1, 64, False), (enough, 63, False)):
         short = nn.Linear(length, 16)
         graph, plan = planned(short, (length,))
-        found = moved_weights(graph, plan, [[correlated((length,), samples, 1)]], only_cheap=True)
+        found = rounded_weights(graph, plan, [[correlated((length,), samples, 1)]], only_cheap=True)
         assert bool(found) is is_rounded
     assert 63 not in CHEAP_INPUTS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ HOSTS = 12
 """Random graphs into which a failing call is put until one fails too."""
 
 SEED = "seed-"
+
+CHECK_SECONDS = 50.0
+"""After so long a check with a mutant seeded is a hang, as in a run, where the worker is ended: here it goes on."""
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -83,7 +87,7 @@ class Trial:
             "check": outcome.name,
             "checks": self.number,
             "seconds": seconds,
-            "reproducer": self._reproducer(task, outcome),
+            "reproducer": "" if outcome.verdict is Verdict.HANG else self._reproducer(task, outcome),
             "nodes": self._nodes(task, outcome),
         }
         return replace(outcome, name=KILL, case=_noted(facts))
@@ -102,7 +106,7 @@ class Trial:
             for check in planned(task, self.suite):
                 if check.name not in known:
                     self.number += 1
-                    outcome = run_check(check)
+                    outcome = _within(CHECK_SECONDS, check)
                     if outcome.verdict.is_failure and not _shows_itself(outcome):
                         return outcome
         return None
@@ -152,6 +156,27 @@ class Trial:
                 small = reduce_case(larger, fails, self.suite.profile.shrink_seconds)
                 return len(list(small.graph.nodes))
         return None
+
+
+class _Overdue(BaseException):
+    """A check takes too long; no ``Exception``, so that the suite does not take it for the failure of a pass."""
+
+
+def _within(seconds: float, check: Check) -> Outcome:
+    """Run a check; one that does not end in time is a hang."""
+
+    def end(*_: object) -> None:
+        raise _Overdue
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return run_check(check)
+    except _Overdue:
+        return Outcome(check.name, Comparison(Verdict.HANG, f"it did not end within {seconds:g} s"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _shows_itself(outcome: Outcome) -> bool:
