@@ -35,7 +35,7 @@ def quantized(**options):
     return clika_compile(
         net,
         calibration_inputs=[torch.randn(16, 8, 8, 8, generator=spread) for _ in range(3)],
-        quantization_settings=QuantizationSettings(),
+        quantization_settings=QuantizationSettings(weights_utilize_full_int_range=True),  # on any processor
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(**options),
     )._clika_quantized.plan
