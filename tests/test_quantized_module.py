@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import onnx
 import onnxruntime as ort
@@ -21,6 +22,7 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.algorithms import Wanted
+from clika_ref.core.registry import load_registry
 from clika_ref.exporting import quantized_check
 from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.report import layer_rows
@@ -85,9 +87,30 @@ def test_the_artifact_has_int8_weights_and_computes_what_the_module_does(module,
 
 def test_an_artifact_that_is_worse_than_its_graph_is_refused(module, tmp_path, monkeypatch):
     monkeypatch.setattr(quantized_check, "MARGIN_DB", -0.5)
-    with pytest.raises(TargetError, match=r"runs the artifact at [\d.]+ dB over 16 samples, where its graph has"):
+    said = r"runs the artifact at [\d.]+ dB over 16 samples, where its graph has.* Each layer computes what it should"
+    with pytest.raises(TargetError, match=said):
         module.clika_export(tmp_path / "net.onnx")
     assert not (tmp_path / "net.onnx").exists()
+
+
+class Faulty(OnnxRuntime):
+    """ONNX Runtime, but for one layer, whose weights it takes with another sign."""
+
+    def compile(self, graph, path, **options):
+        graph = graph.clone()
+        for name, value in graph.constants.items():
+            if name.startswith("body.weight") and name.endswith("_integers"):
+                value.data = -value.data
+        return super().compile(graph, path, **options)
+
+
+def test_the_first_layer_that_a_runtime_computes_otherwise_is_named(tmp_path):
+    twin = compiled()
+    registry = load_registry()
+    twin._clika_registry = replace(registry, targets={**registry.targets, "onnxruntime": Faulty()})
+    said = r"first layer that differs by itself is conv2d \(\S+\) in body at .*: [\d,]+ of [\d,]+ integers differ, by"
+    with pytest.raises(TargetError, match=said):
+        twin.clika_export(tmp_path / "net.onnx")
 
 
 def test_in_training_mode_it_computes_in_float_with_gradients(module):

@@ -10,6 +10,7 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Artifact, Target
+from clika_ref.exporting.layer_check import first_broken_layer
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
 from clika_ref.quantization.calibration import sample_count
 from clika_ref.quantization.decision import decibels
@@ -43,7 +44,8 @@ def compare_quantized(
         expected: the float model.
 
     Raises:
-        TargetError: the artifact is further from the float model than its graph is.
+        TargetError: the artifact is further from the float model than its graph is; the message names the first layer
+            that differs by itself.
     """
     problem = target.missing()
     if problem is not None:
@@ -71,8 +73,9 @@ def compare_quantized(
     if not by_artifact >= by_graph - margin:
         msg = (
             f"{target.name} runs the artifact at {by_artifact:.1f} dB over {samples} samples, where its graph has "
-            f"{by_graph:.1f} dB: it does not compute what was planned. No file was put in place; compile with "
-            "compare_after_export=False to look at one"
+            f"{by_graph:.1f} dB: it does not compute what was planned. "
+            f"{first_broken_layer(target, graph, examples[0])}. "
+            "No file was put in place; compile with compare_after_export=False to look at one"
         )
         raise TargetError(msg)
     told = f"{by_artifact:.1f} dB over {samples} samples in {target.name}, simulated {by_graph:.1f} dB"

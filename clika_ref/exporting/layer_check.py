@@ -1,0 +1,124 @@
+"""Which layer of a quantized graph a runtime computes otherwise: each by itself, on the integers that it is to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from clika_ref.comparison import differences
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.symbols import resolve
+from clika_ref.core.targets import Target
+from clika_ref.core.types import TensorType
+from clika_ref.exporting.artifact_check import AGREEMENT
+
+MOST_MOVED = 0.01
+"""Of the integers of a result, which may be one step off: sums are rounded to float32 in another order."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A node between integers, and what a runtime computes along with it."""
+
+    node: Node
+    inside: tuple[Node, ...]
+    """It, what makes floats of the integers that it reads, and what follows up to integers again."""
+    result: Value
+
+
+def first_broken_layer(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:
+    """Run each layer of a quantized graph alone in a target; say which is the first to differ, and how.
+
+    Args:
+        target: which runs them.
+        graph: as it was written, with its integers.
+        inputs: of the graph; what each layer reads is what the interpreter makes of them.
+    """
+    held: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+    with torch.no_grad():
+        interpret(graph, inputs, lambda node, made: held.update(zip(node.outputs, made, strict=True)))
+    sizes = read_sizes(graph, inputs)
+    for region in regions(graph):
+        alone, given = _alone(region, held, sizes)
+        node = region.node
+        try:
+            with TemporaryDirectory() as folder:
+                (found,) = target.load(target.compile(alone, Path(folder) / "layer.onnx"))(given)
+            problem = _problem(held[region.result], found)
+        except ClikaError as error:  # the runtime fails on the layer alone; that must not hide the mismatch
+            problem = f"it does not run by itself: {error}"
+        if problem:
+            return f"The first layer that differs by itself is {node.op.name} ({node.name}) in {node.origin}: {problem}"
+    return "Each layer computes what it should by itself: the runtime's fusion of several differs"
+
+
+def regions(graph: Graph) -> Iterator[Region]:
+    """Yield the nodes that read nothing but integers, in order, each with what stands around it."""
+    for node in graph.nodes:
+        tensors = [v for v in node.inputs if isinstance(v, Value)]
+        makers = dict.fromkeys(v.producer for v in tensors if v.producer is not None)
+        if tensors and len(makers) == len({*tensors}) and all(m.kind == "dequantize" for m in makers):
+            behind = _behind(node)
+            yield Region(node, (*makers, *behind), behind[-1].output)
+
+
+def _behind(node: Node) -> list[Node]:
+    """Return a node, and what follows it alone, up to integers; the node by itself where there are none."""
+    found = [node]
+    while found[-1].kind != "quantize":
+        uses = found[-1].output.uses
+        if len(uses) != 1 or not isinstance(uses[0].user, Node) or uses[0].position != 0:
+            return [node]
+        found.append(uses[0].user)
+    return found
+
+
+def _alone(
+    region: Region, held: Mapping[Value, torch.Tensor], sizes: Mapping[str, int]
+) -> tuple[Graph, list[torch.Tensor]]:
+    """Return the graph of a region, whose inputs are what it reads of others, and these."""
+    alone, given = Graph("layer"), list[torch.Tensor]()
+    own: dict[Value, Value] = {}
+
+    def taken(operand: Any) -> Any:
+        if not isinstance(operand, Value):
+            return resolve(operand, sizes)
+        if operand not in own and operand.is_constant:
+            assert operand.data is not None
+            own[operand] = alone.add_constant(operand.data.detach(), operand.name)
+        elif operand not in own:
+            tensor = held[operand]
+            own[operand] = alone.add_input(TensorType(tensor.dtype, tuple(tensor.shape)), f"x{len(given)}")
+            given.append(tensor)
+        return own[operand]
+
+    for node in region.inside:
+        operands = [taken(v) for v in node.inputs]
+        attrs = {name: resolve(value, sizes) for name, value in node.attrs.items()}
+        types = [_type(v, held) for v in node.outputs]
+        twin = alone.insert(Node(node.op, operands, attrs, node.origin), types)
+        own.update(zip(node.outputs, twin.outputs, strict=True))
+    alone.add_output(own[region.result])
+    return alone, given
+
+
+def _type(value: Value, held: Mapping[Value, torch.Tensor]) -> TensorType:
+    return TensorType(value.type.dtype, tuple(held[value].shape))
+
+
+def _problem(wanted: torch.Tensor, found: torch.Tensor) -> str:
+    """Say how a result differs by more than rounding; nothing where it does not."""
+    if wanted.dtype.is_floating_point or wanted.shape != found.shape or wanted.dtype != found.dtype:
+        return differences([wanted], [found], AGREEMENT).get(0, "")
+    steps = (wanted.int() - found.int()).abs()
+    moved, furthest = int((steps > 0).sum()), int(steps.max()) if steps.numel() else 0
+    if furthest <= 1 and moved <= max(1, MOST_MOVED * steps.numel()):
+        return ""
+    return f"{moved:,} of {steps.numel():,} integers differ, by {furthest} steps at most"
