@@ -8,7 +8,7 @@ import torch
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.exporting.layer_check import first_broken_layer
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
@@ -52,9 +52,7 @@ def compare_quantized(
         return f"not compared: {problem}"
     if any(node.is_random for node in graph.nodes):
         return "not compared: the model draws random numbers"
-    runner = target.load(artifact)
-    scheme = scheme_of(target)
-    rounding = rounding_layers(graph, scheme.weights_only) if scheme and scheme.weights_only else {}
+    runner, rounding = target.load(artifact), _rounding_layers(graph, target)
     signal = simulated_noise = noise = exact_noise = 0.0
     samples = 0
     for inputs in examples:
@@ -81,6 +79,12 @@ def compare_quantized(
     told = f"{by_artifact:.1f} dB over {samples} samples in {target.name}, simulated {by_graph:.1f} dB"
     exactly = f", {decibels(signal, exact_noise):.1f} dB without what it rounds as it multiplies"
     return told + exactly * (simulated_noise != exact_noise)
+
+
+def _rounding_layers(graph: Graph, target: Target) -> dict[Node, int]:
+    """Return the layers that a target rounds the inputs of as it multiplies, and how many elements share a scale."""
+    scheme = scheme_of(target)
+    return rounding_layers(graph, scheme.weights_only) if scheme and scheme.weights_only else {}
 
 
 def _energy(x: torch.Tensor) -> float:
