@@ -110,7 +110,9 @@ def _(original, op, x, y, *, alpha):
 
 @FAULTS.lowering("logit", "eps bounds from below only")
 def _(original, op, x, *, eps):
-    return original(Altered(op, Clip=lambda op, x, low, high: op.Max(x, low)), x, eps=eps)
+    return original(
+        Altered(op, Greater=lambda op, x, high: op.Xor(op.Greater(x, high), op.Greater(x, high))), x, eps=eps
+    )
 
 
 @FAULTS.lowering("gelu", "approximate='tanh' is ignored")
