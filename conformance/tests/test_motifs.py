@@ -83,7 +83,8 @@ def test_what_nobody_reads_any_more_is_returned():
 
 
 def test_an_attribute_comes_in_several_lengths():
-    idle = {len(n.attrs["shifts"]) for n in nodes_of("remove-identities") if n.kind == "roll"}
+    nodes = nodes_of("remove-identities", *range(8))  # a roll of several sides that does nothing is rare
+    idle = {len(n.attrs["shifts"]) for n in nodes if n.kind == "roll"}
     assert len(idle) > 1
 
 
