@@ -21,9 +21,10 @@ from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Runner, Target
 from clika_ref.core.types import TensorType
 from clika_ref.exporting.export import lower
+from clika_ref.quantization.layer_weights import numbers_of, weight_of
 from clika_ref.quantization.placement import COMPUTE
-from clika_ref.quantization.quantizing import Plan, attributes_of, axis_of, integers_of
-from clika_ref.quantization.scales import Scale, quantized_bias, weight_scales
+from clika_ref.quantization.quantizing import Plan, attributes_of, quantize_layer
+from clika_ref.quantization.scales import Scale, weight_scales
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.simulation import quantized_graph
 
@@ -103,37 +104,20 @@ class LayerTimer:
     def _graph(self, node: Node, x: Tensor, integers: Tensor | None) -> Graph:
         """Return a graph of one layer: in float, or between integers where some are given."""
         graph = Graph("layer")
-        build, trait = Builder(graph, self.operators), node.op.trait
+        build = Builder(graph, self.operators)
         given = graph.add_input(TensorType(*((x.dtype, tuple(x.shape)) if integers is None else _type(integers))), "x")
-        operands = [given, *(v if v is None else build.constant(_data(v), v.name) for v in node.inputs[1:])]
+        read = given if integers is None else build("dequantize", given, *_numbers())
+        others = (v if v is None else build.constant(numbers_of(v), v.name) for v in node.inputs[1:])
+        result = build(node.op, read, *others, **node.attrs)
         if integers is not None:
-            operands[0] = build("dequantize", given, *_numbers())
-            operands[trait.weight or 0] = self._weight(node, build)
-            if trait.bias is not None and operands[trait.bias] is not None and self.scheme.has_integer_bias:
-                operands[trait.bias] = self._bias(node, build)
-        result = build(node.op, *operands, **node.attrs)
-        if integers is not None and node.kind in self.scheme.closed:
-            result = build("quantize", result, *_numbers(), **attributes_of(self.scheme.activations))
+            layer = result.producer
+            scales = weight_scales(numbers_of(weight_of(node)), node.op.trait.axis, self.scheme.weights)
+            plan = Plan(self.scheme, {read.name: ANY_SCALE}, {layer.name: scales})
+            quantize_layer(graph, layer, plan, self.operators)
+            if node.kind in self.scheme.closed:
+                result = build("quantize", result, *_numbers(), **attributes_of(self.scheme.activations))
         graph.add_output(result)
         return graph
-
-    def _weight(self, node: Node, build: Builder) -> Value:
-        scales, axis = self._scales(node)
-        weight = node.inputs[node.op.trait.weight or 0]
-        integers = integers_of(weight, scales, axis, self.scheme.weights, self.operators["quantize"])
-        steps = build.constant(integers, f"{weight.name}_integers")
-        return build("dequantize", steps, build.constant(scales, f"{weight.name}_scale"), axis=axis)
-
-    def _bias(self, node: Node, build: Builder) -> Value:
-        bias = node.inputs[node.op.trait.bias or 0]
-        steps, own = quantized_bias(_data(bias), ANY_SCALE.scale, self._scales(node)[0])
-        whole = build.constant(steps, f"{bias.name}_integers")
-        return build("dequantize", whole, build.constant(own, f"{bias.name}_scale"), axis=0 if own.ndim else None)
-
-    def _scales(self, node: Node) -> tuple[Tensor, int | None]:
-        trait = node.op.trait
-        scales = weight_scales(_data(node.inputs[trait.weight or 0]), trait.axis, self.scheme.weights)
-        return scales, axis_of(node, scales)
 
 
 def ratio_to_float(graph: Graph, plan: Plan, target: Target, registry: Registry, inputs: Sequence[Tensor]) -> float:
@@ -182,8 +166,3 @@ def _is_weight(operand: Any) -> bool:
 
 def _shape(operand: Any) -> Any:
     return operand.type.shape if isinstance(operand, Value) else operand
-
-
-def _data(value: Value) -> Tensor:
-    assert value.data is not None
-    return value.data.detach()

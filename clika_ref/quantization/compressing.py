@@ -13,6 +13,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
+from clika_ref.quantization.layer_weights import bias_of, numbers_of, position_of, weight_of
 from clika_ref.quantization_scheme import Integers
 
 
@@ -72,8 +73,7 @@ def compress_layer(graph: Graph, node: Node, held: Compressed, operators: Mappin
 
     Runtimes look for integers of few bits as ``[inputs, outputs]`` before a product.
     """
-    position, build = node.op.trait.weight or 0, Builder(graph, operators, node, node.origin)
-    weight = node.inputs[position]
+    weight, build = weight_of(node), Builder(graph, operators, node, node.origin)
     sides = weight.type.shape[::-1] if has_rows(node) else weight.type.shape
     made = partial(_columns, node, weight, held)
     steps = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, sides))
@@ -82,10 +82,10 @@ def compress_layer(graph: Graph, node: Node, held: Compressed, operators: Mappin
     axis, block_size = (0, held.block_size) if in_blocks else (1, None)
     read = build("dequantize", steps, scales, axis=axis, block_size=block_size, bits=held.bits)
     if not has_rows(node):
-        graph.set_input(node, position, read)
+        graph.set_input(node, position_of(node), read)
         return
     product = result = build("matmul", node.inputs[0], read)
-    bias = node.inputs[node.op.trait.bias] if node.op.trait.bias is not None else None
+    bias = bias_of(node)
     if bias is not None:
         result = build("add", product, bias)
     graph.replace(node.output, result)
@@ -94,5 +94,4 @@ def compress_layer(graph: Graph, node: Node, held: Compressed, operators: Mappin
 
 
 def _columns(node: Node, weight: Value, held: Compressed) -> Tensor:
-    assert weight.data is not None
-    return held.steps(rows_of(node, weight.data)).T.contiguous()
+    return held.steps(rows_of(node, numbers_of(weight))).T.contiguous()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization.layer_weights import position_of
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.sensitivity import Parts, together
@@ -134,5 +135,5 @@ def decibels(signal: float, noise: float) -> float:
 
 def _bytes(node: Node) -> int:
     """Return what the weight of a layer takes in float32."""
-    weight = node.inputs[node.op.trait.weight or 0]
+    weight = node.inputs[position_of(node)]
     return math.prod(map(int, weight.type.shape)) * 4 if isinstance(weight, Value) and weight.is_constant else 0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.quantization.layer_weights import groups_of, is_own, numbers_of, position_of, weight_of
 from clika_ref.quantization.placement import COMPUTE
 
 
@@ -38,7 +39,7 @@ class Channels:
 
     def weighted(self) -> list[tuple[Node, Tensor]]:
         """Return the layers with their weights, each ``float32[outputs, inputs / groups, ...]``."""
-        return [(_node(use), _data(_weight(use))) for use in self.readers]
+        return [(node, numbers_of(weight_of(node))) for node in self.layers]
 
     def rows(self, x: Tensor) -> Tensor:
         """Return what the value held as ``[times, channels]``."""
@@ -58,11 +59,10 @@ class Channels:
             small = build("mul", self.value, build.constant(1 / factor, f"{self.value.name}_smoothing"))
             for use in self.readers:
                 graph.set_input(_node(use), int(use.position), small)
-        for use in self.readers:
-            node, position = _node(use), _node(use).op.trait.weight or 0
-            weight = node.inputs[position]
+        for node in self.layers:
+            weight = weight_of(node)
             made = partial(_multiplied, weight, factor, groups_of(node))
-            graph.set_input(node, position, build.constant(made, f"{weight.name}_smoothed", weight.type))
+            graph.set_input(node, position_of(node), build.constant(made, f"{weight.name}_smoothed", weight.type))
 
 
 def channels_of(graph: Graph, value: Value) -> Channels | None:
@@ -80,13 +80,8 @@ def channels_of(graph: Graph, value: Value) -> Channels | None:
         source = _source(graph, value, side or 0)
         if source is not None:
             return Channels(value, side or 0, readers, source)
-    linear = tuple(use for use in readers if _weight(use).type.rank == 2)
+    linear = tuple(use for use in readers if weight_of(_node(use)).type.rank == 2)
     return Channels(value, -1, linear, None) if linear else None
-
-
-def groups_of(node: Node) -> int:
-    """Return into how many parts a layer divides its channels, each with weights of its own."""
-    return int(node.attrs.get("groups", 1))
 
 
 def by_input(weight: Tensor, groups: int) -> Tensor:
@@ -104,7 +99,7 @@ def _source(graph: Graph, value: Value, side: int) -> Node | None:
         return None
     places = _scaling(node)
     operands = [node.inputs[position] for position, _ in places]
-    if not places or operands[0] is None or not all(o is None or _is_own(graph, o) for o in operands):
+    if not places or operands[0] is None or not all(o is None or _is_scalable(graph, o) for o in operands):
         return None
     if node.op.trait.kind == COMPUTE:
         return node if side == node.op.trait.channel else None
@@ -118,7 +113,7 @@ def _scaling(node: Node) -> list[tuple[int, int]]:
         return [(position, 0) for position in trait.factors]
     if trait.axis != 0:
         return []
-    return [(trait.weight or 0, 0), *([(trait.bias, 0)] if trait.bias is not None else [])]
+    return [(position_of(node), 0), *([(trait.bias, 0)] if trait.bias is not None else [])]
 
 
 def _is_layer(graph: Graph, use: Use) -> bool:
@@ -126,14 +121,13 @@ def _is_layer(graph: Graph, use: Use) -> bool:
     node = use.user
     if not isinstance(node, Node) or use.position != 0 or node.op.trait.kind != COMPUTE or node.op.trait.axis != 0:
         return False
-    weight = node.inputs[node.op.trait.weight or 0]
-    return _is_own(graph, weight) and weight.type.rank > 1
+    weight = node.inputs[position_of(node)]
+    return _is_scalable(graph, weight) and weight.type.rank > 1
 
 
-def _is_own(graph: Graph, operand: Any) -> bool:
+def _is_scalable(graph: Graph, operand: Any) -> bool:
     """Whether an operand is a weight of float32 that no call changes."""
-    is_constant = isinstance(operand, Value) and operand.is_constant and operand.name not in graph.state
-    return is_constant and operand.type.dtype == torch.float32
+    return is_own(graph, operand) and operand.type.dtype == torch.float32
 
 
 def _node(use: Use) -> Node:
@@ -141,25 +135,16 @@ def _node(use: Use) -> Node:
     return use.user
 
 
-def _weight(use: Use) -> Value:
-    return _node(use).inputs[_node(use).op.trait.weight or 0]
-
-
 def _along(operand: Value, factor: Tensor, axis: int) -> Tensor:
-    data = _data(operand)
+    data = numbers_of(operand)
     return data * factor.reshape([-1 if i == axis else 1 for i in range(data.ndim)])
 
 
 def _multiplied(weight: Value, factor: Tensor, groups: int) -> Tensor:
-    return times(_data(weight), factor, groups)
+    return times(numbers_of(weight), factor, groups)
 
 
 def times(weight: Tensor, factor: Tensor, groups: int) -> Tensor:
     """Return a weight ``[outputs, inputs / groups, ...]`` with a factor for each channel that it is multiplied with."""
     sides = (groups, 1, -1, *[1] * (weight.ndim - 2))
     return (by_input(weight, groups) * factor.reshape(sides)).reshape(weight.shape)
-
-
-def _data(value: Value) -> Tensor:
-    assert value.data is not None
-    return value.data.detach()

@@ -9,6 +9,7 @@ import torch
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import SAME_SCALE
+from clika_ref.quantization.layer_weights import is_own, position_of
 from clika_ref.quantization_scheme import QuantizationScheme
 
 COMPUTE = "compute"
@@ -75,8 +76,8 @@ class _Placing:
             return self.skipped[node]
         if node.kind not in self.scheme.layers:
             return f"the target computes {node.kind} in float"
-        weight = node.inputs[node.op.trait.weight or 0]
-        if not isinstance(weight, Value) or not weight.is_constant or weight.name in self.graph.state:
+        weight = node.inputs[position_of(node)]
+        if not is_own(self.graph, weight):
             return "both operands are computed"
         if weight.type.dtype != torch.float32:
             return f"its weight is {weight.type.dtype}"

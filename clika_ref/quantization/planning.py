@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Node, Value
 from clika_ref.quantization.clipping import clipped_scales
+from clika_ref.quantization.layer_weights import bias_of, numbers_of, weight_of
 from clika_ref.quantization.observers import Observer
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
@@ -36,11 +37,10 @@ class Planner:
         return plan
 
     def _scales(self, node: Node, plan: Plan) -> Tensor:
-        trait = node.op.trait
         if node not in self._weights:
             find = clipped_scales if self.clips else weight_scales
-            self._weights[node] = find(node.inputs[trait.weight or 0].data, trait.axis, self.scheme.weights)
-        bias = node.inputs[trait.bias] if trait.bias is not None else None
+            self._weights[node] = find(numbers_of(weight_of(node)), node.op.trait.axis, self.scheme.weights)
+        bias = bias_of(node)
         if self.scheme.has_integer_bias and isinstance(bias, Value) and bias.data is not None:
             read = plan.activations[node.inputs[0].name].scale
             return raised_for_bias(self._weights[node], bias.data, read)

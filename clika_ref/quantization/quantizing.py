@@ -15,6 +15,7 @@ from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.compressing import Compressed, compress_layer
+from clika_ref.quantization.layer_weights import bias_of, numbers_of, position_of, weight_of
 from clika_ref.quantization.scales import Scale, quantized_bias
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
 
@@ -59,7 +60,7 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
     after = dict(zip(nodes, [*nodes[1:], None], strict=True))
     for node in nodes:
         if node.name in plan.weights:
-            _quantize_layer(graph, node, plan, operators)
+            quantize_layer(graph, node, plan, operators)
         elif node.name in plan.compressed:
             compress_layer(graph, node, plan.compressed[node.name], operators)
     for value, scale in _scaled(graph, plan):
@@ -90,22 +91,20 @@ def _read_instead(graph: Graph, use: Use, value: Value) -> None:
         graph.set_state(use.position, value)
 
 
-def _quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str, Operator]) -> None:
+def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str, Operator]) -> None:
     """Make integers of the weight of a layer, and of its bias where the target adds it to the sum of products."""
-    trait, build, scales = node.op.trait, Builder(graph, operators, node, node.origin), plan.weights[node.name]
-    assert trait.weight is not None
-    weight = node.inputs[trait.weight]
-    axis = axis_of(node, scales)
+    build, scales = Builder(graph, operators, node, node.origin), plan.weights[node.name]
+    weight, axis = weight_of(node), axis_of(node, scales)
     integers = build.constant(
         partial(_planned_integers, weight, axis, plan, node.name, operators["quantize"]),
         f"{weight.name}_integers",
         TensorType(torch.int8, weight.type.shape),
     )
     scale = build.constant(scales, f"{weight.name}_scale")
-    graph.set_input(node, trait.weight, build("dequantize", integers, scale, axis=axis))
-    if trait.bias is not None:
-        bias = _corrected(node.inputs[trait.bias], plan.corrections.get(node.name), build, f"{weight.name}_bias")
-        graph.set_input(node, trait.bias, _integer_bias(bias, node.inputs[0].name, scales, plan, build))
+    graph.set_input(node, position_of(node), build("dequantize", integers, scale, axis=axis))
+    if node.op.trait.bias is not None:
+        bias = _corrected(bias_of(node), plan.corrections.get(node.name), build, f"{weight.name}_bias")
+        graph.set_input(node, node.op.trait.bias, _integer_bias(bias, node.inputs[0].name, scales, plan, build))
 
 
 def _corrected(bias: Value | None, correction: Tensor | None, build: Builder, name: str) -> Value | None:
@@ -128,8 +127,7 @@ def _integer_bias(bias: Value | None, read: str, scales: Tensor, plan: Plan, bui
 
 def axis_of(node: Node, scales: Tensor) -> int | None:
     """Return the side of a layer's weight along which it has scales, None where it has one for all."""
-    trait = node.op.trait
-    return (trait.axis or 0) % node.inputs[trait.weight or 0].type.rank if scales.ndim else None
+    return (node.op.trait.axis or 0) % weight_of(node).type.rank if scales.ndim else None
 
 
 def _planned_integers(weight: Value, axis: int | None, plan: Plan, layer: str, quantize: Operator) -> Tensor:
@@ -141,10 +139,9 @@ def _planned_integers(weight: Value, axis: int | None, plan: Plan, layer: str, q
 
 def integers_of(weight: Value, scales: Tensor, axis: int | None, kind: Integers, quantize: Operator) -> Tensor:
     """Return a weight as ``int8`` of its shape."""
-    assert weight.data is not None
     zeros = torch.zeros_like(scales, dtype=torch.int8)
     with torch.no_grad():
-        return quantize(weight.data.detach(), scales, zeros, axis=axis, **attributes_of(kind))
+        return quantize(numbers_of(weight), scales, zeros, axis=axis, **attributes_of(kind))
 
 
 def attributes_of(kind: Integers) -> dict[str, Any]:

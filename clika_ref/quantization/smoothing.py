@@ -21,7 +21,8 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.quantization.factors import Channels, by_input, channels_of, groups_of, times
+from clika_ref.quantization.factors import Channels, by_input, channels_of, times
+from clika_ref.quantization.layer_weights import groups_of, with_weight
 from clika_ref.quantization.observers import Range
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.quantization.scales import scale_of, weight_scales
@@ -162,12 +163,13 @@ class QuantizedReading:
         rows = channels.rows(x)
         self.lows, self.highs = rows.amin(0), rows.amax(0)
         self.x = rows[:: max(len(rows) // ROWS, 1)] if channels.is_of_matrices else x[:1]
-        self.wanted = [_result(*pair, self.x) for pair in channels.weighted()]
+        self.weighted = channels.weighted()
+        self.wanted = [with_weight(*pair, self.x) for pair in self.weighted]
 
     def candidates(self) -> Iterator[Tensor]:
         """Return factors that even out what channels hold, and the more of them the less weights suffer."""
         reach = torch.maximum(-self.lows, self.highs)
-        inward = torch.stack([_inward(*pair) for pair in self.channels.weighted()]).amax(0)
+        inward = torch.stack([_inward(*pair) for pair in self.weighted]).amax(0)
         has_own = all(groups_of(node) == len(reach) for node in self.channels.layers)
         for strength in (*STRENGTHS, WHOLLY) if has_own else STRENGTHS:
             yield factor_of(reach, inward, strength)
@@ -180,21 +182,12 @@ class QuantizedReading:
         sides[self.channels.side] = -1
         read = _rounded(self.x / factor.reshape(sides), torch.tensor(chosen.scale), chosen.zero_point, kind)
         missed = 0.0
-        for (node, weight), wanted in zip(self.channels.weighted(), self.wanted, strict=True):
+        for (node, weight), wanted in zip(self.weighted, self.wanted, strict=True):
             large = times(weight, factor, groups_of(node))
             scales = weight_scales(large, 0, self.scheme.weights).reshape(-1, *[1] * (weight.ndim - 1))
-            found = _result(node, _rounded(large, scales, 0, self.scheme.weights), read)
+            found = with_weight(node, _rounded(large, scales, 0, self.scheme.weights), read)
             missed += float((found - wanted).square().sum())
         return missed
-
-
-def _result(node: Node, weight: Tensor, x: Tensor) -> Tensor:
-    """Return what a layer makes of elements with a weight, and without a bias."""
-    operands = [x, *node.inputs[1:]]
-    operands[node.op.trait.weight or 0] = weight
-    if node.op.trait.bias is not None:
-        operands[node.op.trait.bias] = None
-    return node.op(*operands, **node.attrs)
 
 
 def _inward(node: Node, weight: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.quantization.error_feedback import rounded_with_feedback
+from clika_ref.quantization.layer_weights import groups_of, numbers_of, weight_of, with_weight
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization_scheme import Integers
 
@@ -74,15 +75,8 @@ def rounded_weights(
 
 def _inputs(node: Node) -> int:
     """Return the length of the rows of a weight; 0 where it has none for each output."""
-    weight = _weight(node)
+    weight = numbers_of(weight_of(node))
     return weight[0].numel() if node.op.trait.axis == 0 and len(weight) else 0
-
-
-def _weight(node: Node) -> Tensor:
-    weight = node.inputs[node.op.trait.weight or 0]
-    assert isinstance(weight, Value)
-    assert weight.data is not None
-    return weight.data.detach()
 
 
 def _multiplied(node: Node, x: Tensor) -> Tensor:
@@ -90,17 +84,15 @@ def _multiplied(node: Node, x: Tensor) -> Tensor:
 
     What that is, the operator says itself: a layer whose rows are those of the identity returns it.
     """
-    weight, groups = _weight(node), int(node.attrs.get("groups", 1))
-    inputs = weight[0].numel()
-    operands = [x, *node.inputs[1:]]
-    operands[node.op.trait.weight or 0] = torch.eye(inputs).repeat(groups, 1).reshape(-1, *weight.shape[1:])
-    if node.op.trait.bias is not None:
-        operands[node.op.trait.bias] = None
-    return node.op(*operands, **node.attrs).movedim(node.op.trait.channel or 0, -1).reshape(-1, groups, inputs)
+    inputs, groups = _inputs(node), groups_of(node)
+    sides = tuple(map(int, weight_of(node).type.shape[1:]))
+    identity = torch.eye(inputs).repeat(groups, 1).reshape(-1, *sides)
+    products = with_weight(node, identity, x)
+    return products.movedim(node.op.trait.channel or 0, -1).reshape(-1, groups, inputs)
 
 
 def _rounded(node: Node, scales: Tensor, integers: Integers, gram: Tensor) -> Rounded:
-    weight = _weight(node).float()
+    weight = numbers_of(weight_of(node)).float()
     rows, groups = weight.flatten(1), len(gram)
     own = scales.expand(len(rows)).unsqueeze(1)
     near = (rows / own).round().clamp(integers.low, integers.high)

@@ -29,7 +29,7 @@ class FewBitReading:
             bits: of weights.
             blocks: sizes of blocks in the order of preference, 0 for one scale in a row.
         """
-        self.channels, self.bits = channels, bits
+        self.weighted, self.bits = channels.weighted(), bits
         rows = channels.rows(x).float()
         self.mean = rows.abs().mean(0)
         self.fitted, self.judged = (half.T @ half for half in (rows[::2], rows[1::2]))
@@ -44,7 +44,7 @@ class FewBitReading:
         """Return the squares of what rounded weights miss of products with what was read."""
         fitted, judged = (gram / factor / factor[:, None] for gram in (self.fitted, self.judged))
         missed = 0.0
-        for _, weight in self.channels.weighted():
+        for _, weight in self.weighted:
             rows = weight * factor
             missed += missed_of(rows, nearest_to_products(rows, self.bits, self.block_size, fitted, judged), judged)
         return missed

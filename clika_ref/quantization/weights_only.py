@@ -15,6 +15,7 @@ from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.clipping import clipped_scales
 from clika_ref.quantization.compressing import Compressed, rows_of
 from clika_ref.quantization.error_feedback import rounded_with_feedback
+from clika_ref.quantization.layer_weights import is_own, numbers_of, position_of, weight_of
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.sensitivity import Tape, taped, varying_share
@@ -93,8 +94,8 @@ def _refusal(graph: Graph, node: Node, kind: WeightsOnly) -> str:
     """Say why the weight of a layer stays as it is; nothing where it need not."""
     if node.kind not in kind.layers:
         return f"the target computes {node.kind} with whole weights"
-    weight = node.inputs[node.op.trait.weight or 0]
-    if not isinstance(weight, Value) or not weight.is_constant or weight.name in graph.state:
+    weight = node.inputs[position_of(node)]
+    if not is_own(graph, weight):
         return "both operands are computed"
     if weight.type.dtype != torch.float32 or weight.type.rank != 2:
         return f"its weight is {weight.type}"
@@ -109,8 +110,7 @@ def _options(node: Node, widths: Sequence[int], blocks: Sequence[int]) -> list[t
 
 
 def _inputs(node: Node) -> int:
-    weight = node.inputs[node.op.trait.weight or 0]
-    return int(weight.type.shape[1 if (node.op.trait.axis or 0) == 0 else 0])
+    return int(weight_of(node).type.shape[1 if (node.op.trait.axis or 0) == 0 else 0])
 
 
 class _Trying:
@@ -212,10 +212,7 @@ def _operand(node: Node) -> Value:
 
 
 def _rows(node: Node) -> Tensor:
-    weight = node.inputs[node.op.trait.weight or 0]
-    assert isinstance(weight, Value)
-    assert weight.data is not None
-    return rows_of(node, weight.data)
+    return rows_of(node, numbers_of(weight_of(node)))
 
 
 @torch.no_grad()

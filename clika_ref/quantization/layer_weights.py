@@ -1,0 +1,51 @@
+"""The weight of a layer, as the trait of its operator says where it stands, and the layer with another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from clika_ref.core.ir import Graph, Node, Value
+
+
+def position_of(node: Node) -> int:
+    """Return the position of the weight among the operands of a layer."""
+    return node.op.trait.weight or 0
+
+
+def weight_of(node: Node) -> Value:
+    """Return the weight of a layer."""
+    weight = node.inputs[position_of(node)]
+    assert isinstance(weight, Value)
+    return weight
+
+
+def bias_of(node: Node) -> Any:
+    """Return the bias of a layer, None where it has none."""
+    return None if node.op.trait.bias is None else node.inputs[node.op.trait.bias]
+
+
+def is_own(graph: Graph, operand: Any) -> bool:
+    """Whether an operand is a constant of a graph, which no call changes."""
+    return isinstance(operand, Value) and operand.is_constant and operand.name not in graph.state
+
+
+def numbers_of(constant: Value) -> Tensor:
+    """Return what a constant holds, without a history of gradients."""
+    assert constant.data is not None
+    return constant.data.detach()
+
+
+def groups_of(node: Node) -> int:
+    """Return into how many parts a layer divides its channels, each with weights of its own."""
+    return int(node.attrs.get("groups", 1))
+
+
+def with_weight(node: Node, weight: Tensor, x: Tensor) -> Tensor:
+    """Return what a layer makes of elements with a weight in place of its own, and without a bias."""
+    operands = [x, *node.inputs[1:]]
+    operands[position_of(node)] = weight
+    if node.op.trait.bias is not None:
+        operands[node.op.trait.bias] = None
+    return node.op(*operands, **node.attrs)
