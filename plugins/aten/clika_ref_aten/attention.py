@@ -96,7 +96,7 @@ def _(op, x, key, value, attn_mask=None, *, is_causal, scale, enable_gqa):
     alive = None
     if is_causal:
         scores = op.Add(scores, _bias(op, _lower_triangle(op, op.shape(x)[-2], keys), x))
-    if attn_mask is not None:
+    if attn_mask is not None and keys != 0:  # without any key there is nothing to mask, and no largest of it
         boolean = op.dtype(attn_mask) == torch.bool
         bias = _bias(op, attn_mask, x) if boolean else op.cast(attn_mask, op.dtype(x))
         scores = op.Add(scores, bias)

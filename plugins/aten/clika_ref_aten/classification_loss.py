@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -147,10 +149,13 @@ def _(op, x, target, weight, *, reduction, ignore_index, label_smoothing):
     logs = op.LogSoftmax(x, axis=axis)
     share = op.Div(op.like(x, label_smoothing), op.scalar(op.shape(x)[axis], op.dtype(x)))
     keep = op.like(x, 1 - label_smoothing)
-    weighted = logs if weight is None else op.Mul(logs, _along_classes(op, weight, op.rank(x)))
     if op.dtype(target).is_floating_point:
         if label_smoothing:
-            target = op.Add(op.Mul(target, keep), share)
+            target = op.Add(op.Mul(target, op.like(target, 1 - label_smoothing)), op.cast(share, op.dtype(target)))
+        logs, target = op.promote(logs, target)
+        weight = None if weight is None else op.cast(weight, op.result.dtype)
+    weighted = logs if weight is None else op.Mul(logs, _along_classes(op, weight, op.rank(x)))
+    if op.dtype(target).is_floating_point:
         losses = op.Neg(op.ReduceSum(op.Mul(weighted, target), op.ints([axis]), keepdims=0))
         count = math.prod(side for i, side in enumerate(op.shape(x)) if i != axis)
         return mean_of(op, losses, count, None, keepdims=0) if reduction == MEAN else reduced(op, losses, reduction)
@@ -166,7 +171,13 @@ def _(op, x, target, weight, *, reduction, ignore_index, label_smoothing):
     return op.Add(op.Mul(likelihood, keep), op.Mul(smooth, share))
 
 
-cross_entropy_loss.types(_reduced_type)
+@cross_entropy_loss.types
+def _(x, target, weight, *, reduction, **_):
+    type_ = _reduced_type(x, reduction=reduction)
+    if not target.dtype.is_floating_point:
+        return type_
+    factors = [t.dtype for t in (x, target, weight) if t is not None]
+    return replace(type_, dtype=functools.reduce(torch.promote_types, factors))
 
 
 def _along_classes(op, weight, rank):

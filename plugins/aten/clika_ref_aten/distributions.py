@@ -66,7 +66,8 @@ def normal(
 ) -> Tensor:
     """Normal random numbers of the given means and deviations; of shape ``size`` where both are numbers."""
     if size is None:
-        return torch.normal(mean, std)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
+        drawn = torch.normal(mean, std)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
+        return drawn.to(mean.dtype) if isinstance(mean, Tensor) else drawn  # meta tensors are promoted
     return torch.normal(mean, std, size, dtype=dtype, device=device)  # pyright: ignore[reportArgumentType] - two numbers
 
 

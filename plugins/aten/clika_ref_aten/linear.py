@@ -233,7 +233,8 @@ addbmm.samples(_samples_of_blends(2, 3, 3))
 @operator(aten.addr.default, error=ulp(8, 10.0))
 def addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta * x + alpha * (vec1[n, 1] * vec2[m])``, where ``x`` broadcasts to ``[n, m]``."""
-    return torch.addr(x, vec1, vec2, beta=beta, alpha=alpha)
+    dtype = torch.promote_types(x.dtype, torch.promote_types(vec1.dtype, vec2.dtype))  # also where x has no side
+    return torch.addr(x, vec1, vec2, beta=beta, alpha=alpha).to(dtype)
 
 
 @addr.onnx
@@ -242,7 +243,7 @@ def _(op, x, vec1, vec2, *, beta, alpha):
         column = op.Unsqueeze(vec1 if alpha == 1 else op.Mul(vec1, op.like(vec1, alpha)), op.ints([1]))
         return _blend(op, x, op.Mul(column, vec2), beta, 1)
 
-    return in_int32(op, blend, x, vec1, vec2)
+    return in_int32(op, blend, *op.promote(x, vec1, vec2))
 
 
 @addr.samples

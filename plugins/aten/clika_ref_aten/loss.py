@@ -123,7 +123,7 @@ def _(draw, s):
 @operator(aten.huber_loss.default, error=COMPOSE)
 def huber_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
     """``d ** 2 / 2`` where ``d = |x - target|`` is up to ``delta``, else ``delta * (d - delta / 2)``, mean or sum."""
-    return aten.huber_loss.default(x, target, reduction, delta)
+    return aten.huber_loss.default(x, target, reduction, delta).to(x.dtype)  # of meta tensors it promotes them
 
 
 @huber_loss.onnx
@@ -143,7 +143,7 @@ def _(draw, s):
 @operator(aten.binary_cross_entropy.default, error=COMPOSE)
 def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: int = MEAN) -> Tensor:
     """``-weight * (target * log(x) + (1 - target) * log(1 - x))``, logarithms from -100, then mean or sum."""
-    return aten.binary_cross_entropy.default(x, target, weight, reduction)
+    return aten.binary_cross_entropy.default(x, target, weight, reduction).to(x.dtype)  # likewise
 
 
 @binary_cross_entropy.onnx
@@ -223,7 +223,7 @@ def _(draw, s):
 @operator(aten.soft_margin_loss.default, error=COMPOSE)
 def soft_margin_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Tensor:
     """``log(1 + exp(-target * x))``, elementwise, then its mean or sum."""
-    return aten.soft_margin_loss.default(x, target, reduction)
+    return aten.soft_margin_loss.default(x, target, reduction).to(x.dtype)  # likewise
 
 
 @soft_margin_loss.onnx

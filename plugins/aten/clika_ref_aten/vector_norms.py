@@ -98,13 +98,14 @@ def weight_norm(v: Tensor, g: Tensor, *, dim: int = 0) -> Tensor:
 
 @weight_norm.types
 def _(v, g, *, dim):
-    return v
+    return TensorType(torch.promote_types(v.dtype, g.dtype) if g.rank else v.dtype, v.shape)
 
 
 @weight_norm.onnx
 def _(op, v, g, *, dim):
     kept = dim if dim == -1 else dim % op.rank(v)  # other sides may be counted from the last, as in PyTorch
     others = [i for i in range(op.rank(v)) if i != kept]
+    v, g = op.promote(v, g)
     return op.Mul(v, op.Div(g, op.ReduceL2(v, op.ints(others), keepdims=1)))
 
 

@@ -140,3 +140,8 @@ def test_attention_to_nothing_is_zero(mask):
         torch.full((2, 3, 5), 7.0)  # memory that is free again, and not zero
         assert not attention.scaled_dot_product_attention(query, key, value, mask).any()
     assert_same(attention.scaled_dot_product_attention, query, key, value, mask)
+
+
+def test_attention_of_half_precision_to_nothing_is_zero_behind_a_mask():
+    query, key, value = (torch.empty(2, n, 5, dtype=torch.float16) for n in (4, 0, 0))
+    assert_same(attention.scaled_dot_product_attention, query, key, value, torch.empty(2, 4, 0, dtype=torch.bool))

@@ -18,6 +18,7 @@ from clika_ref_aten import (
     layer_normalization,
     linear,
     logic,
+    loss,
     padding,
     powers,
     recurrent,
@@ -56,6 +57,27 @@ def assert_agrees(op, *operands, **attrs):
 @pytest.mark.parametrize("dtype", activation.FLOATS, ids=str)
 def test_activations_keep_nan_and_infinity_and_do_not_overflow(op, dtype):
     assert_agrees(op, torch.tensor(SPECIAL, dtype=dtype))
+
+
+HALF, WHOLE, POSITIVE = torch.full((3, 4), 0.25).half(), torch.full((3, 4), 0.75), torch.tensor(2.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "attrs"),
+    [
+        (classification_loss.cross_entropy_loss, (HALF, WHOLE, None), {"reduction": 0}),
+        (classification_loss.cross_entropy_loss, (HALF, WHOLE, WHOLE[0]), {"reduction": 1, "label_smoothing": 0.3}),
+        (classification_loss.cross_entropy_loss, (WHOLE, HALF, WHOLE[0].double()), {"reduction": 2}),
+        (loss.huber_loss, (HALF, WHOLE), {"reduction": 0}),
+        (loss.binary_cross_entropy, (HALF, HALF, WHOLE), {"reduction": 2}),
+        (loss.soft_margin_loss, (HALF, WHOLE), {"reduction": 1}),
+        (linear.addr, (POSITIVE, HALF[:, 0], HALF[0]), {}),
+        (vector_norms.weight_norm, (HALF[..., None], WHOLE[:1, :, None]), {"dim": 1}),
+        (vector_norms.weight_norm, (HALF, POSITIVE), {"dim": -1}),
+    ],
+)
+def test_operands_of_two_dtypes_give_that_of_eager(op, operands, attrs):
+    assert_agrees(op, *operands, **attrs)
 
 
 @pytest.mark.parametrize("training", [False, True])
