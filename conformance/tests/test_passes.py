@@ -159,6 +159,18 @@ def test_a_random_node_of_which_only_the_type_is_read_makes_no_result_random():
     assert random_nodes(graph, [torch.ones(3)]) == (2, 2)
 
 
+def test_a_quotient_of_a_random_value_by_itself_is_not_random_however_it_is_written():
+    graph = Graph("ones")
+    x = graph.add_input(TensorType(torch.float32, (3,)), "x")
+    build = Builder(graph, REGISTRY.operators)
+    noise = build("exponential", x, lambd=1.0)
+    graph.add_output(build("div", build("overwritten", noise, noise), noise))
+    case = Case("ones", graph, [Run("some", (torch.ones(3),))])
+    found = check_pass(REGISTRY.passes["remove-detach"], REGISTRY.operators, case)
+    assert found.comparison.verdict is Verdict.PASS, found.comparison.message
+    assert found.fired
+
+
 def test_an_attribute_that_is_written_in_place_is_seen_though_it_is_equal():
     """The text of a graph tells True from 1, and so does a lowering."""
     graph = Graph("made")
