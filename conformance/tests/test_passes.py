@@ -163,8 +163,9 @@ def test_a_quotient_of_a_random_value_by_itself_is_not_random_however_it_is_writ
     graph = Graph("ones")
     x = graph.add_input(TensorType(torch.float32, (3,)), "x")
     build = Builder(graph, REGISTRY.operators)
-    noise = build("exponential", x, lambd=1.0)
+    noise, other = (build("exponential", x, lambd=1.0) for _ in range(2))
     graph.add_output(build("div", build("overwritten", noise, noise), noise))
+    graph.add_output(other)
     case = Case("ones", graph, [Run("some", (torch.ones(3),))])
     found = check_pass(REGISTRY.passes["remove-detach"], REGISTRY.operators, case)
     assert found.comparison.verdict is Verdict.PASS, found.comparison.message

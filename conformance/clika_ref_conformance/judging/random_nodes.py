@@ -37,6 +37,31 @@ def random_nodes(graph: Graph, inputs: Sequence[Tensor]) -> tuple[int, int]:
     return sum(node.is_random for node in graph.nodes), len(varying.intersection(live))
 
 
+def deciding_nodes(graph: Graph, inputs: Sequence[Tensor]) -> int:
+    """Return how many random nodes change what a graph returns if they alone draw something else.
+
+    That of ``noise / noise`` does not, though either operand of the quotient is read.
+    """
+    same = _returned(graph, inputs, None, 0)
+    random = [node for node in graph.nodes if node.is_random]
+    return sum(any(_returned(graph, inputs, node, seed) != same for seed in SEEDS[1:]) for node in random)
+
+
+def _returned(graph: Graph, inputs: Sequence[Tensor], other: Node | None, seed: int) -> bytes:
+    """Return the bytes of all that a graph returns, where one node draws with a seed and all others with 0."""
+    nodes = [*graph.nodes]
+    seeds = [seed if node is other else 0 for node in nodes]
+    following = dict(zip(nodes, [*seeds[1:], 0], strict=True))
+
+    def hook(node: Node, _: tuple[Tensor, ...]) -> None:
+        torch.default_generator.manual_seed(following[node])
+
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.default_generator.manual_seed(seeds[0])
+        outputs, state = interpret(graph, inputs, hook)
+    return b"".join(bits(t).numpy().tobytes() for t in (*outputs, *state.values()))
+
+
 def depends_on_chance(node: Node, values: Values, sizes: Mapping[str, int]) -> bool:
     """Whether a random call may give two runs different results: it does not with a dropout of probability 0.
 
