@@ -74,6 +74,7 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
         (normalized, scaled_by(1, 2), [X, Y[0], Y[0]], None),
         (normalized, scaled_by(1, 2), [X, None, Y[0]], None),
         (normalized, scaled_by(1), [X, Y[0], Y[0]], "twice the first elements of the last side do not make"),
+        (normalized, scaled_by(1), [X.half() / 3, torch.full((2,), 5e-7).half()], None),
         (joined, SAME_SCALE, [X, Y], "it returns 7, which is no element of its first operand"),
         (joined, SHARED_SCALE, [X, Y], None),
         (joined, SHARED_SCALE, [X, Y.int()], None),

@@ -64,7 +64,7 @@ def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -
     plain = _with(operands, {trait.bias: None} if trait.bias is not None else {})
     (whole,) = _results(op, plain, attrs)
     (more,) = _results(op, _with(plain, {trait.weight: _doubled(weight, trait)}), attrs)
-    if not bool(((more == whole) | (more == 2 * whole) | ~whole.isfinite()).all()):
+    if not bool(((more == whole) | (more == 2 * whole) | _rounds_otherwise(whole)).all()):
         return f"axis {trait.axis} of its weight is not that of output channels: twice a slice is not twice the result"
     channels = (more != whole).movedim(trait.channel or 0, 0)
     if weight.shape[trait.axis or 0] > 1 and len(channels) and all(bool(c.any()) for c in channels):
@@ -86,10 +86,16 @@ def _doubles(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], po
     whole, more = (_results(op, given, attrs)[0] for given in (operands, _with(operands, larger)))
     wanted = whole.clone()
     wanted[..., 0].mul_(2)
-    exact = (more == wanted) | ~wanted.isfinite()
+    exact = (more == wanted) | _rounds_otherwise(whole) | ~wanted.isfinite()
     if not bool(exact.all()):
         return "twice the first elements of the last side do not make those of the result twice as large, and no others"
     return None
+
+
+def _rounds_otherwise(result: torch.Tensor) -> torch.Tensor:
+    """Whether twice an element may not round as it does: it is infinite, or below what is normal in its dtype."""
+    tiny = torch.finfo(result.dtype).tiny if result.is_floating_point() else 0
+    return ~result.isfinite() | (result.abs() < tiny)
 
 
 def _doubled(weight: torch.Tensor, trait: QuantizationTrait) -> torch.Tensor:
