@@ -14,9 +14,11 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.bias_correction import correction
 from clika_ref.quantization.calibration import sample_count
+from clika_ref.quantization.observers import Range, quantization_error
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan, attributes_of, axis_of, integers_of
 from clika_ref.quantization.scales import Scale
+from clika_ref.quantization.statistics import Statistics
 from clika_ref.quantization_scheme import Integers
 
 DRAWS = 16
@@ -70,6 +72,7 @@ def sensitivities(
     operators: Mapping[str, Operator],
     inputs: Sequence[Tensor],
     *,
+    seen: Mapping[str, Statistics] | None = None,
     probes: int | None = None,
 ) -> Sensitivities:
     """Return of each layer ``||Q - F||^2 / ||F||^2`` at the outputs, were only that layer quantized.
@@ -87,6 +90,8 @@ def sensitivities(
         plan: with which scales.
         operators: those of the registry.
         inputs: a batch.
+        seen: what values held in all batches, by their names: what integers miss of rare elements counts as often as
+            these come, and not as often as they happen to be in the batch.
         probes: how many; by default as many as make `DRAWS` with the samples of the batch.
 
     Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
@@ -98,7 +103,8 @@ def sensitivities(
     errors: dict[Node | Value, Tensor] = {node: layers.error(node, tail) for node, tail in placement.layers.items()}
     errors |= {value: layers.moved(value) for value in values}
     weighed = tape.weigh(errors, probes=probes)
-    parts = {n: Parts(weighed.get(n, 0.0), {v.name: weighed.get(v, 0.0) for v in some}) for n, some in read.items()}
+    shares = {v: weighed.get(v, 0.0) * layers.rarity(v, (seen or {}).get(v.name)) for v in values}
+    parts = {n: Parts(weighed.get(n, 0.0), {v.name: shares[v] for v in some}) for n, some in read.items()}
     return Sensitivities(parts, tape.returned)
 
 
@@ -235,6 +241,18 @@ class _Layers:
             return error
         channel = readers[0].op.trait.channel or 0
         return error - error.mean([d for d in range(x.ndim) if d != channel % x.ndim], keepdim=True)
+
+    @torch.no_grad()
+    def rarity(self, value: Value, seen: Statistics | None) -> float:
+        """Return how many times as much rounding misses of all that a value held as of what it holds here."""
+        scale = self.plan.activations.get(value.name)
+        if scale is None or seen is None or not self.held[value].numel():
+            return 1.0
+        kind, x = self.plan.scheme.activations, self.held[value].detach()
+        missed = rounded(x, scale, kind, self.operators) - x
+        here = float(missed.double().square().mean())
+        covered = Range(*((end - scale.zero_point) * scale.scale for end in (kind.low, kind.high)))
+        return quantization_error(seen, covered, 2**kind.bits) / here if here else 1.0
 
     def _operand(self, node: Node, position: int) -> Any:
         operand = node.inputs[position]

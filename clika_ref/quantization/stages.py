@@ -192,7 +192,8 @@ class Stages:
 
     @cached_property
     def _weighed(self) -> Sensitivities:
-        return sensitivities(self._graph, self._placement, self._plan, self.operators, self._inputs)
+        seen = self.calibration.table.values
+        return sensitivities(self._graph, self._placement, self._plan, self.operators, self._inputs, seen=seen)
 
 
 def _refuse_widths(chosen: Mapping[Node, Choice], scheme: QuantizationScheme) -> None:

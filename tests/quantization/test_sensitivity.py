@@ -12,7 +12,7 @@ from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan, quantize_graph
-from clika_ref.quantization.sensitivity import sensitivities, together
+from clika_ref.quantization.sensitivity import rounded, sensitivities, together
 from clika_ref.quantization_scheme import Integers
 
 SCHEME = scheme_with(Integers(bits=6, is_signed=True, is_symmetric=True))
@@ -45,6 +45,27 @@ def test_a_value_that_two_layers_read_is_rounded_once_for_both():
     assert [*one.values] == [*two.values] == [graph.inputs[0].name]
     assert together([one, two]) == pytest.approx(one.own + two.own + one.values[graph.inputs[0].name])
     assert together([one]) == one.whole < together([one, two]) < one.whole + two.whole
+
+
+def test_what_a_value_holds_in_other_batches_only_counts_as_often_as_it_comes():
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    graph, placement, plan = made(Both, x)
+    everything = Calibration(graph)
+    for batch in (x, 2 * x, x):
+        everything.add([batch])
+    (name,) = (value.name for value in graph.inputs)
+    plain, rare = (
+        sensitivities(graph, placement, plan, OPERATORS, [x], seen=seen) for seen in (None, everything.table.values)
+    )
+    missed = [
+        float((rounded(b, plan.activations[name], SCHEME.activations, OPERATORS) - b).square().mean())
+        for b in (x, 2 * x)
+    ]
+    times = (2 * missed[0] + missed[1]) / 3 / missed[0]
+    assert times > 2
+    for before, after in zip(plain.parts.values(), rare.parts.values(), strict=True):
+        assert after.own == before.own
+        assert after.values[name] == pytest.approx(before.values[name] * times, rel=0.2)
 
 
 class Both(nn.Module):
