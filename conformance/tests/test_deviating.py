@@ -54,6 +54,18 @@ def test_what_only_a_nan_in_the_place_of_a_free_element_changes_is_free_too():
         assert found.comparison.verdict is verdict, found.comparison.message
 
 
+def test_what_is_compared_with_a_number_is_free_though_only_something_negative_shows_it():
+    graph = Graph("below")
+    x = graph.add_input(TensorType(torch.float32, (2,)), "x")
+    build = Builder(graph, load_registry().operators)
+    graph.add_output(build("le", build("relu", x), 0.5))
+    inputs = (torch.tensor([math.nan, 1.0]),)
+    entry = Deviation("lost", ("relu",), "NaN is lost", "none", "2099-01-01", free=("nan",))
+    for wrong, verdict in (([True, False], Verdict.DEVIATION), ([False, True], Verdict.VALUE)):
+        found = judge_run(Reference(graph, inputs), Run("nan", inputs), [torch.tensor(wrong)], [entry])
+        assert found.comparison.verdict is verdict, found.comparison.message
+
+
 def test_a_result_that_is_free_as_a_whole_may_have_another_size_where_the_data_decide_on_it():
     x = torch.tensor([1.0, math.nan, 3.0])
     entry = Deviation("merge", ("unique2", "sort"), "NaN is lost", "none", "2099-01-01", free=("operand-nan",))

@@ -30,6 +30,9 @@ Alter = Callable[[Node, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...
 FILLS = (1.0, 3.5)
 """Two values that an element which may be anything is given, to see what depends on it."""
 
+UNLIKELY_FILLS = (-2.5, math.nan)
+"""Two more that not every graph takes: one below what graphs compare with, and what a softmax of one element shows."""
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -111,8 +114,9 @@ def _with_free_elements_right(
         return _outputs(_deviating(graph, [(d, _filling(d, fill)) for d in free]), run)
 
     variants = [filled(fill) for fill in FILLS]
-    with contextlib.suppress(_Refused):  # as positions are computed of what is free
-        variants.append(filled(math.nan))  # a softmax of one element, for instance, depends on nothing else
+    for fill in UNLIKELY_FILLS:
+        with contextlib.suppress(_Refused):  # as positions are computed of what is free
+            variants.append(filled(fill))
     result = list(actual)
     for index, (a, e) in enumerate(zip(actual, eager, strict=True)):
         others = [v[index] for v in variants]
