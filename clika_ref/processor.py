@@ -1,4 +1,4 @@
-"""The processor that this runs on: on it depends which kernels ONNX Runtime takes, and so what they compute."""
+"""The processor that this runs on: on it depends which kernels a runtime takes, and so what they compute."""
 
 from __future__ import annotations
 

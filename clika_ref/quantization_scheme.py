@@ -19,7 +19,8 @@ class Integers:
     bits: int = 8
     is_signed: bool = False
     is_symmetric: bool = False
-    """Whether the zero point is 0 whatever the range is, so that signed ones cover as much below as above."""
+    """Whether as much is covered below 0 as above: signed ones have the zero point 0 whatever the range is, unsigned
+    ones their middle, but 0 where nothing lies below."""
     is_narrow: bool = False
     """Whether the least of signed ones is left out, so that the negative of each is one of them."""
 
@@ -52,6 +53,16 @@ class WeightsOnly:
 
 
 @dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums that a target computes along with the layer whose result they add something to, such as residuals."""
+
+    layers: frozenset[str]
+    """Operators of these layers."""
+    of_two_rounded: bool
+    """Whether the result of the layer itself is rounded, too, or only what is added to it."""
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizationScheme:
     """What a target computes in integers, and in which.
 
@@ -72,6 +83,16 @@ class QuantizationScheme:
     """Operators that run in integers if all tensors that they read and return are quantized, each with its scale."""
     moving: frozenset[str] = field(default_factory=_none)
     """Operators that hand integers on, with the scale that they had."""
+    moves_integers: bool = False
+    """Whether a float is rounded before it is moved to a layer, and not behind that."""
+    sums: Sums | None = None
+    """Those that take integers as long as one operand is the result of a layer; none where None."""
+    joined: frozenset[str] = field(default_factory=_none)
+    """Operators that join tensors, which must all have the scale of what becomes of them."""
+    from_zero: frozenset[str] = field(default_factory=_none)
+    """Layers that run in integers only if the zero point of what they read is 0."""
+    undivided: frozenset[str] = field(default_factory=_none)
+    """Layers that run in integers only if their channels are not divided into groups."""
     has_integer_bias: bool = False
     """Whether a bias is an integer of 32 bits, whose scale is that of the input times that of the weight."""
     weights_only: WeightsOnly | None = None

@@ -10,6 +10,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 from clika_ref.core.errors import ModelError
 
+Preset = Literal["mixed", "performance"]
+"""How OpenVINO's integers cover what values held."""
+
 
 @dataclass(frozen=True)
 class BaseDeploymentSettings:
@@ -52,10 +55,24 @@ class DeploymentSettings_ONNXRuntime_ONNX(BaseDeploymentSettings):  # noqa: N801
 
 @dataclass(frozen=True)
 class DeploymentSettings_OpenVINO_ONNX(BaseDeploymentSettings):  # noqa: N801 - the record's name
-    """OpenVINO, from an ``.onnx`` file; needs a plugin that provides the target ``openvino``."""
+    """OpenVINO, from an ``.onnx`` file or its own ``.xml``; needs a plugin that provides the target ``openvino``."""
 
     target: ClassVar[str] = "openvino"
     framework: ClassVar[str] = "OpenVINO (Intel)"
+
+    preset: Preset = "mixed"
+    """``"mixed"`` lets each range lie where it lies, which suits SiLU, GELU and the like; ``"performance"`` makes
+    ranges of values symmetric, so that no layer has to make up for a zero point."""
+
+    def __post_init__(self) -> None:
+        """Refuse another preset.
+
+        Raises:
+            ModelError: there is none of that name.
+        """
+        if self.preset not in get_args(Preset):
+            msg = f"preset is {self.preset!r}; it takes {', '.join(map(repr, get_args(Preset)))}"
+            raise ModelError(msg)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ class Target(Protocol):
 
     One that computes in other formats than its tensors are declared in says so in an attribute ``arithmetic``, a
     sequence of `clika_ref.arithmetic.Arithmetic`; without it, results are held to the precision of their dtypes. One
-    that runs integers says which in an attribute ``scheme``, a `clika_ref.quantization_scheme.QuantizationScheme`.
+    that runs integers says which in an attribute ``scheme``, a `clika_ref.quantization_scheme.QuantizationScheme`. One
+    whose deployment settings have fields offers a method ``configured``, from settings to a target that obeys them.
     """
 
     @property

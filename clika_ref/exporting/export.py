@@ -89,7 +89,7 @@ def export(
 
 
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
-    """Return the target that deployment settings name.
+    """Return the target that deployment settings name, as they want it.
 
     Raises:
         TargetError: no plugin provides it.
@@ -102,7 +102,8 @@ def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target
             f"pip install clika-ref-{deployment.target}"
         )
         raise TargetError(msg)
-    return target
+    configured = getattr(target, "configured", None)
+    return configured(deployment) if configured is not None else target
 
 
 def lower(

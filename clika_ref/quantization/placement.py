@@ -9,8 +9,8 @@ import torch
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import SAME_SCALE
-from clika_ref.quantization.layer_weights import is_own, position_of
-from clika_ref.quantization_scheme import QuantizationScheme
+from clika_ref.quantization.layer_weights import groups_of, is_own, position_of
+from clika_ref.quantization_scheme import QuantizationScheme, Sums
 
 COMPUTE = "compute"
 """The kind of trait of operators that multiply and add up, which is where integers save time."""
@@ -30,8 +30,17 @@ class Placement:
     """Nodes that multiply and add up, but stay float, and why."""
 
 
+SUM = "add"
+"""The operator that `Sums` speak of."""
+
+
 def place(
-    graph: Graph, scheme: QuantizationScheme, has_range: Callable[[Value], bool], skipped: Mapping[Node, str]
+    graph: Graph,
+    scheme: QuantizationScheme,
+    has_range: Callable[[Value], bool],
+    skipped: Mapping[Node, str],
+    *,
+    is_negative: Callable[[Value], bool] = lambda _: True,
 ) -> Placement:
     """Plan what runs in integers.
 
@@ -40,18 +49,26 @@ def place(
         scheme: what the target runs in integers.
         has_range: whether calibration found bounded elements of a value; masks have none.
         skipped: nodes that stay float, and why.
+        is_negative: whether an element of a value was below 0, or may be.
     """
-    return _Placing(graph, scheme, has_range, skipped).run()
+    return _Placing(graph, scheme, has_range, skipped, is_negative).run()
 
 
 class _Placing:
     def __init__(
-        self, graph: Graph, scheme: QuantizationScheme, has_range: Callable[[Value], bool], skipped: Mapping[Node, str]
+        self,
+        graph: Graph,
+        scheme: QuantizationScheme,
+        has_range: Callable[[Value], bool],
+        skipped: Mapping[Node, str],
+        is_negative: Callable[[Value], bool],
     ) -> None:
         self.graph, self.scheme, self.has_range, self.skipped = graph, scheme, has_range, skipped
+        self.is_negative = is_negative
         self.found = Placement()
         self.moved: dict[Value, Value] = {}
         """Values that would be integers for nothing, as they were moved from such, and the range that they have."""
+        self.order = {node: number for number, node in enumerate(graph.nodes)}
 
     def run(self) -> Placement:
         for node in self.graph.nodes:
@@ -63,6 +80,7 @@ class _Placing:
                     self.found.layers[node] = self._tail(node)
         wanted = {_operand(node) for node in self.found.layers}
         wanted |= {tail for node, tail in self.found.layers.items() if node.kind in self.scheme.closed}
+        wanted |= {self._before_moves(value) for value in wanted if self.scheme.moves_integers}
         for value in self.graph.inputs:
             if value in wanted:
                 self.found.scaled_as[value] = value
@@ -85,6 +103,10 @@ class _Placing:
             return "its input has no range: it is a mask, or calibration saw no element"
         if node.kind in self.scheme.closed and not self.has_range(_moved_from(self._tail(node))):
             return "its result has no range"
+        if node.kind in self.scheme.undivided and groups_of(node) > 1:
+            return f"the target computes {node.kind} of several groups in float"
+        if node.kind in self.scheme.from_zero and self.is_negative(_moved_from(_operand(node))):
+            return f"the target computes {node.kind} in integers only where nothing that it reads lies below 0"
         return ""
 
     def _tail(self, node: Node) -> Value:
@@ -95,6 +117,15 @@ class _Placing:
             if not isinstance(use.user, Node) or not self._is_absorbed(use.user) or use.position != 0:
                 break
             value = use.user.output
+        return value
+
+    def _before_moves(self, value: Value) -> Value:
+        """Return what a value was moved from, as far as nobody else reads it: what moves it then moves integers."""
+        while value.producer is not None and value.producer.kind in self.scheme.moving:
+            source = _operand(value.producer)
+            if len(source.uses) > 1:
+                break
+            value = source
         return value
 
     def _is_absorbed(self, node: Node) -> bool:
@@ -110,12 +141,48 @@ class _Placing:
             self.found.elementwise[node] = self._tail(node)
             wanted.add(self._tail(node))
         source = self._held(_operand(node)) if node.kind in self.scheme.moving else None
+        if node.kind == SUM and self.scheme.sums is not None:
+            self._add(node, self.scheme.sums)
         for value in node.outputs:
             if source is not None and value.index == 0:
                 self.moved[value] = source
             if value in wanted:
-                self._keep(value)
-                found.setdefault(value, _moved_from(value))
+                self._want(value)
+        if node.kind in self.scheme.joined and node.output in found:
+            self._join(node)
+
+    def _want(self, value: Value) -> None:
+        """Let a value be integers, with the scale that it was moved with, or its own."""
+        self._keep(value)
+        self.found.scaled_as.setdefault(value, _moved_from(value))
+
+    def _add(self, node: Node, sums: Sums) -> None:
+        """Let integers be what is added to the result of a layer: the runtime adds it along with the latest one."""
+        operands = [*_tensors(node)]
+        results = {v: self.order[v.producer] for v in operands if v.producer is not None and self._is_result(v, sums)}
+        if not results or len(operands) != 2 or operands[0].type.shape != operands[1].type.shape:
+            return
+        latest = max(results, key=lambda v: results[v])
+        rounded = [v for v in operands if sums.of_two_rounded or v is not latest]
+        if all(self.has_range(_moved_from(v)) for v in rounded):
+            for value in rounded:
+                self._want(value)
+
+    def _is_result(self, value: Value, sums: Sums) -> bool:
+        """Whether a value is that of a layer in integers along with which the runtime adds, and read only there."""
+        node = value.producer
+        return node in self.found.layers and node.kind in sums.layers and len(value.uses) == 1
+
+    def _join(self, node: Node) -> None:
+        """Give all operands the scale of what becomes of them, also those that were joined before."""
+        whole = self.found.scaled_as[node.output]
+        for value in _tensors(node):
+            own = self.found.scaled_as.setdefault(value, whole)
+            for other, source in self.found.scaled_as.items():
+                if source is own:
+                    self.found.scaled_as[other] = whole
+            if value.producer is not None and value.producer.kind in self.scheme.joined:
+                self._join(value.producer)
 
     def _is_all_integers(self, node: Node) -> bool:
         """Whether whatever a node reads is integers already, and what it returns can be."""

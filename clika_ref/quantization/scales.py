@@ -32,8 +32,9 @@ def scale_of(covered: Range, integers: Integers) -> Scale:
     """
     if covered.is_point:
         return Scale(1.0, 0)
-    if integers.is_symmetric:
-        return Scale(_float32(max(-covered.low, covered.high) / integers.high), 0)
+    if integers.is_symmetric and (integers.is_signed or covered.low < 0):
+        middle = (integers.low + integers.high + 1) // 2
+        return Scale(_float32(max(-covered.low, covered.high) / (integers.high - middle)), middle)
     scale = _float32((covered.high - covered.low) / (integers.high - integers.low))
     return Scale(scale, min(max(integers.low - round(covered.low / scale), integers.low), integers.high))
 

@@ -158,7 +158,8 @@ class Stages:
         return skipped
 
     def _placed(self, skipped: Mapping[Node, str]) -> Placement:
-        return place(self._graph, self.scheme, _has_range(self.calibration.table), skipped)
+        table = self.calibration.table
+        return place(self._graph, self.scheme, _has_range(table), skipped, is_negative=_is_negative(table))
 
     @cached_property
     def _placement(self) -> Placement:
@@ -216,6 +217,13 @@ def _has_range(table: RangeTable) -> Callable[[Value], bool]:
         return statistics is not None and not statistics.is_empty and not statistics.is_unbounded
 
     return has
+
+
+def _is_negative(table: RangeTable) -> Callable[[Value], bool]:
+    def negative(value: Value) -> bool:
+        return value.name not in table.values or table.values[value.name].low < 0
+
+    return negative
 
 
 def tail_layers(graph: Graph) -> list[Node]:

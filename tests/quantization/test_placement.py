@@ -1,12 +1,15 @@
 """Placement: which values become integers, whose scale they have, and why a layer stays float."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from clika_ref import clika_compile
 from clika_ref.quantization.placement import place
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums
 
 SCHEME = QuantizationScheme(
     Integers(),
@@ -19,11 +22,11 @@ SCHEME = QuantizationScheme(
 )
 
 
-def placed(module, *inputs, has_range=lambda _: True, skipped=None):
+def placed(module, *inputs, has_range=lambda _: True, skipped=None, scheme=SCHEME, **known):
     graph = clika_compile(module, tracing_inputs=[inputs]).graph
     named = {node.name: node for node in graph.nodes}
     skipped = {named[name]: why for name, why in (skipped or {}).items()}
-    return graph, place(graph, SCHEME, has_range, skipped)
+    return graph, place(graph, scheme, has_range, skipped, **known)
 
 
 def kinds(values):
@@ -93,3 +96,94 @@ def test_a_layer_stays_float_whose_operand_has_no_range_or_that_was_skipped_and_
     _, found = placed(Residual(), torch.ones(1, 3, 8, 8), skipped={name: "the user skips it"})
     assert [*found.floats.values()] == ["the user skips it"]
     assert len(found.layers) == 2
+
+
+OPEN = replace(SCHEME, closed=frozenset(), absorbed={}, elementwise=frozenset())
+"""The scheme of a target whose layers return floats, which the next one makes integers of."""
+
+
+def test_a_target_that_adds_along_with_a_layer_gets_integers_of_what_is_added_and_of_the_result_where_it_wants_them():
+    for of_two, expected in ((True, ["conv2d", "input", "max_pool2d", "relu"]), (False, None)):
+        scheme = replace(OPEN, sums=Sums(frozenset({"conv2d"}), of_two_rounded=of_two))
+        graph, found = placed(Residual(), torch.ones(1, 3, 8, 8), scheme=scheme)
+        (added,) = [node for node in graph.nodes if node.kind == "add"]
+        rounded = [v.producer.kind for v in added.inputs if v in found.scaled_as]
+        assert rounded == (["conv2d", "max_pool2d"] if of_two else ["max_pool2d"])
+        assert expected is None or kinds(found.scaled_as) == expected
+
+
+class Projected(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return self.two(x) + self.one(x) + x.mean((2, 3), keepdim=True)
+
+
+def test_of_the_results_of_two_layers_that_are_added_the_later_one_stays_float():
+    scheme = replace(OPEN, sums=Sums(frozenset({"conv2d"}), of_two_rounded=False))
+    graph, found = placed(Projected(), torch.ones(1, 3, 8, 8), scheme=scheme)
+    two, one = (node for node in graph.nodes if node.kind == "conv2d")
+    assert two.output in found.scaled_as
+    assert one.output not in found.scaled_as
+
+
+class Joined(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 3, 1), nn.Conv2d(9, 3, 1)
+
+    def forward(self, x):
+        y = torch.relu(self.one(x))
+        pair = torch.cat([x, y], 1)
+        return self.two(torch.cat([pair, y], 1)) + self.one(y)
+
+
+def test_what_is_joined_has_one_scale_whoever_else_reads_it_where_the_target_asks_for_that():
+    graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, joined=frozenset({"cat"})))
+    inner, outer = (node.output for node in graph.nodes if node.kind == "cat")
+    (relu,) = [node.output for node in graph.nodes if node.kind == "relu"]
+    assert [found.scaled_as[v] for v in (*graph.inputs, relu, inner, outer)] == [outer] * 4
+    graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=OPEN)
+    assert [v.producer and v.producer.kind for v in found.scaled_as.values()] == [None, "relu", "cat"]
+
+
+class Moved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return self.two(F.max_pool2d(torch.relu(self.one(x)), 2))
+
+
+def test_what_is_moved_before_a_layer_reads_it_is_moved_as_integers():
+    _, found = placed(Moved(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, moves_integers=True))
+    sources = {v.producer.kind: s.producer.kind for v, s in found.scaled_as.items() if v.producer and s.producer}
+    assert sources == {"relu": "relu", "max_pool2d": "relu"}
+
+
+class Transposed(nn.Module):
+    def __init__(self, groups):
+        super().__init__()
+        self.layer = nn.ConvTranspose2d(4, 4, 2, groups=groups)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_negative", "reason"),
+    [
+        (1, False, None),
+        (1, True, "the target computes conv_transpose2d in integers only where nothing that it reads lies below 0"),
+        (2, False, "the target computes conv_transpose2d of several groups in float"),
+    ],
+)
+def test_a_layer_that_the_target_takes_on_a_condition_stays_float_without_it(groups, is_negative, reason):
+    kinds = frozenset({"conv_transpose2d"})
+    scheme = replace(OPEN, layers=kinds, from_zero=kinds, undivided=kinds)
+    known = {"is_negative": lambda _: is_negative}
+    _, found = placed(Transposed(groups), torch.ones(1, 4, 8, 8), scheme=scheme, **known)
+    assert [*found.floats.values()] == ([] if reason is None else [reason])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from clika_ref.quantization.observers import Range
 from clika_ref.quantization.scales import (
     LEAST_SCALE,
+    Scale,
     quantized_bias,
     raised_for_bias,
     scale_of,
@@ -48,6 +49,12 @@ def test_what_is_never_negative_has_zero_point_zero_and_all_integers():
     assert scale_of(Range(0, 2.55), U8).scale == pytest.approx(0.01)
     assert scale_of(Range(-2.55, 0), U8).zero_point == 255
     assert scale_of(Range(-1, 2.54), S8) == scale_of(Range(-2.54, 1), S8)
+
+
+def test_unsigned_integers_that_are_symmetric_have_their_middle_as_zero_point_where_anything_lies_below():
+    kind = Integers(is_symmetric=True)
+    assert scale_of(Range(-1.0, 2.54), kind) == Scale(pytest.approx(0.02), 128)
+    assert scale_of(Range(0.0, 2.55), kind) == Scale(pytest.approx(0.01), 0)
 
 
 def test_what_is_always_zero_has_scale_one():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from clika_ref import processor
 from clika_ref.arithmetic import FLUSHED_FLOAT32, Arithmetic
-from clika_ref_onnxruntime import processor
 
 FLUSHING_EXP = (Arithmetic(torch.float32, compute=FLUSHED_FLOAT32, kinds=("softmax", "compose")),)
 """``Softmax`` takes ``exp(x)`` for 0 where it is below the smallest normal number, which ``Exp`` itself does not.

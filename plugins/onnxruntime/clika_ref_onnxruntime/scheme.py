@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from clika_ref import processor
 from clika_ref.quantization_scheme import Integers, QuantizationScheme, WeightsOnly
-from clika_ref_onnxruntime import processor
 
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 

@@ -16,8 +16,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact
 from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
-from clika_ref.onnx_emission.emission import emit
-from clika_ref.onnx_emission.writing import write_model
+from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref_onnxruntime.arithmetic import arithmetic_here
 from clika_ref_onnxruntime.explaining import precisions
@@ -45,11 +44,9 @@ class OnnxRuntime:
 
     def refusal(self, node: Node) -> str | None:
         """Refuse what cannot be written as ONNX, and what the runtime has no kernel for; it has all for float32."""
-        if node.op.lowering is None:
-            return f"{node.op.name} has no ONNX lowering; declare one with @{node.op.name}.onnx"
+        if (reason := onnx_refusal(node)) is not None:
+            return reason
         dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
-        if any(dtype.is_complex for dtype in dtypes):
-            return "it computes with complex numbers, which ONNX operators do not take; split real and imaginary parts"
         if torch.bfloat16 in dtypes and node.op.trait not in MOVING and node.op.name not in ("to", "detach"):
             return "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32"
         if self.optimize and (reason := _scaled_along_inner_side(node)):
@@ -62,12 +59,7 @@ class OnnxRuntime:
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file."""
-        model = emit(graph)
-        size = write_model(model, path, external_data=options.get("external_data", False))
-        inputs = tuple(v.name or "" for v in model.graph.inputs)
-        outputs = tuple(v.name or "" for v in model.graph.outputs)
-        guards = tuple(map(str, graph.guards))
-        return Artifact(path, self.name, inputs, outputs, {"bytes": size, "nodes": len(model.graph), "guards": guards})
+        return write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
 
     def load(self, artifact: Artifact) -> OnnxRuntimeRunner:
         """Load an ONNX file in the runtime.

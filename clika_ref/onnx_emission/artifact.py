@@ -1,0 +1,36 @@
+"""What all targets do that read ONNX files: refuse what has no ONNX form, and write the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.targets import Artifact
+from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_emission.writing import write_model
+
+
+def onnx_refusal(node: Node) -> str | None:
+    """Say why a node cannot be written as ONNX, or return None."""
+    if node.op.lowering is None:
+        return f"{node.op.name} has no ONNX lowering; declare one with @{node.op.name}.onnx"
+    if any(v.type.dtype.is_complex for v in (*node.inputs, *node.outputs) if isinstance(v, Value)):
+        return "it computes with complex numbers, which ONNX operators do not take; split real and imaginary parts"
+    return None
+
+
+def write_artifact(graph: Graph, path: Path, target: str, *, external_data: bool = False) -> Artifact:
+    """Write a graph as an ONNX file for a target.
+
+    Args:
+        graph: all of whose nodes have an ONNX form.
+        path: of the file.
+        target: its name.
+        external_data: whether weights go into a file beside it even where one file could hold them.
+    """
+    model = emit(graph)
+    size = write_model(model, path, external_data=external_data)
+    inputs = tuple(v.name or "" for v in model.graph.inputs)
+    outputs = tuple(v.name or "" for v in model.graph.outputs)
+    guards = tuple(map(str, graph.guards))
+    return Artifact(path, target, inputs, outputs, {"bytes": size, "nodes": len(model.graph), "guards": guards})

@@ -1,0 +1,71 @@
+"""What OpenVINO makes of a file: which of its nodes run in integers, read from the graph that the runtime executes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
+"""What a node runs in; one that is left to no node of its own is computed by another one, or before the first call."""
+
+BYTES = frozenset({"u8", "i8"})
+
+FEW_BITS = {"u8": 8, "i8": 8, "u4": 4, "i4": 4}
+"""Types of weights that are multiplied with floats, and their bits."""
+
+BORDERS = ("quantize", "dequantize")
+"""Nodes between floats and integers, which stand for no layer."""
+
+NO_LAYERS = frozenset({"Const", "Input", "Output", "Reorder", "FakeQuantize"})
+"""Kinds of nodes that the runtime adds, or that make integers of floats."""
+
+PRODUCT, OF_PRODUCTS = "MatMul", "FullyConnected"
+"""What a product with a weight is called in a file, and when it is executed: by then it may have lost its name."""
+
+
+def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, str]:
+    """Return what each node of a graph runs in: `INTEGERS`, ``int4 weights``, `FLOAT` and as what, or `FUSED`.
+
+    Args:
+        executed: the runtime's own graph, from ``CompiledModel.get_runtime_model()``.
+        read: the model as it is in the file, names of whose nodes begin with that of a node of the graph.
+        outputs: names of outputs, which nodes that make them bear alone.
+    """
+    originals = {node.get_friendly_name(): node for node in read.get_ops()}
+    owners = {name.partition("/")[0] for name in originals if "/" in name} | {*outputs}
+    found: dict[str, str] = {}
+    for node in executed.get_ordered_ops():
+        facts = node.get_rt_info()
+        if _said(facts, "layerType") not in NO_LAYERS:
+            names = _names(facts, originals)
+            known = (o for o in (name.partition("/")[0] for name in names) if o in owners and not o.startswith(BORDERS))
+            owner = next(known, None)
+            if owner is not None and found.get(owner) != INTEGERS:
+                found[owner] = _precision(node, facts)
+    return {name: found.get(name, FUSED) for name in owners}
+
+
+def _precision(node: Any, facts: Any) -> str:
+    kind, precision = _said(facts, "layerType"), _said(facts, "runtimePrecision")
+    operands = [operand.get_source_output() for operand in node.inputs()]
+    if kind == OF_PRODUCTS and operands[0].get_element_type().get_type_name() not in BYTES:
+        bits = FEW_BITS.get(operands[1].get_element_type().get_type_name())
+        if bits is not None:
+            return f"int{bits} weights"
+    return INTEGERS if precision in BYTES else f"{FLOAT}: OpenVINO runs it as {kind} in {precision}"
+
+
+def _names(facts: Any, originals: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of what a node was made of, the one that it computes first."""
+    names = _said(facts, "originalLayersNames").split(",")
+    if _said(facts, "layerType") == OF_PRODUCTS:
+        added = originals.get(names[0])
+        for operand in added.input_values() if added is not None else ():
+            if operand.get_node().get_type_name() == PRODUCT:
+                yield operand.get_node().get_friendly_name()
+    yield from names
+
+
+def _said(facts: Any, key: str) -> str:
+    """Return an entry of a node's runtime information, which is text, or nothing."""
+    return str(facts[key].astype(str)) if key in facts else ""

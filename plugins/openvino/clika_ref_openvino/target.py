@@ -1,0 +1,128 @@
+"""The OpenVINO CPU target: ONNX files, or OpenVINO's own ``.xml`` and ``.bin``, run by ``openvino``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.passes import Pass
+from clika_ref.core.targets import Artifact
+from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
+from clika_ref.quantization_scheme import QuantizationScheme
+from clika_ref.settings import BaseDeploymentSettings
+from clika_ref_openvino.explaining import precisions
+from clika_ref_openvino.scheme import scheme_here, symmetric
+
+OWN_FORM = ".xml"
+"""The suffix of OpenVINO's own files; weights lie beside them in ``.bin``."""
+
+COMPARABLE: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+"""Compute in the types of the file: some processors default to bfloat16, and round what few-bit weights multiply."""
+
+
+@dataclass(frozen=True)
+class OpenVino:
+    """OpenVINO on the CPU."""
+
+    name: str = "openvino"
+    scheme: QuantizationScheme = field(default_factory=scheme_here)
+
+    def configured(self, settings: BaseDeploymentSettings) -> OpenVino:
+        """Return the target with the preset of the settings."""
+        is_symmetric = getattr(settings, "preset", "mixed") == "performance"
+        return replace(self, scheme=symmetric(self.scheme)) if is_symmetric else self
+
+    def missing(self) -> str | None:
+        """Say whether the runtime is installed."""
+        return None if find_spec("openvino") else "openvino is not installed; pip install openvino"
+
+    def refusal(self, node: Node) -> str | None:
+        """Refuse what cannot be written as ONNX."""
+        return onnx_refusal(node)
+
+    def passes(self) -> Sequence[Pass]:
+        """Add nothing: the standard passes leave what OpenVINO fuses."""
+        return ()
+
+    def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
+        """Write a graph as an ONNX file, or by way of one as OpenVINO's own where the path ends in ``.xml``.
+
+        Raises:
+            TargetError: ``.xml`` is asked for, and the runtime, which writes it, is missing or cannot read the graph.
+        """
+        if path.suffix != OWN_FORM:
+            return write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
+        ov = self._runtime()
+        with tempfile.TemporaryDirectory() as folder:
+            onnx = write_artifact(graph, Path(folder) / "model.onnx", self.name)
+            try:
+                ov.save_model(ov.Core().read_model(str(onnx.path)), str(path), compress_to_fp16=False)
+            except RuntimeError as error:
+                msg = f"OpenVINO {ov.__version__} cannot convert {graph.name}: {error}"
+                raise TargetError(msg) from error
+        size = path.stat().st_size + path.with_suffix(".bin").stat().st_size
+        return replace(onnx, path=path, facts={**onnx.facts, "bytes": size})
+
+    def load(self, artifact: Artifact) -> OpenVinoRunner:
+        """Load a file in the runtime.
+
+        Raises:
+            TargetError: the runtime is missing or rejects the file.
+        """
+        return OpenVinoRunner(artifact, self._runtime())
+
+    def explain(self, artifact: Artifact) -> Mapping[str, str]:
+        """Return what each node runs in, read from the graph that the runtime makes of the file: see `explaining`.
+
+        Raises:
+            TargetError: the runtime is missing.
+        """
+        ov = self._runtime()
+        read, executed = (
+            ov.Core().read_model(str(artifact.path)),
+            OpenVinoRunner(artifact, ov).model.get_runtime_model(),
+        )
+        return precisions(executed, read, artifact.output_names)
+
+    def _runtime(self) -> Any:
+        problem = self.missing()
+        if problem is not None:
+            raise TargetError(problem)
+        import openvino  # noqa: PLC0415 - heavy, and the plugin must load without it
+
+        return openvino
+
+
+class OpenVinoRunner:
+    """A compiled model of OpenVINO that takes and returns tensors."""
+
+    def __init__(self, artifact: Artifact, ov: Any) -> None:
+        options = {**COMPARABLE, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        try:
+            self.model: Any = ov.Core().compile_model(str(artifact.path), "CPU", options)
+        except RuntimeError as error:
+            msg = f"OpenVINO {ov.__version__} cannot load {artifact.path}: {error}"
+            raise TargetError(msg) from error
+        self.artifact, self.request = artifact, self.model.create_infer_request()
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the model on one tensor per input, in order.
+
+        Raises:
+            TargetError: the runtime fails.
+        """
+        feed = {n: t.detach().contiguous().numpy() for n, t in zip(self.artifact.input_names, inputs, strict=True)}
+        try:
+            results = self.request.infer(feed)
+        except RuntimeError as error:
+            msg = f"OpenVINO failed on {self.artifact.path.name}: {error}"
+            raise TargetError(msg) from error
+        return [torch.from_numpy(results[name].copy()) for name in self.artifact.output_names]

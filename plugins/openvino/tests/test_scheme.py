@@ -1,0 +1,120 @@
+"""The scheme of OpenVINO: whatever is planned in integers runs in integers, and computes what the module does."""
+
+import pytest
+import torch
+from clika_ref_openvino.scheme import MIXED, without_overflow
+from torch import nn
+from torch.nn import functional as F
+
+from clika_ref import DeploymentSettings_OpenVINO_ONNX, QuantizationSettings, clika_compile
+from clika_ref.core.errors import ModelError
+
+
+class Chain(nn.Module):
+    """A layer, and what comes behind it, as a function of the layer's result and the input."""
+
+    def __init__(self, layer, behind=lambda y, x: y):
+        super().__init__()
+        self.layer, self.behind = layer, behind
+
+    def forward(self, x):
+        return self.behind(self.layer(x), x)
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def image():
+    return drawn(2, 8, 6, 6)
+
+
+torch.manual_seed(0)
+TWICE = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+
+
+CASES = {
+    "conv1d": (lambda: nn.Conv1d(8, 8, 3), None, drawn(2, 8, 6), 1),
+    "conv2d": (lambda: nn.Conv2d(8, 8, 3), lambda y, _: F.silu(y), image(), 1),
+    "depthwise": (lambda: nn.Conv2d(8, 8, 3, groups=8), None, image(), 1),
+    "conv3d": (lambda: nn.Conv3d(4, 4, 2), None, drawn(1, 4, 3, 4, 4), 1),
+    "conv_transpose1d": (lambda: nn.ConvTranspose1d(8, 4, 3), None, drawn(2, 8, 6).abs(), 1),
+    "conv_transpose2d": (lambda: nn.ConvTranspose2d(8, 4, 3, 2), None, image().abs(), 1),
+    "conv_transpose3d": (lambda: nn.ConvTranspose3d(4, 4, 2), None, drawn(1, 4, 3, 4, 4).abs(), 1),
+    "linear": (lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)), None, drawn(3, 8), 2),
+    "linear of rank 3": (lambda: nn.Linear(8, 8, bias=False), None, drawn(2, 3, 8), 1),
+    "residual": (lambda: nn.Conv2d(8, 8, 1), lambda y, _: F.relu(TWICE(y) + y), image(), 3),
+    "join": (lambda: nn.Conv2d(8, 4, 1), lambda y, _: TWICE(torch.cat([y, F.relu(y)], 1)), image(), 3),
+    "pool": (lambda: nn.Conv2d(8, 8, 1), lambda y, _: TWICE(F.max_pool2d(F.relu(y), 2)), image(), 4),
+    "moved": (
+        lambda: nn.Conv2d(8, 8, 1),
+        lambda y, _: F.linear(y.flatten(2).permute(0, 2, 1), torch.ones(3, 8), torch.ones(3)),
+        image(),
+        4,
+    ),
+}
+
+
+def compiled(layer, behind, x, **settings):
+    torch.manual_seed(0)
+    module = Chain(layer(), behind) if behind is not None else Chain(layer())
+    return clika_compile(
+        module.eval(),
+        tracing_inputs=[x],
+        calibration_inputs=[x],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_OpenVINO_ONNX(**settings),
+    ).eval()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_planned_in_integers_runs_in_integers_and_computes_what_the_module_does(name, tmp_path):
+    layer, behind, x, count = CASES[name]
+    module = compiled(layer, behind, x)
+    found = module.clika_explain()
+    assert sum(node.planned == "int8" for node in found.nodes) == count
+    assert not found.missed, str(found)
+    assert found.share() == 1.0
+    artifact = module.clika_export(tmp_path / "model.onnx")  # which is compared with the module
+    assert artifact.target == "openvino"
+
+
+def test_a_residual_is_added_by_the_convolution_before_it():
+    layer, behind, x, _ = CASES["residual"]
+    runs = {node.operator: node.runs for node in compiled(layer, behind, x).clika_explain().nodes}
+    assert runs["add"] == "fused"
+
+
+def test_a_transposed_convolution_of_what_may_be_negative_or_of_groups_stays_float_and_says_why():
+    for groups, x, why in (
+        (1, image(), "only where nothing that it reads lies below 0"),
+        (2, image().abs(), "of several groups in float"),
+    ):
+        found = compiled(lambda groups=groups: nn.ConvTranspose2d(8, 4, 3, groups=groups), None, x).clika_explain()
+        (layer,) = [node for node in found.nodes if node.products]
+        assert (layer.planned, layer.runs) == ("float", "float")
+        assert why in layer.reason
+
+
+def test_the_processor_decides_how_wide_weights_are():
+    flags = frozenset({"avx2", "avx512f"})
+    assert without_overflow(MIXED, flags | {"avx_vnni"}, is_arm=False).weights.bits == 8
+    assert without_overflow(MIXED, flags, is_arm=False).weights.bits == 7
+    assert without_overflow(MIXED, frozenset(), is_arm=True).weights.bits == 8
+
+
+def test_the_preset_for_performance_has_the_middle_as_zero_point_and_runs_in_integers_alike():
+    layer, behind, x, count = CASES["conv2d"]
+    module = compiled(layer, behind, x, preset="performance")
+    (scale,) = module._clika_quantized.plan.activations.values()
+    assert scale.zero_point == 128
+    (mixed,) = compiled(layer, behind, x)._clika_quantized.plan.activations.values()
+    assert mixed.zero_point != 128
+    found = module.clika_explain()
+    assert sum(node.planned == "int8" for node in found.nodes) == count
+    assert not found.missed
+
+
+def test_another_preset_is_refused():
+    with pytest.raises(ModelError, match="preset is 'fast'; it takes 'mixed', 'performance'"):
+        DeploymentSettings_OpenVINO_ONNX(preset="fast")

@@ -1,0 +1,70 @@
+"""OpenVINO as a target: both forms of file, what it refuses, and what it says where it cannot."""
+
+import pytest
+import torch
+from clika_ref_openvino import target as module_of_target
+from clika_ref_openvino.target import OpenVino
+from torch import nn
+
+from clika_ref import DeploymentSettings_OpenVINO_ONNX, QuantizationSettings, clika_compile
+from clika_ref.core.errors import TargetError
+from clika_ref.core.targets import Artifact
+
+X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "xml"])
+@pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
+def test_a_file_of_either_form_computes_what_the_module_does(suffix, settings, tmp_path):
+    calibration = {} if settings is None else {"calibration_inputs": [X], "quantization_settings": settings}
+    compiled = clika_compile(
+        net(), tracing_inputs=[X, X[:1]], deployment_settings=DeploymentSettings_OpenVINO_ONNX(), **calibration
+    ).eval()
+    artifact = compiled.clika_export(tmp_path / f"model.{suffix}")
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == ([".bin", ".xml"] if suffix == "xml" else [".onnx"])
+    runner = OpenVino().load(artifact)
+    for x in (X, X[:1]):
+        (found,) = runner([x])
+        torch.testing.assert_close(found, compiled(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "block"), [(8, 0), (4, 32)])
+def test_weights_alone_are_held_in_few_bits(bits, block, tmp_path):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    settings = QuantizationSettings(
+        prefer_weights_only_quantization=True,
+        weights_num_bits=bits,
+        weights_only_quantization_block_size=block,
+        automatic_skip_quantization=False,
+    )
+    compiled = clika_compile(
+        module,
+        tracing_inputs=[x],
+        calibration_inputs=[x],
+        quantization_settings=settings,
+        deployment_settings=DeploymentSettings_OpenVINO_ONNX(),
+    ).eval()
+    compiled.clika_export(tmp_path / "model.onnx")
+    runs = [node.runs for node in compiled.clika_explain().nodes if node.products]
+    assert runs == [f"int{bits} weights"] * 2
+
+
+def test_without_the_runtime_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(module_of_target, "find_spec", lambda _: None)
+    assert OpenVino().missing() == "openvino is not installed; pip install openvino"
+    with pytest.raises(TargetError, match="pip install openvino"):
+        OpenVino().load(Artifact(tmp_path / "model.onnx", "openvino", (), ()))
+
+
+def test_a_file_that_it_cannot_read_is_named(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"no model")
+    with pytest.raises(TargetError, match=r"OpenVINO .* cannot load .*model\.onnx"):
+        OpenVino().load(Artifact(path, "openvino", ("x",), ("y",)))
