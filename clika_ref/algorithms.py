@@ -158,10 +158,9 @@ def kept_in(file: str, calibration: Calibration, registry: Registry, log: Compil
         yield
         return
     if Path(file).exists():
-        calibration.table = table = RangeTable.load(file)
+        calibration.table = RangeTable.load(file)
         _smooth(calibration, registry)
-        made = {v.name for v in calibration.graph.inputs} | {v.name for n in calibration.graph.nodes for v in n.outputs}
-        strange = sorted(table.values.keys() - made)
+        strange = _strange_values(calibration)
         if strange:
             msg = (
                 f"{file} holds the ranges of another model, or for another target: this one has no value {strange[0]!r}"
@@ -284,11 +283,12 @@ def calibrated(
 
 
 def begun(
-    graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, *, has_data: bool, same_target: bool
+    graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, *, has_data: bool
 ) -> Calibration:
     """Return what to quantize a compiled graph with: ranges that are there, or none where data is given anew.
 
-    New data ends a pass that was interrupted, and otherwise begins another one.
+    New data ends a pass that was interrupted, and otherwise begins another one. Ranges of the graph for another target
+    serve as well, unless that one's passes left other values.
 
     Raises:
         ModelError: a pass was interrupted, and no data is given to end it.
@@ -299,5 +299,15 @@ def begun(
             "more, and it goes on behind them"
         )
         raise ModelError(msg)
-    keeps = before is not None and same_target and before.is_whole is not has_data
-    return to_calibrate(graph, wanted, registry, before if keeps else None)
+    if before is not None and before.is_whole is not has_data:
+        found = to_calibrate(graph, wanted, registry, before)
+        if not _strange_values(found):
+            return found
+    return to_calibrate(graph, wanted, registry)
+
+
+def _strange_values(calibration: Calibration) -> list[str]:
+    """Return the names in a range table of values that its graph does not have."""
+    graph = calibration.graph
+    made = {v.name for v in graph.inputs} | {v.name for node in graph.nodes for v in node.outputs}
+    return sorted(calibration.table.values.keys() - made)

@@ -133,10 +133,21 @@ def ratio_to_float(graph: Graph, plan: Plan, target: Target, registry: Registry,
 
 
 def ratio_of_medians(one: Runner, given: Sequence[Tensor], other: Runner, given_other: Sequence[Tensor]) -> float:
-    """Return how many times as long one runner takes as another, each with inputs of its own, called in turn."""
+    """Return how many times as long one runner takes as another: see `seconds_and_ratio`."""
+    return seconds_and_ratio(one, given, other, given_other)[1]
+
+
+def seconds_and_ratio(
+    one: Runner, given: Sequence[Tensor], other: Runner, given_other: Sequence[Tensor]
+) -> tuple[float, float]:
+    """Return the seconds of a call of one runner, and how many times as long as another it takes, by medians.
+
+    Each has inputs of its own, and they are called in turn.
+    """
     calls = [_calls(one, given), _calls(other, given_other)]
     times = [[_seconds(one, given, calls[0]), _seconds(other, given_other, calls[1])] for _ in range(ROUNDS)]
-    return statistics.median(t[0] for t in times) / statistics.median(t[1] for t in times)
+    seconds, of_other = (statistics.median(t[i] for t in times) for i in (0, 1))
+    return seconds, seconds / of_other
 
 
 def _calls(runner: Runner, given: Sequence[Tensor]) -> int:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
 
 import torch
 
-from clika_ref.algorithms import Wanted, batches_of, begun, calibrated, decide
 from clika_ref.autocast import outside_autocast, surrounding_autocast
-from clika_ref.capture.calibration_inputs import CalibrationInputs
-from clika_ref.capture.callables import callee_of
-from clika_ref.capture.inputs import ForwardFn, pack
+from clika_ref.capture.inputs import pack
 from clika_ref.capture.origins import is_users
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
@@ -31,22 +26,18 @@ from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.fast_form import fast_form
 from clika_ref.input_checks import check_inputs
-from clika_ref.quantization.decision import Quantization
-from clika_ref.quantization.goal import TRIALS, GoalSearch
-from clika_ref.quantization.stages import Stages
-from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.quantized_module import QuantizedModule
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.saved_module import SavedModule
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import Signature
-from clika_ref.simulation import Quantized, Simulation
+from clika_ref.simulation import Simulation
 from clika_ref.weights import Weights, cast_weight, weight_places
 
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
 
 
-class ClikaModule(SavedModule):
+class ClikaModule(QuantizedModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
@@ -149,15 +140,19 @@ class ClikaModule(SavedModule):
         """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``."""
         return dummy_inputs(self._require_graph(), self._clika_signature)
 
-    def clika_export(
+    def clika_export(  # noqa: PLR0917 - the record's arguments, and one more
         self,
         file: Any,
         example_inputs: Any = None,
         input_names: list[str] | None = None,
         output_names: list[str] | None = None,
         dynamic_axes: Mapping[str, Any] | None = None,
+        deployment_settings: BaseDeploymentSettings | None = None,
     ) -> Artifact:
         """Write the artifact for the deployment target to ``file`` and return what is known of it.
+
+        For another target than that of the module, what becomes integers is decided anew, from the ranges that are
+        there: no data is read again, and the module stays as it is.
 
         Args:
             file: where to write.
@@ -168,6 +163,7 @@ class ClikaModule(SavedModule):
             dynamic_axes: ``{input: [axis, ...]}`` or ``{input: {axis: name}}``: the sides to leave dynamic. By default
                 all that were found dynamic; a side that is not listed is fixed to its length in ``example_inputs``.
                 Sides of one name are equal in every call of the artifact.
+            deployment_settings: of which target; by default that of the module.
 
         Raises:
             ModelError: an argument does not fit the model, or ``file`` cannot be written.
@@ -175,6 +171,7 @@ class ClikaModule(SavedModule):
 
         """
         self._require_exportable()
+        deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         inputs = chosen_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])
         defaults = self._clika_signature.output_names(inputs)
         request = ExportRequest(
@@ -185,10 +182,9 @@ class ClikaModule(SavedModule):
             inputs,
             chosen_names("output_names", output_names, defaults, taken=inputs),
             dynamic_axes,
-            self._clika_quantized and self._clika_quantized.plan,
+            self._plan_for(deployment),
             self._clika_options,
         )
-        deployment = self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             artifact = export(request, deployment, self._clika_registry or load_registry(), log)
             self._clika_timings.update(log.timings)
@@ -242,123 +238,9 @@ class ClikaModule(SavedModule):
         self._require_exportable()
         registry = self._clika_registry or load_registry()
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
-        plan = self._clika_quantized and self._clika_quantized.plan
+        plan = self._plan_for(deployment)
         with outside_autocast():
             return explain(self.graph, plan, target_for(deployment, registry), registry, self._examples(None)[0])
-
-    def clika_initialize_algorithms(
-        self,
-        quantization_settings: QuantizationSettings | None = None,
-        *,
-        calibration_inputs: Iterable[Any] | None = None,
-        deployment_settings: BaseDeploymentSettings | None = None,
-        layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
-        data_transform_fn: Callable[[Any], Any] | None = None,
-        forward_fn: ForwardFn | None = None,
-    ) -> Quantization:
-        """Calibrate and quantize a module that is compiled already, or quantize it otherwise; return what was decided.
-
-        The arguments mean what they mean to `clika_compile`. Data need not be given twice: another threshold, other
-        layers or weights that were trained since begin with the ranges that are there. Without any, the inputs that the
-        module was traced with are taken. After an interrupt, a call with the same data goes on where it stopped; until
-        it succeeds, the module computes as before.
-
-        Raises:
-            ModelError: there is no data, or it does not fit; settings ask for what there is not.
-            TargetError: the target computes in float, or no plugin provides it.
-        """
-        how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, data_transform_fn, forward_fn)
-        with self._calibrated(quantization_settings, how) as (stages, deployment, wanted, log):
-            found = decide(stages, self.graph, wanted, self._clika_registry or load_registry(), log)
-        self._clika_deployment = deployment
-        self.clika_adopt(Quantized(deployment.target, found.plan), stages.calibration)
-        return found
-
-    def clika_quantize_to_goal(
-        self,
-        eval_fn: Callable[[ClikaModule], float],
-        max_drop: float,
-        quantization_settings: QuantizationSettings | None = None,
-        **how: Any,
-    ) -> GoalSearch:
-        """Quantize as much as lets the score of ``eval_fn`` fall by ``max_drop`` at most; return what was tried.
-
-        Thresholds are bisected: a model of a hundred layers is evaluated eight or nine times, the float model first.
-        The module keeps the best that was found, also where ``eval_fn`` raises or is interrupted; where not even one
-        layer may be quantized, it stays float, and the ``reason`` of what is returned says why.
-
-        Args:
-            eval_fn: takes this module, in eval mode and without gradients, and returns a score of which more is better.
-            max_drop: by how much the score may fall, in its own units; from 0.
-            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for.
-            how: the other arguments of `clika_initialize_algorithms`.
-
-        Raises:
-            ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` none from 0.
-            TargetError: as `clika_initialize_algorithms`.
-        """
-        search, before, training = GoalSearch(max_drop), self._clika_quantized, self.training
-        with self._calibrated(quantization_settings, _How(**how)) as (stages, deployment, _, log):
-
-            def adopt(found: Quantization | None) -> None:
-                plan = found and Quantized(deployment.target, found.plan)
-                self.clika_adopt(plan, stages.calibration)
-
-            def score(found: Quantization | None) -> float:
-                adopt(found)
-                with torch.no_grad():
-                    return eval_fn(self)
-
-            try:
-                self.eval()
-                with log.stage("Searching") as stage:
-                    search.run(stages.decided, score)
-                    stage.done(search.in_one_line())
-            finally:
-                self.train(training)
-                if search.best is not None or search.is_done:
-                    adopt(search.best and search.best.found)
-                    self._clika_deployment = deployment
-                else:
-                    self.clika_adopt(before, stages.calibration)
-            log.table("Goal", TRIALS, search.rows())
-        return search
-
-    @contextlib.contextmanager
-    def _calibrated(
-        self, settings: QuantizationSettings | None, how: _How
-    ) -> Iterator[tuple[Stages, BaseDeploymentSettings, Wanted, CompilationLog]]:
-        """Calibrate as the user wants; yield what decides, for which target, and where to tell what."""
-        registry, before = self._clika_registry or load_registry(), self._clika_calibration
-        deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
-        layers = how.layer_quantization_settings or {}
-        target = target_for(deployment, registry)
-        wanted = Wanted(target, settings or QuantizationSettings(), layers, self._clika_options)
-        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
-            if how.calibration_inputs is not None:
-                data = CalibrationInputs(how.calibration_inputs, how.data_transform_fn, how.forward_fn)
-                total = data.count
-                batches = batches_of(self.graph, self._clika_signature, data.calls(callee_of(self)), log)
-            else:
-                batches = before.reservoir.batches if before else self._clika_examples
-                total = len(batches)
-            same = self._clika_quantized is None or self._clika_quantized.target == deployment.target
-            has_data = how.calibration_inputs is not None
-            calibration = begun(self.graph, wanted, registry, before, has_data=has_data, same_target=same)
-            self._clika_calibration = calibration
-            yield calibrated(calibration, batches, wanted, registry, log, total=total), deployment, wanted, log
-            self._clika_timings.update(log.timings)
-
-
-@dataclass(frozen=True)
-class _How:
-    """Arguments of `ClikaModule.clika_initialize_algorithms`, under their names."""
-
-    calibration_inputs: Iterable[Any] | None = None
-    deployment_settings: BaseDeploymentSettings | None = None
-    layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None
-    data_transform_fn: Callable[[Any], Any] | None = None
-    forward_fn: ForwardFn | None = None
 
 
 def _level_of_the_user() -> int:

@@ -102,7 +102,7 @@ def _compile(travel: _Travel) -> ClikaModule | None:
             module = _wrap(captured, callee, registry, choices, log)
     module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
     if wanted is not None and found is not None:
-        module.clika_adopt(Quantized(wanted.target.name, found.plan), calibration)
+        module.clika_adopt(Quantized(wanted.target.name, found.plan), calibration, wanted)
     return module.train(training)
 
 

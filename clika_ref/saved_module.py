@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from clika_ref.algorithms import Wanted
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
@@ -24,7 +25,9 @@ from clika_ref.signature import Signature
 from clika_ref.simulation import Quantized, Simulation
 from clika_ref.weights import bind_weights, named_tensors, non_persistent, register_weights
 
-UNSAVED = frozenset({"_clika_forward", "_clika_run", "_clika_registry", "_clika_simulation", "_clika_calibration"})
+UNSAVED = frozenset(
+    {"_clika_forward", "_clika_run", "_clika_registry", "_clika_simulation", "_clika_calibration", "_clika_wanted"}
+)
 """Attributes that copies make anew."""
 
 
@@ -49,13 +52,17 @@ class SavedModule(nn.Module):
         self._clika_quantized: Quantized | None = None
         self._clika_calibration: Calibration | None = None
         self._clika_simulation: Simulation | None = None
+        self._clika_wanted: Wanted | None = None
         if graph is not None and signature is not None:
             register_weights(self, graph, persistent)
             self._install(graph, signature)
 
-    def clika_adopt(self, quantized: Quantized | None, calibration: Calibration | None) -> None:
+    def clika_adopt(
+        self, quantized: Quantized | None, calibration: Calibration | None, wanted: Wanted | None = None
+    ) -> None:
         """Compute from now on as quantized, in eval mode, and keep what the next quantization can begin with."""
         self._clika_quantized, self._clika_calibration, self._clika_simulation = quantized, calibration, None
+        self._clika_wanted = wanted
 
     def _install(self, graph: Graph, signature: Signature) -> None:
         """Take a graph whose weights are registered."""
@@ -150,7 +157,7 @@ class SavedModule(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         text = state.pop("_clika_graph", None)
         super().__setstate__(state)
-        self._clika_registry = self._clika_calibration = self._clika_simulation = None
+        self._clika_registry = self._clika_calibration = self._clika_simulation = self._clika_wanted = None
         if text is not None:
             document = json.loads(text)
             graph = graph_from_json(document["graph"], _finder(load_registry()), named_tensors(self))

@@ -1,0 +1,192 @@
+"""The part of a ClikaModule that quantizes it: with data, by a goal, and for other targets from ranges it has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+
+from clika_ref.algorithms import Wanted, batches_of, begun, calibrated, decide
+from clika_ref.autocast import outside_autocast
+from clika_ref.capture.calibration_inputs import CalibrationInputs
+from clika_ref.capture.callables import callee_of
+from clika_ref.capture.inputs import ForwardFn
+from clika_ref.core.errors import ModelError
+from clika_ref.core.registry import load_registry
+from clika_ref.core.targets import Target
+from clika_ref.exporting.export import target_for
+from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.goal import TRIALS, GoalSearch
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.stages import Stages
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.saved_module import SavedModule
+from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
+from clika_ref.simulation import Quantized
+from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of
+
+
+@dataclass(frozen=True)
+class _How:
+    """Arguments of `ClikaModule.clika_initialize_algorithms`, under their names."""
+
+    calibration_inputs: Iterable[Any] | None = None
+    deployment_settings: BaseDeploymentSettings | None = None
+    layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None
+    data_transform_fn: Callable[[Any], Any] | None = None
+    forward_fn: ForwardFn | None = None
+
+
+class QuantizedModule(SavedModule):
+    """A module around a graph that keeps what its values held, and makes integers of it for one target or another."""
+
+    def clika_initialize_algorithms(
+        self,
+        quantization_settings: QuantizationSettings | None = None,
+        *,
+        calibration_inputs: Iterable[Any] | None = None,
+        deployment_settings: BaseDeploymentSettings | None = None,
+        layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
+        data_transform_fn: Callable[[Any], Any] | None = None,
+        forward_fn: ForwardFn | None = None,
+    ) -> Quantization:
+        """Calibrate and quantize a module that is compiled already, or quantize it otherwise; return what was decided.
+
+        The arguments mean what they mean to `clika_compile`. Data need not be given twice: another threshold, other
+        layers or weights that were trained since begin with the ranges that are there. Without any, the inputs that the
+        module was traced with are taken. After an interrupt, a call with the same data goes on where it stopped; until
+        it succeeds, the module computes as before.
+
+        Raises:
+            ModelError: there is no data, or it does not fit; settings ask for what there is not.
+            TargetError: the target computes in float, or no plugin provides it.
+        """
+        how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, data_transform_fn, forward_fn)
+        with self._calibrated(quantization_settings, how) as (stages, deployment, wanted, log):
+            found = decide(stages, self.graph, wanted, self._clika_registry or load_registry(), log)
+        self._clika_deployment = deployment
+        self.clika_adopt(Quantized(deployment.target, found.plan), stages.calibration, wanted)
+        return found
+
+    def clika_quantize_to_goal(
+        self,
+        eval_fn: Callable[[Self], float],
+        max_drop: float,
+        quantization_settings: QuantizationSettings | None = None,
+        **how: Any,
+    ) -> GoalSearch:
+        """Quantize as much as lets the score of ``eval_fn`` fall by ``max_drop`` at most; return what was tried.
+
+        Thresholds are bisected: a model of a hundred layers is evaluated eight or nine times, the float model first.
+        The module keeps the best that was found, also where ``eval_fn`` raises or is interrupted; where not even one
+        layer may be quantized, it stays float, and the ``reason`` of what is returned says why.
+
+        Args:
+            eval_fn: takes this module, in eval mode and without gradients, and returns a score of which more is better.
+            max_drop: by how much the score may fall, in its own units; from 0.
+            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for.
+            how: the other arguments of `clika_initialize_algorithms`.
+
+        Raises:
+            ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` none from 0.
+            TargetError: as `clika_initialize_algorithms`.
+        """
+        search, before, training = GoalSearch(max_drop), self._clika_quantized, self.training
+        former = self._clika_wanted
+        with self._calibrated(quantization_settings, _How(**how)) as (stages, deployment, wanted, log):
+
+            def adopt(found: Quantization | None) -> None:
+                plan = found and Quantized(deployment.target, found.plan)
+                self.clika_adopt(plan, stages.calibration, wanted)
+
+            def score(found: Quantization | None) -> float:
+                adopt(found)
+                with torch.no_grad():
+                    return eval_fn(self)
+
+            try:
+                self.eval()
+                with log.stage("Searching") as stage:
+                    search.run(stages.decided, score)
+                    stage.done(search.in_one_line())
+            finally:
+                self.train(training)
+                if search.best is not None or search.is_done:
+                    adopt(search.best and search.best.found)
+                    self._clika_deployment = deployment
+                else:
+                    self.clika_adopt(before, stages.calibration, former)
+            log.table("Goal", TRIALS, search.rows())
+        return search
+
+    @contextlib.contextmanager
+    def _calibrated(
+        self, settings: QuantizationSettings | None, how: _How
+    ) -> Iterator[tuple[Stages, BaseDeploymentSettings, Wanted, CompilationLog]]:
+        """Calibrate as the user wants; yield what decides, for which target, and where to tell what."""
+        registry, before = self._clika_registry or load_registry(), self._clika_calibration
+        deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
+        layers = how.layer_quantization_settings or {}
+        target = target_for(deployment, registry)
+        wanted = Wanted(target, settings or QuantizationSettings(), layers, self._clika_options)
+        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
+            if how.calibration_inputs is not None:
+                data = CalibrationInputs(how.calibration_inputs, how.data_transform_fn, how.forward_fn)
+                total = data.count
+                batches = batches_of(self.graph, self._clika_signature, data.calls(callee_of(self)), log)
+            else:
+                batches = before.reservoir.batches if before else self._clika_examples
+                total = len(batches)
+            has_data = how.calibration_inputs is not None
+            calibration = begun(self.graph, wanted, registry, before, has_data=has_data)
+            self._clika_calibration = calibration
+            yield calibrated(calibration, batches, wanted, registry, log, total=total), deployment, wanted, log
+            self._clika_timings.update(log.timings)
+
+    def _plan_for(self, deployment: BaseDeploymentSettings) -> Plan | None:
+        """Return what becomes integers for a target: what was decided for its own, for another one what ranges tell.
+
+        Raises:
+            ModelError: the module holds no ranges, as it was loaded.
+            TargetError: the target computes in float, or no plugin provides it.
+        """
+        own, known = self._clika_quantized, self._clika_deployment
+        if own is None or deployment == known or (known is None and own.target == deployment.target):
+            return own and own.plan
+        return self._decided_for(target_for(deployment, self._clika_registry or load_registry())).plan
+
+    def _decided_for(self, target: Target) -> Quantization:
+        """Decide for a target from the ranges that are there."""
+        wanted, before = self._clika_wanted, self._clika_calibration
+        if wanted is None or before is None:
+            msg = (
+                f"there are no ranges by which to quantize the module for {target.name}: none were found yet, or it is "
+                "a copy or was loaded, which keeps none; give it data, with clika_initialize_algorithms("
+                "calibration_inputs=..., deployment_settings=...)"
+            )
+            raise ModelError(msg)
+        registry, other = self._clika_registry or load_registry(), replace(wanted, target=target)
+        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
+            calibration = begun(self.graph, other, registry, before, has_data=False)
+            stages = calibrated(calibration, before.reservoir.batches, other, registry, log)
+            return decide(stages, self.graph, other, registry, log)
+
+    def clika_compare_targets(self, *deployments: BaseDeploymentSettings) -> TargetComparison:
+        """Decide for each target from the ranges that are there, and return what it makes of that; printed, a table.
+
+        Raises:
+            ModelError: the module holds no ranges.
+            TargetError: a target computes in float or refuses a node, or no plugin provides it.
+        """
+        registry, rows = self._clika_registry or load_registry(), list[TargetFacts]()
+        for deployment in deployments:
+            target = target_for(deployment, registry)
+            found = self._decided_for(target)
+            assert self._clika_calibration is not None
+            inputs = self._clika_calibration.reservoir.batches[0]
+            rows.append(facts_of(self.graph, found, target, registry, inputs))
+        return TargetComparison(rows)

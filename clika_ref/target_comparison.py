@@ -1,0 +1,100 @@
+"""Targets side by side: what each would make of one module, from the same ranges."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Target
+from clika_ref.explanation import explain
+from clika_ref.exporting.export import lower, refuse
+from clika_ref.latency import seconds_and_ratio
+from clika_ref.quantization.decision import Quantization
+from clika_ref.reporting.tables import table_text
+from clika_ref.simulation import quantized_graph
+
+COLUMNS = ("target", "layers in integers", "products in integers", "file", "predicted SQNR", "latency", "of float")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What one target makes of a module."""
+
+    target: str
+    layers: int
+    """How many layers are planned in integers, or hold their weight in few bits."""
+    of_layers: int
+    """How many there are."""
+    bytes: int
+    """Of the file."""
+    sqnr: float | None
+    """Predicted, in dB, of the part of the outputs that varies with the input; None where nothing is quantized."""
+    share: float | None = None
+    """Of the products of all layers, the share that the runtime runs in integers; None where it is not here to ask."""
+    seconds: float | None = None
+    """The median of a call on the first example; None where the runtime is not here."""
+    ratio: float | None = None
+    """Those seconds over those of the model in float in the same runtime, called in turn."""
+    missing: str = ""
+    """Why the runtime could not be asked."""
+
+
+@dataclass(frozen=True)
+class TargetComparison:
+    """One row for each target; printed, a table."""
+
+    rows: Sequence[TargetFacts]
+
+    def __str__(self) -> str:
+        return table_text(COLUMNS, [_cells(row) for row in self.rows])
+
+
+def _cells(row: TargetFacts) -> tuple[object, ...]:
+    return (
+        row.target,
+        f"{row.layers} of {row.of_layers}",
+        row.missing if row.share is None else f"{row.share:.1%}",
+        f"{row.bytes / 1e6:.2f} MB",
+        "" if row.sqnr is None else f"{row.sqnr:.1f} dB",
+        "" if row.seconds is None else f"{row.seconds * 1e3:.2f} ms",
+        "" if row.ratio is None else f"{row.ratio:.2f}",
+    )
+
+
+def facts_of(
+    graph: Graph, found: Quantization, target: Target, registry: Registry, inputs: Sequence[torch.Tensor]
+) -> TargetFacts:
+    """Write a graph as one target wants it, and ask its runtime, where that is here, what it makes of it.
+
+    Args:
+        graph: of the module.
+        found: what was decided for the target.
+        target: which.
+        registry: the plugins.
+        inputs: of the graph, with which calls are timed.
+
+    Raises:
+        TargetError: the target refuses a node.
+    """
+    plain = graph.clone()
+    lower(plain, registry, target)
+    small = quantized_graph(graph, found.plan, target, registry)
+    refuse(small, target)
+    planned = sum(not layer.reason for layer in found.layers)
+    sqnr = next((row.sqnr for row in found.what_if if row.layers == planned), None)
+    missing = target.missing()
+    with tempfile.TemporaryDirectory() as folder:
+        file = target.compile(small, Path(folder) / "integers.onnx")
+        told = (target.name, planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
+        if missing is not None:
+            return TargetFacts(*told, missing=missing)
+        other = target.load(target.compile(plain, Path(folder) / "float.onnx"))
+        seconds, ratio = seconds_and_ratio(target.load(file), inputs, other, inputs)
+    share = explain(graph, found.plan, target, registry, inputs).share()
+    return TargetFacts(*told, share=share, seconds=seconds, ratio=ratio)

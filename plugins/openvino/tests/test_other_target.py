@@ -1,0 +1,80 @@
+"""One calibration for all targets: a module quantized for one is exported for another without the user's data."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import (
+    DeploymentSettings_ONNXRuntime_ONNX,
+    DeploymentSettings_OpenVINO_ONNX,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.core.errors import ModelError
+
+ORT, OPENVINO = DeploymentSettings_ONNXRuntime_ONNX(), DeploymentSettings_OpenVINO_ONNX()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.one(x)))
+        return self.head(torch.relu(self.two(x) + x).mean((2, 3)))
+
+
+@pytest.fixture
+def compiled():
+    torch.manual_seed(0)
+    batches = [torch.randn(4, 3, 12, 12) for _ in range(3)]
+    return clika_compile(
+        Net().eval(),
+        tracing_inputs=[batches[0]],
+        calibration_inputs=(batch for batch in batches),  # read once
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=ORT,
+    ).eval()
+
+
+def test_an_export_for_another_target_places_integers_as_that_one_wants_and_leaves_the_module_as_it_is(
+    compiled, tmp_path
+):
+    before = compiled._clika_quantized
+    x = torch.randn(4, 3, 12, 12)
+    expected = compiled(x)
+    own = compiled.clika_export(tmp_path / "own.onnx")
+    other = compiled.clika_export(tmp_path / "other.onnx", deployment_settings=OPENVINO)
+    assert (own.target, other.target) == ("onnxruntime", "openvino")
+    assert own.facts["nodes"] != other.facts["nodes"]
+    assert compiled._clika_quantized is before
+    assert torch.equal(compiled(x), expected)
+    found = compiled.clika_explain(OPENVINO)
+    assert found.target == "openvino"
+    assert found.share() == found.share(planned=True) == 1.0
+
+
+def test_targets_stand_side_by_side(compiled):
+    found = compiled.clika_compare_targets(ORT, OPENVINO)
+    assert [row.target for row in found.rows] == ["onnxruntime", "openvino"]
+    for row in found.rows:
+        assert (row.layers, row.of_layers, row.share) == (3, 3, 1.0)
+        assert row.seconds > 0
+        assert row.ratio > 0
+        assert row.bytes > 1000
+        assert row.sqnr > 10
+    lines = str(found).splitlines()
+    assert "predicted SQNR" in lines[0]
+    assert "3 of 3" in lines[-1]
+
+
+def test_a_copy_has_no_ranges_and_says_what_to_do(compiled, tmp_path):
+    twin = copy.deepcopy(compiled)
+    twin.clika_export(tmp_path / "own.onnx")
+    with pytest.raises(ModelError, match=r"no ranges by which to quantize the module for openvino.*calibration_inputs"):
+        twin.clika_export(tmp_path / "other.onnx", deployment_settings=OPENVINO)
+    assert not (tmp_path / "other.onnx").exists()
