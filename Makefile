@@ -11,7 +11,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
-DEVELOPMENT := plugins/openvino plugins/example conformance
+DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
 .PHONY: help demo test conformance mutants alarms lint format bench bench-ptq clean

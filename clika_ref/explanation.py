@@ -13,7 +13,7 @@ import torch
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target
+from clika_ref.core.targets import Target, place_of
 from clika_ref.exporting.export import lower, refuse
 from clika_ref.exporting.rounded_inputs import compressed_layers
 from clika_ref.quantization.placement import COMPUTE
@@ -118,7 +118,7 @@ def explain(
                 reason = plan.floats.get(node.name, reason)
             origin, count = node.origin.scope, products.get(node, 0)
             facts.append(NodeFacts(node.name, origin, node.kind, count, wanted, precision, reason))
-    return Explanation(target.name, facts)
+    return Explanation(place_of(target), facts)
 
 
 def _planned(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:

@@ -184,6 +184,7 @@ class ClikaModule(QuantizedModule):
             dynamic_axes,
             self._plan_for(deployment),
             self._clika_options,
+            [*self._clika_examples, *(self._clika_calibration.reservoir.batches if self._clika_calibration else ())],
         )
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             artifact = export(request, deployment, self._clika_registry or load_registry(), log)

@@ -82,6 +82,10 @@ class DeploymentSettings_TensorRT_ONNX(BaseDeploymentSettings):  # noqa: N801 - 
     target: ClassVar[str] = "tensorrt"
     framework: ClassVar[str] = "TensorRT (NVIDIA)"
 
+    shapes: Mapping[str, tuple[int, int, int]] = dataclasses.field(default_factory=dict[str, tuple[int, int, int]])
+    """The least, the usual and the largest size of a dynamic side, by its name, for which the engine is built; by
+    default those of the inputs that the model was traced and calibrated with."""
+
 
 @dataclass(frozen=True)
 class DeploymentSettings_TensorRT_LLM_ONNX(BaseDeploymentSettings):  # noqa: N801 - the record's name

@@ -11,7 +11,7 @@ import torch
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target
+from clika_ref.core.targets import Target, place_of
 from clika_ref.explanation import explain
 from clika_ref.exporting.export import lower, refuse
 from clika_ref.latency import seconds_and_ratio
@@ -91,7 +91,7 @@ def facts_of(
     missing = target.missing()
     with tempfile.TemporaryDirectory() as folder:
         file = target.compile(small, Path(folder) / "integers.onnx")
-        told = (target.name, planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
+        told = (place_of(target), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
         if missing is not None:
             return TargetFacts(*told, missing=missing)
         other = target.load(target.compile(plain, Path(folder) / "float.onnx"))

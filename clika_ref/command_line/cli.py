@@ -178,6 +178,27 @@ def explain(
                 console.print(f"{'':<16}{line}" if line else "", markup=False, soft_wrap=True)
 
 
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The file of a model, such as model.onnx.")],
+    *,
+    target: Annotated[str, typer.Option(help="Whose rules it must keep.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say which rules of a target a file breaks, and where. Exit status: 0 none, 1 some, 2 wrong usage."""
+    with plain_errors(debug=debug):
+        found = _late("clika_ref.command_line.inspection").rules_broken(file, target)
+        if as_json:
+            typer.echo(json.dumps([{"rule": v.rule, "node": v.node, "message": v.message} for v in found], indent=2))
+        else:
+            for violation in found:
+                typer.echo(str(violation))
+            typer.echo(f"{file} breaks rules of {target} in {len(found)} places" if found else f"{file} keeps them all")
+    if found:
+        raise typer.Exit(1)
+
+
 def _late(name: str) -> Any:
     """Import a module when a command needs it: torch takes a second, for which ``--help`` should not wait."""
     return importlib.import_module(name)

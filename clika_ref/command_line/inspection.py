@@ -6,17 +6,18 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from clika_ref.core import hooks
-from clika_ref.core.errors import ModelError, PluginError
+from clika_ref.core.errors import ModelError, PluginError, TargetError
 from clika_ref.core.operators import Operator, schema_text
 from clika_ref.core.registry import LIMIT_VARIABLE, Plugin, Registry, build_registry, load_registry
 from clika_ref.core.traits import QuantizationTrait
+from clika_ref.violations import Violation
 
 KINDS = ("operators", "passes", "targets")
 
@@ -133,3 +134,26 @@ def location(function: Callable[..., Any] | None) -> str:
     path = Path(code.co_filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}:{code.co_firstlineno}"
+
+
+def rules_broken(file: Path, target: str) -> Sequence[Violation]:
+    """Return the rules of a target that a file breaks.
+
+    Raises:
+        TargetError: there is no such target, it has no rules, or it cannot read the file.
+        ModelError: there is no such file.
+    """
+    targets = load_registry().targets
+    if target not in targets:
+        known = ", ".join(sorted(targets)) or "none"
+        msg = f"no installed plugin provides the target {target!r} (installed: {known})"
+        raise TargetError(msg)
+    check: Callable[[Path], Sequence[Violation]] | None = getattr(targets[target], "check", None)
+    if check is None:
+        having = ", ".join(sorted(name for name, found in targets.items() if hasattr(found, "check"))) or "none"
+        msg = f"the target {target} has no rules for files; these have: {having}"
+        raise TargetError(msg)
+    if not file.is_file():
+        msg = f"there is no file {file}"
+        raise ModelError(msg)
+    return check(file)

@@ -34,6 +34,12 @@ class Runner(Protocol):
         ...
 
 
+def place_of(target: Target) -> str:
+    """Return where files of a target are run here, in words."""
+    stand_in = getattr(target, "emulated_by", "")
+    return f"{target.name}, emulated by {stand_in}" if stand_in else target.name
+
+
 @runtime_checkable
 class Target(Protocol):
     """A place that runs models. No algorithm knows a target, and no target knows an algorithm.
@@ -42,6 +48,8 @@ class Target(Protocol):
     sequence of `clika_ref.arithmetic.Arithmetic`; without it, results are held to the precision of their dtypes. One
     that runs integers says which in an attribute ``scheme``, a `clika_ref.quantization_scheme.QuantizationScheme`. One
     whose deployment settings have fields offers a method ``configured``, from settings to a target that obeys them.
+    One whose runtime cannot be had here names in an attribute ``emulated_by`` what runs its files instead. One whose
+    files must keep rules offers a method ``check``, from a path to a list of `clika_ref.violations.Violation`.
     """
 
     @property

@@ -12,7 +12,7 @@ from clika_ref.comparison import differences
 from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import Artifact, Target, place_of
 
 AGREEMENT = 1024.0
 """Roundings of the largest element that a runtime may differ without further question.
@@ -57,11 +57,11 @@ def compare_artifact(
                 culprit = f"Which node is at fault could not be found: {error}"
             shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
             msg = (
-                f"{target.name} computes something else than the module on input {number}: {shown}. "
+                f"{place_of(target)} computes something else than the module on input {number}: {shown}. "
                 f"{culprit}. No file was put in place; compile with compare_after_export=False to look at one"
             )
             raise TargetError(msg)
-    return f"equal to the module within float rounding on {len(examples)} inputs in {target.name}"
+    return f"equal to the module within float rounding on {len(examples)} inputs in {place_of(target)}"
 
 
 def _within_rounding(

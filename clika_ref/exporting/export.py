@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
@@ -44,6 +45,8 @@ class ExportRequest:
     plan: Plan | None = None
     """What becomes integers, and with which scales; nothing where None."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+    seen: Sequence[Sequence[torch.Tensor]] = ()
+    """Inputs whose sizes the artifact is to serve, as far as a target wants to know which are usual."""
 
 
 def export(
@@ -61,6 +64,7 @@ def export(
     target = target_for(deployment, registry)
     path = require_path(request.file)
     graph = request.graph
+    observed = [read_sizes(graph, inputs) for inputs in request.seen]
     with log.stage("Fusing") as stage:
         restrict_dynamic_sides(graph, request.dynamic_axes, request.examples, request.input_names, request.output_names)
         examples = fitting(graph, request.examples)
@@ -74,7 +78,7 @@ def export(
     refuse(graph, target)
     with staged(path) as place:
         with log.stage("Writing") as stage:
-            artifact = target.compile(graph, place, external_data=request.options.external_data)
+            artifact = target.compile(graph, place, external_data=request.options.external_data, observed=observed)
             stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:

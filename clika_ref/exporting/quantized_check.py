@@ -9,7 +9,7 @@ import torch
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import Artifact, Target, place_of
 from clika_ref.exporting.layer_check import first_broken_layer
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
 from clika_ref.quantization.calibration import sample_count
@@ -70,13 +70,13 @@ def compare_quantized(
     margin = MARGIN_DB if samples >= FEWEST_SAMPLES else MARGIN_OF_FEW_DB
     if not by_artifact >= by_graph - margin:
         msg = (
-            f"{target.name} runs the artifact at {by_artifact:.1f} dB over {samples} samples, where its graph has "
+            f"{place_of(target)} runs the artifact at {by_artifact:.1f} dB over {samples} samples, where its graph has "
             f"{by_graph:.1f} dB: it does not compute what was planned. "
             f"{first_broken_layer(target, graph, examples[0])}. "
             "No file was put in place; compile with compare_after_export=False to look at one"
         )
         raise TargetError(msg)
-    told = f"{by_artifact:.1f} dB over {samples} samples in {target.name}, simulated {by_graph:.1f} dB"
+    told = f"{by_artifact:.1f} dB over {samples} samples in {place_of(target)}, simulated {by_graph:.1f} dB"
     exactly = f", {decibels(signal, exact_noise):.1f} dB without what it rounds as it multiplies"
     return told + exactly * (simulated_noise != exact_noise)
 

@@ -1,0 +1,18 @@
+"""Rules of a target that a file breaks: what its optional method ``check`` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One place where a file breaks a rule."""
+
+    rule: str
+    node: str
+    """The name of the node, or of what it makes where it has none; nothing where the file as a whole is meant."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"[{self.rule}] {self.node or 'the file'}: {self.message}"

@@ -1,0 +1,1 @@
+"""TensorRT as a target, and a checker of ONNX files for it."""

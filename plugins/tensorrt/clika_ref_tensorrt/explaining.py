@@ -1,0 +1,42 @@
+"""What TensorRT is going to run in integers, as its rules say of a file: there is no TensorRT here to ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from clika_ref_tensorrt.onnx_file import DEQUANTIZE, QUANTIZE, OnnxFile
+from clika_ref_tensorrt.rules import FUSED_BEHIND, INT4, WEIGHTED, violations
+
+INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
+
+MOVING = frozenset({"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather", "Concat"})
+"""Operators before which integers move, and behind which floats do."""
+
+
+def precisions(path: Path) -> dict[str, str]:
+    """Return what each node of a graph is going to run in; names of nodes in the file begin with those of the graph."""
+    model = onnx.load(str(path), load_external_data=False)
+    file, broken = OnnxFile(model), {v.node: v.message for v in violations(model)}
+    found: dict[str, str] = {}
+    for node in file.nodes:
+        owner = node.name.rpartition("/")[0]
+        if found.get(owner) != INTEGERS and node.op_type not in (QUANTIZE, DEQUANTIZE, "Constant"):
+            found[owner] = _precision(file, node, broken.get(node.name, ""))
+    return found
+
+
+def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
+    pairs = [file.dequantizer(name) for name in node.input[:2] if name]
+    if node.op_type in WEIGHTED:
+        if len(pairs) == 2 and pairs[0] is None and pairs[1] is not None and file.integer_type(pairs[1]) in INT4:
+            return "int4 weights"
+        if all(pair is not None for pair in pairs) and not broken:
+            return INTEGERS
+        return f"{FLOAT}: {broken}" if broken else FLOAT
+    if node.op_type in MOVING and pairs and pairs[0] is not None:
+        return INTEGERS
+    made = file.makers.get(node.input[0]) if node.input else None
+    is_behind = made is not None and made.op_type in (*WEIGHTED, "Add", *FUSED_BEHIND)
+    return FUSED if node.op_type in (*FUSED_BEHIND, "Add") and is_behind else FLOAT

@@ -1,0 +1,18 @@
+"""The plugin: the targets ``tensorrt`` and ``tensorrt-llm``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clika_ref.core.hooks import hookimpl
+from clika_ref.core.targets import Target
+from clika_ref_tensorrt.scheme import OF_WEIGHTS
+from clika_ref_tensorrt.target import TensorRt
+
+CLIKA_REF_API = 1
+
+
+@hookimpl
+def clika_ref_targets() -> Sequence[Target]:
+    """Return TensorRT, and TensorRT-LLM, which takes weights in few bits alone."""
+    return [TensorRt(), TensorRt("tensorrt-llm", OF_WEIGHTS)]

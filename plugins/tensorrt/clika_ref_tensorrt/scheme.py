@@ -1,0 +1,32 @@
+"""What TensorRT computes in integers, and in which, as data.
+
+Sources: NVIDIA's guides to explicit quantization and quantization schemes (TensorRT 11). No TensorRT was run: what is
+here follows its documents, and `clika_ref_tensorrt.rules` checks files by the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums, WeightsOnly
+
+CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+PRODUCTS = frozenset({"linear", "matmul"})
+
+SIGNED = Integers(is_signed=True, is_symmetric=True)
+
+EXPLICIT = QuantizationScheme(
+    activations=SIGNED,
+    weights=SIGNED,
+    layers=CONVOLUTIONS | TRANSPOSED | PRODUCTS,
+    moving=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"}),
+    sums=Sums(CONVOLUTIONS, of_two_rounded=False),
+    joined=frozenset({"cat"}),
+    undivided=TRANSPOSED,
+    weights_only=WeightsOnly(layers=PRODUCTS, bits=frozenset({4})),
+)
+"""Integers only where a layer reads them; of a residual, only what is added to the result of a convolution."""
+
+OF_WEIGHTS = replace(EXPLICIT, weights_only=WeightsOnly(layers=PRODUCTS))
+"""TensorRT-LLM also multiplies with weights of 8 bits."""

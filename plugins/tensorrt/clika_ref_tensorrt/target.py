@@ -1,0 +1,94 @@
+"""TensorRT as a target: ONNX files that obey its rules, with the command that builds an engine beside them.
+
+TensorRT itself needs an NVIDIA GPU. What a file computes is checked by ONNX Runtime, which runs it as it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from clika_ref_onnxruntime.target import OnnxRuntimeRunner
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.passes import Pass
+from clika_ref.core.targets import Artifact, Runner
+from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
+from clika_ref.quantization_scheme import QuantizationScheme
+from clika_ref.settings import BaseDeploymentSettings
+from clika_ref.violations import Violation
+from clika_ref_tensorrt.explaining import precisions
+from clika_ref_tensorrt.profiles import command
+from clika_ref_tensorrt.rules import violations
+from clika_ref_tensorrt.scheme import EXPLICIT
+
+
+@dataclass(frozen=True)
+class TensorRt:
+    """TensorRT, or TensorRT-LLM, by the rules of explicit quantization."""
+
+    name: str = "tensorrt"
+    scheme: QuantizationScheme = EXPLICIT
+    shapes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
+    """Least, usual and largest size of dynamic sides, in place of those that the model was traced with."""
+    emulated_by: str = "ONNX Runtime"
+
+    def configured(self, settings: BaseDeploymentSettings) -> TensorRt:
+        """Return the target with the shapes of the settings."""
+        return replace(self, shapes=getattr(settings, "shapes", {}))
+
+    def missing(self) -> str | None:
+        """Miss nothing: what stands in for the runtime comes with the plugin."""
+        return None
+
+    def refusal(self, node: Node) -> str | None:
+        """Refuse what cannot be written as ONNX, and numbers of 64 bits."""
+        if (reason := onnx_refusal(node)) is not None:
+            return reason
+        if any(v.type.dtype == torch.float64 for v in (*node.inputs, *node.outputs) if isinstance(v, Value)):
+            return "it computes in float64, which TensorRT does not take; compile the model in float32"
+        return None
+
+    def passes(self) -> Sequence[Pass]:
+        """Add nothing: the standard passes leave what TensorRT fuses."""
+        return ()
+
+    def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
+        """Write a graph as an ONNX file, and beside it a script with the command that builds an engine.
+
+        Raises:
+            TargetError: the chosen shapes do not fit the graph.
+        """
+        line = command(graph, path, options.get("observed", ()), self.shapes)
+        artifact = write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
+        path.with_suffix(".trtexec.sh").write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        return replace(artifact, facts={**artifact.facts, "trtexec": line})
+
+    def load(self, artifact: Artifact) -> Runner:
+        """Load an ONNX file in the runtime that stands in for TensorRT.
+
+        Raises:
+            TargetError: it rejects the file.
+        """
+        return OnnxRuntimeRunner(artifact, optimize=False)
+
+    def explain(self, artifact: Artifact) -> Mapping[str, str]:
+        """Return what each node is going to run in, as the rules say of the file."""
+        return precisions(artifact.path)
+
+    def check(self, path: Path) -> Sequence[Violation]:
+        """Return the rules that an ONNX file breaks, of ours or of anybody's.
+
+        Raises:
+            TargetError: it is no ONNX file.
+        """
+        try:
+            return violations(onnx.load(str(path), load_external_data=False))
+        except Exception as error:
+            msg = f"{path} cannot be read as an ONNX file: {error}"
+            raise TargetError(msg) from error

@@ -1,0 +1,124 @@
+"""TensorRT as a target: files that keep its rules, the command beside them, and what it refuses."""
+
+import onnx
+import pytest
+import torch
+from clika_ref_tensorrt.rules import violations
+from torch import nn
+from torch.nn import functional as F
+
+from clika_ref import (
+    DeploymentSettings_TensorRT_LLM_ONNX,
+    DeploymentSettings_TensorRT_ONNX,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.core.errors import TargetError
+
+
+class Net(nn.Module):
+    """What rules speak of: residuals, one of them projected, a concatenation, a transposed convolution, a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.one, self.two, self.side = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.joined, self.up, self.head = nn.Conv2d(16, 8, 1), nn.ConvTranspose2d(8, 4, 2, 2), nn.Linear(4, 5)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 2)
+        y = F.relu(self.one(x) + x)
+        y = F.relu(self.two(y) + self.side(x))
+        y = F.relu(self.joined(torch.cat([x, y], 1)))
+        return self.head(self.up(y).mean((2, 3)))
+
+
+def images(*counts):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(count, 3, 16, 16, generator=generator) for count in counts]
+
+
+def compiled(**settings):
+    torch.manual_seed(0)
+    return clika_compile(
+        Net().eval(),
+        tracing_inputs=images(1, 6),
+        calibration_inputs=images(2, 4, 4, 4),
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_TensorRT_ONNX(**settings),
+    ).eval()
+
+
+def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_sizes_that_were_seen(tmp_path):
+    module = compiled()
+    artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
+    assert violations(onnx.load(artifact.path)) == []
+    assert (tmp_path / "net.trtexec.sh").read_text() == (
+        "#!/bin/sh\ntrtexec --onnx=net.onnx --saveEngine=net.engine --minShapes=x:1x3x16x16 "
+        "--optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16\n"
+    )
+    found = module.clika_explain()
+    assert found.target == "tensorrt, emulated by ONNX Runtime"
+    assert found.share() == found.share(planned=True) == 1.0
+
+
+def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
+    artifact = compiled(shapes={"batch": (2, 8, 32)}).clika_export(tmp_path / "net.onnx")
+    assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"height": (1, 2, 3)}, r"shapes: 'height' is no dynamic side of Net, which has 'batch'"),
+        ({"batch": (3, 2, 4)}, r"shapes: 'batch' is to be 3, 2, 4; give the least, the usual and the largest"),
+        ({"batch": (-1, 2, 4)}, r"shapes: 'batch' is to be from -1 to 4, but the model was traced for"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_and_nothing_is_written(shapes, message, tmp_path):
+    with pytest.raises(TargetError, match=message):
+        compiled(shapes=shapes).clika_export(tmp_path / "net.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_numbers_of_64_bits_are_refused(tmp_path):
+    module = clika_compile(
+        nn.Linear(3, 2).double(),
+        tracing_inputs=[torch.ones(1, 3, dtype=torch.float64)],
+        deployment_settings=DeploymentSettings_TensorRT_ONNX(),
+    )
+    with pytest.raises(TargetError, match="float64, which TensorRT does not take; compile the model in float32"):
+        module.clika_export(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "bits", "block", "rules"),
+    [
+        (DeploymentSettings_TensorRT_ONNX(), 4, 64, True),
+        (DeploymentSettings_TensorRT_LLM_ONNX(), 4, 128, True),
+        (DeploymentSettings_TensorRT_LLM_ONNX(), 8, 0, False),
+    ],
+)
+def test_weights_alone_are_held_in_few_bits(deployment, bits, block, rules, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(4, 128)
+    settings = QuantizationSettings(
+        prefer_weights_only_quantization=True,
+        weights_num_bits=bits,
+        weights_only_quantization_block_size=block,
+        automatic_skip_quantization=False,
+    )
+    module = clika_compile(
+        nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 64)).eval(),
+        tracing_inputs=[x],
+        calibration_inputs=[x],
+        quantization_settings=settings,
+        deployment_settings=deployment,
+    ).eval()
+    artifact = module.clika_export(tmp_path / "net.onnx")
+    model = onnx.load(artifact.path)
+    held = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
+    assert len(held) == 2
+    if rules:
+        assert violations(model) == []
+        assert [n.runs for n in module.clika_explain().nodes if n.products] == ["int4 weights"] * 2
