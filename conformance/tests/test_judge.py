@@ -12,6 +12,11 @@ from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.verdicts import Verdict
 from judged import Drawing, randn, single
 
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import TensorType
+
 # Step 0
 
 
@@ -140,6 +145,17 @@ def test_an_integer_is_right_or_wrong() -> None:
     reference = single("add", torch.tensor([2**40]), torch.tensor([1]), alpha=1)
     assert reference.judge([torch.tensor([2**40 + 1])]).verdict is Verdict.PASS
     assert reference.judge([torch.tensor([2**40])]).verdict is Verdict.VALUE
+
+
+def test_a_graph_may_choose_among_ties_of_integers_but_nothing_else() -> None:
+    graph = Graph("ties")
+    x = graph.add_input(TensorType(torch.int64, (3,)), "x")
+    build = Builder(graph, load_registry().operators)
+    build("neg", x)
+    graph.add_output(build("kthvalue", x, k=1, dim=0, keepdim=False)[1])
+    reference = Reference(graph, [torch.tensor([0, 5, 0])])
+    found = [reference.judge([torch.tensor(index)]).verdict.is_failure for index in range(3)]
+    assert found == [False, True, False]
 
 
 def test_topk_may_choose_among_ties_but_not_twice() -> None:

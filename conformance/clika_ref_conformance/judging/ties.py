@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from clika_ref.core.ir import Node
@@ -33,10 +31,9 @@ def broken(call: Call, generator: torch.Generator) -> Call:
     return Call(call.name, call.function, (x + noise * scale * TIE_BREAK, *rest), call.attrs)
 
 
-def same_choice(call: Call, eager: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> torch.Tensor:
+def same_choice(call: Call, indices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Return for every chosen index whether it stands for an element equal to the one that eager chose."""
-    x = call.operands[0]
-    dim, indices, chosen = call.attrs.get("dim", -1), eager[-1], actual[-1]
+    x, dim = call.operands[0], call.attrs.get("dim", -1)
     if x.ndim == 0:
         return chosen == indices
     if chosen.numel() and (int(chosen.min()) < 0 or int(chosen.max()) >= x.shape[dim]):
