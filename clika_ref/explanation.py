@@ -13,7 +13,8 @@ import torch
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target, place_of
+from clika_ref.core.targets import Target
+from clika_ref.emulation import place_of
 from clika_ref.exporting.export import lower, refuse
 from clika_ref.exporting.rounded_inputs import compressed_layers
 from clika_ref.quantization.placement import COMPUTE

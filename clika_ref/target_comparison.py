@@ -11,7 +11,8 @@ import torch
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target, place_of
+from clika_ref.core.targets import Target
+from clika_ref.emulation import place_of
 from clika_ref.explanation import explain
 from clika_ref.exporting.export import lower, refuse
 from clika_ref.latency import seconds_and_ratio

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -268,3 +270,29 @@ def test_help_does_not_wait_for_torch():
         "import sys\nfrom clika_ref.command_line import cli\nassert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_check_names_each_rule_that_a_file_breaks_and_says_what_else_it_cannot_do(run, tmp_path):
+    path = tmp_path / "model.onnx"
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy")
+    scale = onnx.numpy_helper.from_array(np.float32(0.1), "scale")
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "scale"], ["q"], "quantizer"),
+        onnx.helper.make_node("DequantizeLinear", ["q", "scale"], ["y"], "dequantizer"),
+    ]
+    graph = onnx.helper.make_graph(nodes, "pair", [x], [y], [scale])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
+    result = run("check", str(path), "--target", "tensorrt")
+    assert result.exit_code == 1
+    assert "[integer-type] quantizer: its integers are UINT8" in result.stdout
+    told = json.loads(run("check", str(path), "--target", "tensorrt", "--json").stdout)
+    assert {"integer-type"} == {violation["rule"] for violation in told}
+    for words, message in (
+        ([str(path), "--target", "toaster"], "no installed plugin provides the target 'toaster'"),
+        ([str(path), "--target", "onnxruntime"], "the target onnxruntime has no rules for files; these have: tensorrt"),
+        ([str(tmp_path / "none.onnx"), "--target", "tensorrt"], "there is no file"),
+        ([__file__, "--target", "tensorrt"], "cannot be read as an ONNX file"),
+    ):
+        result = run("check", *words)
+        assert result.exit_code == 2
+        assert message in result.stderr

@@ -64,7 +64,7 @@ def test_the_command_lines_of_the_readme_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     lines = [line for text in blocks(ROOT / "README.md", "console") for line in text.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("clika-ref ")]
-    assert [words[0] for words in commands] == ["compile", "plugins", "explain"]
+    assert [words[0] for words in commands] == ["compile", "plugins", "explain", "check"]
     for words in commands:
         result = CliRunner().invoke(cli.app, words)
         assert result.exit_code == 0, result.output

@@ -34,12 +34,6 @@ class Runner(Protocol):
         ...
 
 
-def place_of(target: Target) -> str:
-    """Return where files of a target are run here, in words."""
-    stand_in = getattr(target, "emulated_by", "")
-    return f"{target.name}, emulated by {stand_in}" if stand_in else target.name
-
-
 @runtime_checkable
 class Target(Protocol):
     """A place that runs models. No algorithm knows a target, and no target knows an algorithm.

@@ -12,7 +12,8 @@ from clika_ref.comparison import differences
 from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.targets import Artifact, Target, place_of
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.emulation import place_of
 
 AGREEMENT = 1024.0
 """Roundings of the largest element that a runtime may differ without further question.

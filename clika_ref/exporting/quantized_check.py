@@ -9,7 +9,8 @@ import torch
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.targets import Artifact, Target, place_of
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.emulation import place_of
 from clika_ref.exporting.layer_check import first_broken_layer
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
 from clika_ref.quantization.calibration import sample_count

@@ -17,7 +17,7 @@ from clika_ref.core.errors import TargetError
 
 
 class Net(nn.Module):
-    """What rules speak of: residuals, one of them projected, a concatenation, a transposed convolution, a linear layer."""
+    """What rules speak of: residuals, one of them projected, what is joined, a transposed convolution, a linear one."""
 
     def __init__(self):
         super().__init__()
