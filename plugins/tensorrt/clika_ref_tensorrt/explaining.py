@@ -6,13 +6,11 @@ from pathlib import Path
 
 import onnx
 
-from clika_ref_tensorrt.onnx_file import DEQUANTIZE, QUANTIZE, OnnxFile
-from clika_ref_tensorrt.rules import FUSED_BEHIND, INT4, WEIGHTED, violations
+from clika_ref_tensorrt.onnx_file import DEQUANTIZE, MOVING, QUANTIZE, OnnxFile
+from clika_ref_tensorrt.rule_book import FUSED_BEHIND, TYPES, WEIGHTED
+from clika_ref_tensorrt.rules import violations
 
 INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
-
-MOVING = frozenset({"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather", "Concat"})
-"""Operators before which integers move, and behind which floats do."""
 
 
 def precisions(path: Path) -> dict[str, str]:
@@ -28,9 +26,9 @@ def precisions(path: Path) -> dict[str, str]:
 
 
 def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
-    pairs = [file.dequantizer(name) for name in node.input[:2] if name]
+    pairs = [file.moved_dequantizer(name) for name in node.input[:2] if name]
     if node.op_type in WEIGHTED:
-        if len(pairs) == 2 and pairs[0] is None and pairs[1] is not None and file.integer_type(pairs[1]) in INT4:
+        if len(pairs) == 2 and pairs[0] is None and pairs[1] is not None and file.integer_type(pairs[1]) == TYPES.INT4:
             return "int4 weights"
         if all(pair is not None for pair in pairs) and not broken:
             return INTEGERS

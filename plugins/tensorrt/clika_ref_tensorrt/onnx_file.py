@@ -14,6 +14,9 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 STEPPING_OVER = frozenset({"Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})
 """Operators behind which a constant is one still."""
 
+MOVING = STEPPING_OVER - {"Cast"} | {"MaxPool", "Slice", "Gather", "Expand", "Split", "Concat", "DepthToSpace"}
+"""Operators before which a QuantizeLinear behind them moves, and behind which a DequantizeLinear before them does."""
+
 
 class OnnxFile:
     """The nodes of one graph, those of its subgraphs not among them."""
@@ -82,6 +85,13 @@ class OnnxFile:
         node = self.makers.get(name)
         return node if node is not None and node.op_type == DEQUANTIZE else None
 
+    def moved_dequantizer(self, name: str) -> onnx.NodeProto | None:
+        """Return the node by which a value was made of integers before it was moved."""
+        node = self.makers.get(name)
+        while node is not None and node.op_type in MOVING:
+            node = self.makers.get(node.input[0])
+        return node if node is not None and node.op_type == DEQUANTIZE else None
+
     def behind_pair(self, quantizer: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Return who reads what a quantizer makes, behind its dequantizers."""
         pairs = [n for n in self.readers.get(quantizer.output[0], []) if n.op_type == DEQUANTIZE]
@@ -99,6 +109,16 @@ class OnnxFile:
         if node.op_type == DEQUANTIZE:
             return self.types.get(node.input[0], 0)
         return int(self.attribute(node, "output_dtype", 0)) or onnx.TensorProto.UINT8
+
+    @cached_property
+    def everywhere(self) -> Sequence[onnx.NodeProto]:
+        """The nodes of the graph and of all graphs within."""
+        found, graphs = list[onnx.NodeProto](), [self.graph]
+        while graphs:
+            graph = graphs.pop()
+            found += graph.node
+            graphs += [a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+        return found
 
     def of_kind(self, *kinds: str) -> Sequence[onnx.NodeProto]:
         """Return the nodes of some operators."""
