@@ -15,7 +15,7 @@ from clika_ref.command_line import cli
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-EXAMPLE = ROOT / "plugins/example/clika_ref_example/plugin.py"
+EXAMPLES = [ROOT / "plugins/example/clika_ref_example" / name for name in ("plugin.py", "reference.py")]
 PLACEHOLDER = "…"
 
 
@@ -90,11 +90,11 @@ def test_every_link_to_a_file_leads_to_one(document):
 
 
 def test_the_code_of_contributing_is_that_of_the_example():
-    source = EXAMPLE.read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in EXAMPLES)
     shown = blocks(ROOT / "CONTRIBUTING.md", "python")
     assert len(shown) >= 5
     for code in shown:
-        assert code in source, f"not in {EXAMPLE.name}:\n{code}"
+        assert code in source, f"in neither of them:\n{code}"
     (entry,) = blocks(ROOT / "CONTRIBUTING.md", "toml")
     assert entry in (ROOT / "plugins/example/pyproject.toml").read_text(encoding="utf-8")
 

@@ -1,0 +1,80 @@
+"""A whole target in one file: ONNX files, run by onnx's own evaluator, which is slow and needs no runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx.version_converter
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.hooks import hookimpl
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.passes import Pass
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
+from clika_ref.quantization_scheme import Integers, QuantizationScheme
+
+CLIKA_REF_API = 1
+
+
+SCHEME = QuantizationScheme(
+    activations=Integers(),
+    weights=Integers(is_signed=True, is_symmetric=True),
+    layers=frozenset({"conv2d", "linear"}),
+)
+
+
+@dataclass(frozen=True)
+class OnnxReference:
+    """The evaluator of the package onnx."""
+
+    name: str = "onnx-reference"
+    scheme: QuantizationScheme = SCHEME
+
+    def missing(self) -> str | None:
+        """Lack nothing: whoever has clika-ref has onnx."""
+        return None
+
+    def refusal(self, node: Node) -> str | None:
+        """Refuse what has no ONNX form, and random numbers, of which no two runs have the same."""
+        return f"{node.op.name} draws random numbers" if node.is_random else onnx_refusal(node)
+
+    def passes(self) -> Sequence[Pass]:
+        """Want no passes but the standard ones."""
+        return ()
+
+    def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
+        """Write a graph as an ONNX file."""
+        return write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
+
+    def load(self, artifact: Artifact) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        """Read a file; return what runs it on one tensor per input."""
+        try:
+            model = onnx.version_converter.convert_version(onnx.load(str(artifact.path)), 21)  # it knows no older pairs
+            evaluator = ReferenceEvaluator(model)
+        except Exception as error:
+            msg = f"onnx cannot read {artifact.path}: {error}"
+            raise TargetError(msg) from error
+
+        def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+            feed = {n: t.detach().numpy() for n, t in zip(artifact.input_names, inputs, strict=True)}
+            return [torch.as_tensor(result) for result in evaluator.run([*artifact.output_names], feed)]
+
+        return run
+
+    def explain(self, artifact: Artifact) -> Mapping[str, str]:
+        """Say that every node runs in float: the evaluator computes between integers, and not with them."""
+        nodes = onnx.load(str(artifact.path), load_external_data=False).graph.node
+        return {node.name.rpartition("/")[0]: "float" for node in nodes}
+
+
+@hookimpl
+def clika_ref_targets() -> Sequence[Target]:
+    """Return the target."""
+    return [OnnxReference()]

@@ -1,0 +1,72 @@
+"""The fourth target: a stranger's file of eighty lines, which is all there is of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from clika_ref_example import reference
+from torch import nn
+
+import clika_ref
+from clika_ref import QuantizationSettings
+from clika_ref.command_line.arguments import deployment_settings
+from clika_ref.core.errors import TargetError
+from clika_ref.core.targets import Artifact
+
+LINES = 80
+"""Of the file, at most."""
+
+TOLD = "from clika_ref.core.registry import load_registry; print(*sorted(load_registry().targets))"
+
+
+def test_it_has_at_most_eighty_lines():
+    assert len(Path(reference.__file__).read_text(encoding="utf-8").splitlines()) <= LINES
+
+
+@pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
+def test_a_file_is_written_run_and_compared_in_float_and_in_integers(settings, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
+    inputs = [torch.randn(count, 3, 8, 8) for count in (2, 3)]
+    calibration = {} if settings is None else {"calibration_inputs": inputs, "quantization_settings": settings}
+    module = clika_ref.clika_compile(
+        model, tracing_inputs=inputs, deployment_settings=deployment_settings("onnx-reference"), **calibration
+    ).eval()
+    artifact = module.clika_export(tmp_path / "model.onnx")
+    (found,) = reference.OnnxReference().load(artifact)([inputs[1]])
+    torch.testing.assert_close(found, module(inputs[1]).detach(), rtol=1e-4, atol=1e-5)
+    explained = module.clika_explain()
+    assert {node.runs for node in explained.nodes if node.products} == {"float"}
+    assert [node.planned for node in explained.nodes if node.products] == ["float" if settings is None else "int8"] * 2
+
+
+def test_a_file_that_is_none_is_named(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"no model")
+    with pytest.raises(TargetError, match=r"onnx cannot read .*model\.onnx"):
+        reference.OnnxReference().load(Artifact(path, "onnx-reference", (), ()))
+
+
+def test_nothing_but_its_installation_makes_it_a_target(tmp_path):
+    """Installed and removed: an entry point comes and goes, and no other file."""
+    facts = tmp_path / "clika_ref_stranger-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: clika-ref-stranger\nVersion: 1.0\n")
+    source = Path(reference.__file__).read_text(encoding="utf-8").replace("onnx-reference", "stranger")
+    (tmp_path / "stranger.py").write_text(source, encoding="utf-8")
+
+    def targets():
+        paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        told = subprocess.run(
+            [sys.executable, "-c", TOLD], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=True
+        )
+        return told.stdout.decode().split()
+
+    before = targets()
+    (facts / "entry_points.txt").write_text("[clika_ref]\nstranger = stranger\n")
+    assert sorted([*before, "stranger"]) == targets()
+    (facts / "entry_points.txt").unlink()
+    assert targets() == before
