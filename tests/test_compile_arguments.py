@@ -296,10 +296,11 @@ def test_partial_graphs_are_refused_and_not_ignored():
 
 
 def test_a_target_that_no_plugin_provides_says_what_to_install():
-    with pytest.raises(
-        TargetError, match=r"no installed plugin provides .*'tensorrt' .*pip install clika-ref-tensorrt"
-    ):
-        clika_compile(Net(), tracing_inputs=images(), deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    class Toaster(BaseDeploymentSettings):
+        target = "toaster"
+
+    with pytest.raises(TargetError, match=r"no installed plugin provides .*'toaster' .*pip install clika-ref-toaster"):
+        clika_compile(Net(), tracing_inputs=images(), deployment_settings=Toaster())
 
 
 def test_deployment_settings_say_what_they_are_for():

@@ -42,7 +42,7 @@ AGREES, DIFFERS = 64, 1
 
 def in_child(folder: Path) -> int:
     """Run the target in a process of its own, which it may end; return the exit status."""
-    command = [sys.executable, str(folder / "repro.py"), "child"]
+    command = [sys.executable, "-u", str(folder / "repro.py"), "child"]  # a crash loses what is still in a buffer
     status = subprocess.run(command, check=False).returncode  # noqa: S603 - this file
     if status not in (AGREES, DIFFERS):
         print(f"the target ended its process, with status {status}")
