@@ -91,10 +91,13 @@ def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibr
 
 
 def _smooth(calibration: Calibration, registry: Registry) -> None:
-    """Divide what the table says is divided, and compute all weights: otherwise they are whenever they are read."""
+    """Divide what the table says is divided, and compute all weights: otherwise they are whenever they are read.
+
+    None of them has a gradient: equal ones are one by now, and a mean that is a bias as well must not get one.
+    """
     smooth(calibration.graph, calibration.table.smoothing or {}, registry.operators)
     for value in calibration.graph.constants.values():
-        value.data = value.data
+        value.data = None if value.data is None else value.data.detach()
 
 
 def calibrate(

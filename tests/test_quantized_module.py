@@ -185,6 +185,15 @@ def test_a_layer_is_known_by_the_name_it_has_in_the_model_though_batch_norm_is_f
     assert [layer.scope for layer in found.layers if layer.reason] == ["stem.0"]
 
 
+def test_a_batch_norm_whose_mean_equals_its_bias_is_weighed_without_gradients_of_either():
+    """Equal constants are one where the graph is written; a mean must not get the gradient of a bias."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    found = clika_compile(
+        model, calibration_inputs=batches(), quantization_settings=QuantizationSettings(), deployment_settings=HERE
+    )
+    assert found._clika_quantized.plan.weights
+
+
 def test_data_is_read_once_whatever_it_is_and_another_threshold_reads_none():
     read = []
 

@@ -62,5 +62,8 @@ def _ranks(file: OnnxFile, graph: onnx.GraphProto) -> list[int | None]:
     read = {name for node in graph.node for name in node.input} - made
     copy.input.extend(typed[name] for name in sorted(read & typed.keys()))
     model = onnx.helper.make_model(copy, opset_imports=file.model.opset_import)
-    types = [v.type.tensor_type for v in onnx.shape_inference.infer_shapes(model).graph.output]
+    try:
+        types = [v.type.tensor_type for v in onnx.shape_inference.infer_shapes(model).graph.output]
+    except onnx.shape_inference.InferenceError:  # of an operator that another rule speaks of
+        return []
     return [len(t.shape.dim) if t.HasField("shape") else None for t in types]

@@ -1,5 +1,7 @@
 """TensorRT as a target: files that keep its rules, the command beside them, and what it refuses."""
 
+from functools import partial
+
 import onnx
 import pytest
 import torch
@@ -122,3 +124,19 @@ def test_weights_alone_are_held_in_few_bits(deployment, bits, block, rules, tmp_
     if rules:
         assert violations(model) == []
         assert [n.runs for n in module.clika_explain().nodes if n.products] == ["int4 weights"] * 2
+
+
+def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
+    make = onnx.helper.make_node
+    value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT, shape=[2])
+    kinds = {"then_branch": ("Abs", ""), "else_branch": ("Odd", "com.microsoft")}
+    graphs = {
+        name: onnx.helper.make_graph([make(kind, ["x"], ["end"], kind, domain=domain)], name, [], [value("end")])
+        for name, (kind, domain) in kinds.items()
+    }
+    flag = onnx.helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, [])
+    graph = onnx.helper.make_graph(
+        [make("If", ["flag"], ["y"], "choice", **graphs)], "if", [flag, value("x")], [value("y")]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    assert [(v.rule, v.node) for v in violations(model)] == [("known-operators", "Odd")]
