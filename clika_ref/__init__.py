@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clika_ref.core.errors import PassError as PassError
     from clika_ref.core.errors import PluginError as PluginError
     from clika_ref.core.errors import TargetError as TargetError
+    from clika_ref.exporting.configuration import export_configuration as export_configuration
     from clika_ref.inputs import clika_install_inputs_catcher as clika_install_inputs_catcher
     from clika_ref.inputs import clika_move_to_device as clika_move_to_device
     from clika_ref.module import ClikaModule as ClikaModule
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from clika_ref.settings import ClikaCompileOptions as ClikaCompileOptions
     from clika_ref.settings import DeploymentSettings_ONNXRuntime_ONNX as DeploymentSettings_ONNXRuntime_ONNX
     from clika_ref.settings import DeploymentSettings_OpenVINO_ONNX as DeploymentSettings_OpenVINO_ONNX
+    from clika_ref.settings import DeploymentSettings_QNN as DeploymentSettings_QNN
     from clika_ref.settings import DeploymentSettings_TensorRT_LLM_ONNX as DeploymentSettings_TensorRT_LLM_ONNX
     from clika_ref.settings import DeploymentSettings_TensorRT_ONNX as DeploymentSettings_TensorRT_ONNX
+    from clika_ref.settings import DeploymentSettings_TFLite as DeploymentSettings_TFLite
 
 HOMES = {
     "AnyCallable": "compiling",
@@ -38,6 +41,8 @@ HOMES = {
     "ClikaModule": "module",
     "DeploymentSettings_ONNXRuntime_ONNX": "settings",
     "DeploymentSettings_OpenVINO_ONNX": "settings",
+    "DeploymentSettings_QNN": "settings",
+    "DeploymentSettings_TFLite": "settings",
     "DeploymentSettings_TensorRT_LLM_ONNX": "settings",
     "DeploymentSettings_TensorRT_ONNX": "settings",
     "LayerQuantizationSettings": "quantization_settings",
@@ -51,6 +56,7 @@ HOMES = {
     "clika_compile": "compiling",
     "clika_install_inputs_catcher": "inputs",
     "clika_move_to_device": "inputs",
+    "export_configuration": "exporting.configuration",
 }
 """The module that each public name lives in."""
 

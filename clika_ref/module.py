@@ -20,6 +20,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
 from clika_ref.explanation import Explanation, explain
+from clika_ref.exporting.configuration import configuration
 from clika_ref.exporting.examples import dummy_inputs, telling_example
 from clika_ref.exporting.export import ExportRequest, export, target_for
 from clika_ref.exporting.interface import chosen_names
@@ -152,14 +153,14 @@ class ClikaModule(QuantizedModule):
         """Write the artifact for the deployment target to ``file`` and return what is known of it.
 
         For another target than that of the module, what becomes integers is decided anew, from the ranges that are
-        there: no data is read again, and the module stays as it is.
+        there: no data is read again, and the module stays as it is. `export_configuration` asks for other forms.
 
         Args:
             file: where to write.
             example_inputs: one element as in ``tracing_inputs``; the artifact is compared with this module on it. By
                 default on the tracing inputs.
             input_names: names of the inputs, in order; None or empty: those of the signature.
-            output_names: names of the outputs, in order.
+            output_names: names of the outputs that are written, in order.
             dynamic_axes: ``{input: [axis, ...]}`` or ``{input: {axis: name}}``: the sides to leave dynamic. By default
                 all that were found dynamic; a side that is not listed is fixed to its length in ``example_inputs``.
                 Sides of one name are equal in every call of the artifact.
@@ -172,19 +173,21 @@ class ClikaModule(QuantizedModule):
         """
         self._require_exportable()
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
+        form = configuration()
         inputs = chosen_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])
-        defaults = self._clika_signature.output_names(inputs)
+        defaults = form.kept(self._clika_signature.output_names(inputs))
         request = ExportRequest(
-            self.graph.clone(),
+            self.graph.clone(form.kept(self.graph.outputs)),
             file,
             self._examples(example_inputs),
-            self._graph_outputs,
+            lambda inputs: form.kept(self._graph_outputs(inputs)),
             inputs,
             chosen_names("output_names", output_names, defaults, taken=inputs),
             dynamic_axes,
             self._plan_for(deployment),
             self._clika_options,
             [*self._clika_examples, *(self._clika_calibration.reservoir.batches if self._clika_calibration else ())],
+            form,
         )
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             artifact = export(request, deployment, self._clika_registry or load_registry(), log)

@@ -46,6 +46,8 @@ class WeightsOnly:
     layers: frozenset[str] = field(default_factory=_none)
     """Operators whose weight it reads so."""
     bits: frozenset[int] = frozenset({4, 8})
+    blocks: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]], hash=False)
+    """Of a width that is named here, how many neighbours may share a scale, 0 for a whole row; of others any number."""
     rounds_inputs: bool = False
     """Whether it rounds what such a layer reads to 8 bits as it multiplies, each block of a row with its own scale."""
     block_size: int = 32

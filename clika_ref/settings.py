@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, TargetError
 
 Preset = Literal["mixed", "performance"]
 """How OpenVINO's integers cover what values held."""
@@ -93,6 +93,36 @@ class DeploymentSettings_TensorRT_LLM_ONNX(BaseDeploymentSettings):  # noqa: N80
 
     target: ClassVar[str] = "tensorrt-llm"
     framework: ClassVar[str] = "TensorRT-LLM (NVIDIA)"
+
+
+@dataclass(frozen=True)
+class _Retired(BaseDeploymentSettings):
+    """A target that older releases of the system had, and that nobody has written here."""
+
+    def __post_init__(self) -> None:
+        """Refuse to be made.
+
+        Raises:
+            TargetError: always.
+        """
+        msg = (
+            f"the target {self.framework} is not implemented; it retired before release 25. A plugin may add it: "
+            'CONTRIBUTING.md, "A target", shows one in 80 lines, to which settings with its name belong: '
+            'class Mine(BaseDeploymentSettings): target = "..."'
+        )
+        raise TargetError(msg)
+
+
+class DeploymentSettings_TFLite(_Retired):  # noqa: N801 - the record's name
+    """TensorFlow Lite, which is not implemented."""
+
+    framework: ClassVar[str] = "TFLite"
+
+
+class DeploymentSettings_QNN(_Retired):  # noqa: N801 - the record's name
+    """Qualcomm's QNN, which is not implemented."""
+
+    framework: ClassVar[str] = "QNN"
 
 
 Switch = Literal["auto", "on", "off"]

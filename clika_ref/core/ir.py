@@ -324,8 +324,8 @@ class Graph:
         self.revision += len(self.constants) - len(used)
         self.constants = used
 
-    def clone(self) -> Graph:
-        """Return an independent graph that shares the tensors of its constants."""
+    def clone(self, outputs: Sequence[Value] | None = None) -> Graph:
+        """Return an independent graph that shares the tensors of its constants, with all outputs or only these."""
         copy = Graph(self.name)
         copy.symbols, copy.guards, copy.aliases = dict(self.symbols), list(self.guards), dict(self.aliases)
         mapping = {value: copy.add_input(value.type, value.name) for value in self.inputs}
@@ -337,7 +337,7 @@ class Graph:
             copy.insert(twin, [v.type for v in node.outputs], None, [v.name for v in node.outputs])
             mapping.update(zip(node.outputs, twin.outputs, strict=True))
         copy._names = dict(self._names)
-        for value in self.outputs:
+        for value in self.outputs if outputs is None else outputs:
             copy.add_output(mapping[value])
         for name, value in self.state.items():
             copy.set_state(name, mapping[value])

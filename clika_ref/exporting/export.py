@@ -17,10 +17,13 @@ from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.exporting.artifact_check import compare_artifact
+from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.dynamic_axes import fitting, restrict_dynamic_sides
+from clika_ref.exporting.half_precision import compute_in_half, refuse_overflow
 from clika_ref.exporting.interface import name_interface
 from clika_ref.exporting.quantized_check import compare_quantized
 from clika_ref.exporting.unchecked import report_unchecked
+from clika_ref.quantization.compressing import store_four_bits
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.smoothing import smooth_and_quantize
 from clika_ref.reporting.log import CompilationLog
@@ -47,6 +50,8 @@ class ExportRequest:
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
     seen: Sequence[Sequence[torch.Tensor]] = ()
     """Inputs whose sizes the artifact is to serve, as far as a target wants to know which are usual."""
+    configuration: ExportConfiguration = field(default_factory=ExportConfiguration)
+    """In which form; the outputs that it keeps are the only ones of ``graph`` already."""
 
 
 def export(
@@ -63,17 +68,9 @@ def export(
     """
     target = target_for(deployment, registry)
     path = require_path(request.file)
-    graph = request.graph
-    observed = [read_sizes(graph, inputs) for inputs in request.seen]
+    observed = [read_sizes(request.graph, inputs) for inputs in request.seen]
     with log.stage("Fusing") as stage:
-        restrict_dynamic_sides(graph, request.dynamic_axes, request.examples, request.input_names, request.output_names)
-        examples = fitting(graph, request.examples)
-        reports = lower(graph, registry, target, examples[0] if request.options.check_passes and examples else None)
-        if request.plan is not None:
-            smooth_and_quantize(graph, request.plan, registry.operators)
-            graph.drop_unused_constants()
-        name_interface(graph, registry.operators, request.input_names, request.output_names)
-        log.removed(reports)
+        graph, examples = _fused(request, registry, target, log)
         stage.done(f"{len(graph):,} nodes")
     refuse(graph, target)
     with staged(path) as place:
@@ -82,14 +79,42 @@ def export(
             stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
-                is_float = request.plan is None or request.plan.is_empty
-                compare = compare_artifact if is_float else compare_quantized
-                stage.done(compare(artifact, target, graph, examples, request.expected))
+                stage.done(_compared(request, artifact, target, graph, examples))
     report_unchecked(graph, log)
     # Runtimes look for external data beside the path that they are given; beside a link there is none.
     place = behind_links(path) if path.is_symlink() else path
     log.detail(f"Saved final model: {place}")
     return replace(artifact, path=place)
+
+
+def _fused(
+    request: ExportRequest, registry: Registry, target: Target, log: CompilationLog
+) -> tuple[Graph, list[Sequence[torch.Tensor]]]:
+    """Make of the graph of a request what is going to be written; return it, and the examples that it takes."""
+    graph, operators, form = request.graph, registry.operators, request.configuration
+    restrict_dynamic_sides(graph, request.dynamic_axes, request.examples, request.input_names, request.output_names)
+    examples = fitting(graph, request.examples)
+    reports = lower(graph, registry, target, examples[0] if request.options.check_passes and examples else None)
+    if request.plan is not None:
+        smooth_and_quantize(graph, request.plan, operators)
+    store_four_bits(graph, as_such=form.export_int4)
+    if form.half is not None:
+        compute_in_half(graph, form.half, operators)
+    graph.drop_unused_constants()
+    name_interface(graph, operators, request.input_names, request.output_names)
+    log.removed(reports)
+    return graph, examples
+
+
+def _compared(
+    request: ExportRequest, artifact: Artifact, target: Target, graph: Graph, examples: Sequence[Sequence[torch.Tensor]]
+) -> str:
+    """Hold an artifact against the module: element by element, or by its noise where that is meant to be larger."""
+    half = request.configuration.half
+    if half is not None:
+        refuse_overflow(graph, examples[0], request.expected)
+    is_exact = half is None and (request.plan is None or request.plan.is_empty)
+    return (compare_artifact if is_exact else compare_quantized)(artifact, target, graph, examples, request.expected)
 
 
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:

@@ -9,12 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.layer_weights import bias_of, numbers_of, position_of, weight_of
 from clika_ref.quantization_scheme import Integers
+
+FOUR = 4
+"""The width of integers that are stored two in a byte."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,11 @@ def compress_layer(graph: Graph, node: Node, held: Compressed, operators: Mappin
     made = partial(_columns, node, weight, held)
     steps = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, sides))
     in_blocks = held.block_size > 0
-    scales = build.constant(held.scales.T.contiguous() if in_blocks else held.scales[:, 0], f"{weight.name}_scale")
+    spread = (held.scales.T.contiguous() if in_blocks else held.scales[:, 0]).to(weight.type.dtype)
+    scales = build.constant(spread, f"{weight.name}_scale")
     axis, block_size = (0, held.block_size) if in_blocks else (1, None)
-    read = build("dequantize", steps, scales, axis=axis, block_size=block_size, bits=held.bits)
+    kind = {"dtype": weight.type.dtype, "bits": held.bits}
+    read = build("dequantize", steps, scales, axis=axis, block_size=block_size, **kind)
     if not has_rows(node):
         graph.set_input(node, position_of(node), read)
         return
@@ -95,3 +101,20 @@ def compress_layer(graph: Graph, node: Node, held: Compressed, operators: Mappin
 
 def _columns(node: Node, weight: Value, held: Compressed) -> Tensor:
     return held.steps(rows_of(node, numbers_of(weight))).T.contiguous()
+
+
+def store_four_bits(graph: Graph, *, as_such: bool | None) -> None:
+    """Store integers of four bits in half a byte each or, where ``as_such`` is False, in a byte.
+
+    Raises:
+        ModelError: ``as_such`` is True, and there are none.
+    """
+    few = [node for node in graph.nodes if node.kind == "dequantize" and node.attrs["bits"] == FOUR]
+    if as_such and not few:
+        msg = (
+            "export_int4=True, but no layer holds its weight in 4 bits; quantize with QuantizationSettings("
+            "weights_num_bits=[8, 4], prefer_weights_only_quantization=True), or export without it"
+        )
+        raise ModelError(msg)
+    for node in few if as_such is False else ():
+        node.attrs = {**node.attrs, "bits": 8}

@@ -22,6 +22,9 @@ from clika_ref.quantization.sensitivity import Tape, taped, varying_share
 from clika_ref.quantization_scheme import WeightsOnly
 from clika_ref.quantization_settings import QuantizationSettings
 
+HELD = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes of weights that are held in few bits; what integers stand for has the dtype that the weight had."""
+
 FITTED = 4
 """Batches from which rounding learns what layers read; the next one judges."""
 
@@ -67,7 +70,7 @@ def compressed_weights(
         if node.op.trait.kind == COMPUTE:
             _refuse_widths(node, chosen[node].weights_num_bits, kind)
             reason = skipped.get(node) or _refusal(graph, node, kind)
-            options = [] if reason else _options(node, chosen[node].weights_num_bits, blocks)
+            options = [] if reason else _options(node, chosen[node].weights_num_bits, blocks, kind)
             if options:
                 waiting[node] = iter(options)
             else:
@@ -97,15 +100,26 @@ def _refusal(graph: Graph, node: Node, kind: WeightsOnly) -> str:
     weight = node.inputs[position_of(node)]
     if not is_own(graph, weight):
         return "both operands are computed"
-    if weight.type.dtype != torch.float32 or weight.type.rank != 2:
+    if weight.type.dtype not in HELD or weight.type.rank != 2:
         return f"its weight is {weight.type}"
     return ""
 
 
-def _options(node: Node, widths: Sequence[int], blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Return widths and blocks that fit, those that take the fewest bytes first."""
-    inputs = _inputs(node)
-    fitting = [(bits, block) for bits in widths for block in blocks if not block or inputs % block == 0]
+def _options(node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightsOnly) -> list[tuple[int, int]]:
+    """Return widths and blocks that fit, those that take the fewest bytes first.
+
+    Raises:
+        ModelError: the target has none of them.
+    """
+    taken = [(bits, block) for bits in widths for block in blocks if block in kind.blocks.get(bits, [block])]
+    if not taken:
+        has = " or ".join(map(str, sorted(kind.blocks[widths[0]])))
+        msg = (
+            f"weights of {widths[0]} bits in blocks of {' or '.join(map(str, blocks))} are asked for {node.name} in "
+            f"{node.origin}; the target has blocks of {has}, where 0 is a whole row"
+        )
+        raise ModelError(msg)
+    fitting = [(bits, block) for bits, block in taken if not block or _inputs(node) % block == 0]
     return sorted(fitting, key=lambda option: option[0] + (32 / option[1] if option[1] else 0))
 
 

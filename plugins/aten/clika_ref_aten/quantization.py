@@ -24,6 +24,9 @@ STORED = (torch.int8, torch.uint8, torch.int32)
 FEW_BITS, EIGHT_BITS = 4, 8
 """Widths of integers that are read."""
 
+OPSET_OF_HALF_SCALES = 19
+"""The first one whose scales may be half precision."""
+
 OPSET_OF_FEW_BITS = 21
 """The first one with blocks of scales, and integers of four bits."""
 
@@ -140,11 +143,20 @@ def _(x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
 
 @quantize.onnx
 def _(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
-    scale, zero_point = op.promote(scale, to=torch.float32)[0], op.promote(zero_point, to=dtype)[0]
-    result = op.QuantizeLinear(op.cast(x, torch.float32), scale, zero_point, axis=axis)
+    kind = _kind_of(op, scale, op.dtype(x))
+    scale, zero_point = op.promote(scale, to=kind)[0], op.promote(zero_point, to=dtype)[0]
+    result = op.QuantizeLinear(op.cast(x, kind), scale, zero_point, axis=axis)
     op.declare(result, dtype)
     low, high = (None if end is None else op.constant(end, dtype) for end in (quant_min, quant_max))
     return result if low is None and high is None else op.Clip(result, low, high)
+
+
+def _kind_of(op, scale, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which ONNX is to compute: that of floats where the scale has it, too, otherwise float32."""
+    if isinstance(scale, int | float) or op.dtype(scale) != dtype or dtype == torch.float32:
+        return torch.float32
+    op.require(OPSET_OF_HALF_SCALES)
+    return dtype
 
 
 @quantize.samples
@@ -244,7 +256,8 @@ def _(op, x, scale, zero_point, *, dtype, axis, block_size, bits):
     if block_size is not None or bits == FEW_BITS:
         return _dequantize_few(op, x, scale, dtype=dtype, axis=axis, block_size=block_size, bits=bits)
     stored, shape = op.dtype(x), () if isinstance(scale, int | float) else op.shape(scale)
-    (scale,) = op.promote(scale, to=torch.float32)
+    kind = torch.float32 if stored == torch.int32 else _kind_of(op, scale, dtype)
+    (scale,) = op.promote(scale, to=kind)
     if stored == torch.int32 and zero_point is not None:  # ONNX has no zero point for int32
         offset = op.promote(zero_point, to=torch.int64)[0]
         if axis is not None:
@@ -256,18 +269,19 @@ def _(op, x, scale, zero_point, *, dtype, axis, block_size, bits):
     elif stored == torch.int8:  # ONNX Runtime 1.31 moves what follows before it, through a uint8 where no dtype is said
         zero_point = _zeros(op, shape, stored)
     result = op.DequantizeLinear(x, scale, zero_point, axis=axis)
-    return op.cast(op.declare(result, torch.float32), dtype)
+    return op.cast(op.declare(result, kind), dtype)
 
 
 def _dequantize_few(op, x, scale, *, dtype, axis, block_size, bits):
     """Write what a newer version of ONNX's operator takes: blocks, and integers of four bits."""
     op.require(OPSET_OF_FEW_BITS)
     is_one_block = block_size is not None and op.shape(scale) == (1,)
-    (scale,) = op.promote(scale, to=torch.float32)
+    kind = _kind_of(op, scale, dtype)
+    (scale,) = op.promote(scale, to=kind)
     if is_one_block:  # ONNX Runtime 1.31 takes a vector of one scale for that of a whole tensor
         scale, axis, block_size = op.Reshape(scale, op.ints([])), None, None
     result = op.DequantizeLinear(op.of_four_bits(x) if bits == FEW_BITS else x, scale, axis=axis, block_size=block_size)
-    return op.cast(op.declare(result, torch.float32), dtype)
+    return op.cast(op.declare(result, kind), dtype)
 
 
 def _zeros(op, shape: tuple[Dim, ...], dtype: torch.dtype):

@@ -24,7 +24,7 @@ EXPLICIT = QuantizationScheme(
     sums=Sums(CONVOLUTIONS, of_two_rounded=False),
     joined=frozenset({"cat"}),
     undivided=TRANSPOSED,
-    weights_only=WeightsOnly(layers=PRODUCTS, bits=frozenset({4})),
+    weights_only=WeightsOnly(layers=PRODUCTS, bits=frozenset({4}), blocks={4: frozenset({64, 128})}),
 )
 """Integers only where a layer reads them; of a residual, only what is added to the result of a convolution."""
 

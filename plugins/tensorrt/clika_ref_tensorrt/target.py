@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
@@ -22,6 +23,7 @@ from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.settings import BaseDeploymentSettings
 from clika_ref.violations import Violation
+from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, rounding_to_bfloat16
 from clika_ref_tensorrt.explaining import precisions
 from clika_ref_tensorrt.profiles import command
 from clika_ref_tensorrt.rules import violations
@@ -75,7 +77,13 @@ class TensorRt:
         Raises:
             TargetError: it rejects the file.
         """
-        return OnnxRuntimeRunner(artifact, optimize=False)
+        model = _read(artifact.path, external=False)
+        if not computes_in_bfloat16(model):
+            return OnnxRuntimeRunner(artifact, optimize=False)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / artifact.path.name
+            onnx.save(rounding_to_bfloat16(_read(artifact.path, external=True)), str(path), save_as_external_data=False)
+            return OnnxRuntimeRunner(replace(artifact, path=path), optimize=False)
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
         """Return what each node is going to run in, as the rules say of the file."""
@@ -87,8 +95,13 @@ class TensorRt:
         Raises:
             TargetError: it is no ONNX file.
         """
-        try:
-            return violations(onnx.load(str(path), load_external_data=False))
-        except Exception as error:
-            msg = f"{path} cannot be read as an ONNX file: {error}"
-            raise TargetError(msg) from error
+        return violations(_read(path, external=False))
+
+
+def _read(path: Path, *, external: bool) -> onnx.ModelProto:
+    """Read a file, with what lies beside it or without."""
+    try:
+        return onnx.load(str(path), load_external_data=external)
+    except Exception as error:
+        msg = f"{path} cannot be read as an ONNX file: {error}"
+        raise TargetError(msg) from error

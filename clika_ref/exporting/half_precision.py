@@ -1,0 +1,214 @@
+"""A graph of float32 computed in float16 or bfloat16, with the inputs and outputs that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import PassError, TargetError
+from clika_ref.core.execution import interpret
+from clika_ref.core.inference import Builder, infer
+from clika_ref.core.ir import Data, Graph, Node, Use, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.types import TensorType
+
+WHOLE = torch.float32
+
+QUANTIZED = (torch.int8, torch.uint8)
+"""What stands for floats, if it is made of them."""
+
+ENDLESS = 1e30
+"""Numbers from here on mean "as large as can be", as in masks, and are so in half precision."""
+
+SCALED = ("quantize", "dequantize")
+"""Operators whose second operand is a scale, which must not become 0."""
+
+
+def compute_in_half(graph: Graph, half: torch.dtype, operators: Mapping[str, Operator]) -> None:
+    """Compute in a half precision what is computed in float32 from inputs and weights, and nothing else.
+
+    What follows from sizes and integers alone, such as positions and the angles of rotary embeddings, stays float32
+    until it meets those: half precisions do not hold integers above 2,048 or 256. So do calls that take no half
+    precision, or a number that it does not hold, and scales of integers that are too small for it.
+
+    Args:
+        graph: changed in place; its inputs, outputs and state keep their types.
+        half: ``torch.float16`` or ``torch.bfloat16``.
+        operators: of which ``to`` converts.
+    """
+    planned = _planned(graph, half)
+    _Conversion(graph, half, operators, planned).run()
+
+
+def _planned(graph: Graph, half: torch.dtype) -> dict[Node, tuple[TensorType, ...]]:
+    """Return the nodes that are to compute in half precision, and what they return then."""
+    planned: dict[Node, tuple[TensorType, ...]] = {}
+    halves = {v for v in graph.inputs if v.type.dtype == WHOLE}
+    for node in graph.nodes:
+        floats = [v for v in node.inputs if _is_whole(v)]
+        weight = node.inputs[node.op.trait.weight] if node.op.trait.weight is not None else None
+        is_layer = isinstance(weight, Value) and weight.is_constant
+        if any(_exceeds(v, half) for v in (*node.inputs, *node.attrs.values())):
+            continue
+        if is_layer or not halves.isdisjoint(node.inputs) or (floats and all(v.is_constant for v in floats)):
+            operands = [_in_half(v, half) for v in node.inputs]
+            attrs = {name: _in_half(value, half) for name, value in node.attrs.items()}
+            try:
+                types = infer(node.op, operands, attrs)
+            except PassError:
+                continue
+            planned[node] = types
+            halves.update(v for v, t in zip(node.outputs, types, strict=True) if t.dtype in (half, *QUANTIZED))
+    return planned
+
+
+def _is_whole(item: object) -> bool:
+    return isinstance(item, Value) and item.type.dtype == WHOLE
+
+
+def _exceeds(item: Any, half: torch.dtype) -> bool:
+    """Whether a number or a constant has an element that half precision would take for another one."""
+    if _is_whole(item):
+        sizes = item.data.abs() if item.is_constant else torch.empty(0)
+        return bool(((sizes > torch.finfo(half).max) & (sizes < ENDLESS)).any())
+    return isinstance(item, float) and torch.finfo(half).max < abs(item) < ENDLESS
+
+
+def _in_half(item: Any, half: torch.dtype) -> Any:
+    """Return an operand's type, a number or an attribute as half precision has it."""
+    if isinstance(item, Value):
+        return TensorType(half, item.type.shape) if _is_whole(item) else item.type
+    if isinstance(item, float) and abs(item) != float("inf"):
+        return max(-torch.finfo(half).max, min(torch.finfo(half).max, item))
+    return half if item is WHOLE else item
+
+
+class _Conversion:
+    """Makes of a graph what was planned: casts where precisions meet, weights in half, and other types."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        half: torch.dtype,
+        operators: Mapping[str, Operator],
+        planned: Mapping[Node, tuple[TensorType, ...]],
+    ) -> None:
+        self.graph, self.half, self.operators, self.planned = graph, half, operators, planned
+        self.converted: set[Value] = set()
+        self.twins: dict[Value, Value] = {}
+        """Values in the other precision."""
+
+    def run(self) -> None:
+        for value in self.graph.constants.values():
+            if _is_whole(value) and value.uses and all(self._is_read_in_half(value, use) for use in value.uses):
+                value.type, value.data = TensorType(self.half, value.type.shape), self._held(value)
+        for node in list(self.graph.nodes):
+            for position, operand in enumerate(node.inputs):
+                if isinstance(operand, Value):
+                    self.graph.set_input(node, position, self._operand(node, position, operand))
+                elif node in self.planned and isinstance(operand, float):
+                    self.graph.set_input(node, position, self._number(node, position, operand))
+            if node in self.planned:
+                self._convert(node, self.planned[node])
+        for value in list(self.converted):
+            for use in [use for use in value.uses if use.user is self.graph]:
+                self._return(use, self._other(value, None, WHOLE))
+
+    def _convert(self, node: Node, types: Sequence[TensorType]) -> None:
+        node.attrs = {name: _in_half(value, self.half) for name, value in node.attrs.items()}
+        for value, found in zip(node.outputs, types, strict=True):
+            if value.type != found:
+                value.type = found
+                self.converted.add(value)
+
+    def _number(self, node: Node, position: int, number: float) -> float | Value:
+        """Return a number that half precision holds; of a scale the constant, as runtimes compute in its dtype."""
+        if node.kind not in SCALED or position != 1:
+            return _in_half(number, self.half)
+        if number < torch.finfo(self.half).smallest_normal:
+            return number
+        return self.graph.add_constant(torch.tensor(number, dtype=self.half), f"{node.name}_scale")
+
+    def _operand(self, node: Node, position: int, value: Value) -> Value:
+        """Return what a node is to read in place of a value."""
+        if node not in self.planned:
+            return self._other(value, node, WHOLE) if value in self.converted else value
+        if not _is_whole(value):
+            return value
+        if not value.is_constant:
+            return self._other(value, node, self.half)
+        if not self._is_read_in_half(value, Use(node, position)):
+            return value
+        if value not in self.twins:
+            narrow = TensorType(self.half, value.type.shape)
+            self.twins[value] = self.graph.add_constant(self._held(value), value.name, narrow)
+        return self.twins[value]
+
+    def _other(self, value: Value, before: Node | None, dtype: torch.dtype) -> Value:
+        """Return a computed value in another precision: each is converted once, before its first reader."""
+        if value not in self.twins:
+            self.twins[value] = Builder(self.graph, self.operators, before)("to", value, dtype=dtype)
+        return self.twins[value]
+
+    def _is_read_in_half(self, value: Value, use: Use) -> bool:
+        """Whether a node reads a constant in half precision."""
+        if not isinstance(use.user, Node) or use.user not in self.planned:
+            return False
+        if use.user.kind in SCALED and use.position == 1 and value.data is not None:
+            return bool((value.data >= torch.finfo(self.half).smallest_normal).all())
+        return True
+
+    def _held(self, value: Value) -> Data:
+        """Return what computes the elements of a constant in half precision, or those that there are."""
+        data = value.formula or value.data
+        assert data is not None
+        return partial(_narrowed, data, self.half)
+
+    def _return(self, use: Use, value: Value) -> None:
+        if isinstance(use.position, int):
+            self.graph.set_output(use.position, value)
+        else:
+            self.graph.set_state(use.position, value)
+
+
+def _narrowed(data: Data, half: torch.dtype) -> Tensor:
+    """Return elements in half precision, finite ones as finite ones."""
+    elements = data() if callable(data) else data
+    ends = torch.finfo(half)
+    return torch.where(elements.isinf(), elements, elements.clamp(ends.min, ends.max)).to(half)
+
+
+def refuse_overflow(
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+) -> None:
+    """Compute a graph in half precision, and see that what is finite in float32 is finite.
+
+    Args:
+        graph: in half precision.
+        inputs: to compute it on.
+        expected: what it must return, in float32.
+
+    Raises:
+        TargetError: something is not finite; the message names the first node that returns such a thing.
+    """
+    first: list[str] = []
+
+    def look(node: Node, results: tuple[Tensor, ...]) -> None:
+        if not first and any(r.is_floating_point() and not bool(r.isfinite().all()) for r in results):
+            first.append(f"{node.op.name} ({node.name}) in {node.origin}")
+
+    with torch.no_grad():
+        found, _ = interpret(graph, [t.clone() for t in inputs], look)
+    for wanted, got in zip(expected(inputs), found, strict=True):
+        if bool(wanted.isfinite().all()) and not bool(got.isfinite().all()):
+            msg = (
+                f"{graph.name} is finite in float32, but not in half precision; the first node whose result is not "
+                f"finite is {first[0]}. bfloat16 (export_bf16=True) holds what float32 holds, float16 up to 65,504"
+            )
+            raise TargetError(msg)
