@@ -148,8 +148,9 @@ def _products(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Node, int]:
         shapes.update((v, x.shape) for v, x in zip(node.outputs, results, strict=True))
         trait = node.op.trait
         if trait.kind == COMPUTE:
-            weight = shapes[node.inputs[trait.weight or 0]]
-            found[node] = results[0].numel() * math.prod(weight) // max(weight[trait.axis or 0], 1)
+            weight, axis = shapes[node.inputs[trait.weight or 0]], trait.axis or 0
+            sides = weight[-2:] if axis < 0 else weight  # of matrices only the last two sides are multiplied over
+            found[node] = results[0].numel() * math.prod(sides) // max(sides[axis], 1)
 
     with torch.no_grad():
         interpret(graph, inputs, observe)

@@ -52,6 +52,16 @@ def test_products_are_counted_and_their_share_in_integers():
     assert found.share() == found.share(planned=True) == (first + third) / (first + second + third)
 
 
+def test_stacks_of_matrices_count_the_products_of_each():
+    class Scores(torch.nn.Module):
+        def forward(self, query, key):
+            return query @ key
+
+    inputs = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 5, 6)
+    (node,) = clika_compile(Scores(), tracing_inputs=[inputs]).clika_explain().nodes
+    assert node.products == 2 * 3 * 4 * 5 * 6
+
+
 def test_a_layer_that_the_user_skips_says_so():
     found = quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
     (layer,) = (n for n in found.nodes if n.scope == "0.2")

@@ -15,20 +15,20 @@ NOT_IMPORTED = frozenset(
 )
 
 
-@rule("opset")
+@rule("opset", of_file=True)
 def _(file: OnnxFile) -> Found:
     if file.opset not in OPSETS:
         yield None, f"opset {file.opset} is outside {OPSETS.start} to {OPSETS.stop - 1}; export with one of these"
 
 
-@rule("static-rank")
+@rule("static-rank", of_file=True)
 def _(file: OnnxFile) -> Found:
     for value in file.graph.input:
         if not value.type.tensor_type.HasField("shape"):
             yield None, f"the input {value.name!r} has no rank; sides may be dynamic, ranks may not"
 
 
-@rule("known-operators")
+@rule("known-operators", of_file=True)
 def _(file: OnnxFile) -> Found:
     for node in file.everywhere:
         if node.op_type in NOT_IMPORTED:
@@ -55,15 +55,5 @@ def _(file: OnnxFile) -> Found:
 
 def _ranks(file: OnnxFile, graph: onnx.GraphProto) -> list[int | None]:
     """Return the ranks of what a branch returns, as far as they can be inferred from what it reads."""
-    typed = {v.name: v for v in (*file.graph.input, *file.graph.value_info)}
-    copy = onnx.GraphProto()
-    copy.CopyFrom(graph)
-    made = {name for node in graph.node for name in node.output}
-    read = {name for node in graph.node for name in node.input} - made
-    copy.input.extend(typed[name] for name in sorted(read & typed.keys()))
-    model = onnx.helper.make_model(copy, opset_imports=file.model.opset_import)
-    try:
-        types = [v.type.tensor_type for v in onnx.shape_inference.infer_shapes(model).graph.output]
-    except onnx.shape_inference.InferenceError:  # of an operator that another rule speaks of
-        return []
-    return [len(t.shape.dim) if t.HasField("shape") else None for t in types]
+    branch = OnnxFile(file.model, graph, file)
+    return [branch.rank(value.name) for value in graph.output]

@@ -100,20 +100,22 @@ def _(file: OnnxFile) -> Found:
 @rule("weight-axis")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(*WEIGHTED):
-        turned = file.makers.get(node.input[1])
-        turned = turned if turned is not None and turned.op_type == "Transpose" else None
-        made = file.dequantizer(node.input[1] if turned is None else turned.input[0])
-        scale = file.constant(made.input[1]) if made is not None else None
-        if made is None or scale is None or scale.size == 1 or file.attribute(made, "block_size", 0):
-            continue
-        rank = scale.ndim if scale.ndim > 1 else _rank(file, made.input[0])
-        axis, wanted = int(file.attribute(made, "axis", 1)), _channel_axis(file, node, rank)
-        wanted = wanted if turned is None else file.attribute(turned, "perm", [*range(rank)][::-1])[wanted]
-        if axis % max(rank, 1) != wanted:
-            yield (
-                made,
-                f"the scales of a weight of {node.op_type} lie along axis {axis}; its output channels on {wanted}",
-            )
+        for position in (0, 1) if node.op_type == "MatMul" else (1,):
+            yield from _misplaced_scales(file, node, position)
+
+
+def _misplaced_scales(file: OnnxFile, node: onnx.NodeProto, position: int) -> Found:
+    turned = file.makers.get(node.input[position])
+    turned = turned if turned is not None and turned.op_type == "Transpose" else None
+    made = file.dequantizer(node.input[position] if turned is None else turned.input[0])
+    scale = file.constant(made.input[1]) if made is not None and file.is_weight(made) else None
+    if made is None or scale is None or scale.size == 1 or file.attribute(made, "block_size", 0):
+        return
+    rank = scale.ndim if scale.ndim > 1 else _rank(file, made.input[0])
+    axis, wanted = int(file.attribute(made, "axis", 1)), _channel_axis(file, node, rank, position)
+    wanted = wanted if turned is None else file.attribute(turned, "perm", [*range(rank)][::-1])[wanted]
+    if axis % max(rank, 1) != wanted:
+        yield made, f"the scales of a weight of {node.op_type} lie along axis {axis}; its output channels on {wanted}"
 
 
 def _rank(file: OnnxFile, name: str) -> int:
@@ -124,7 +126,7 @@ def _rank(file: OnnxFile, name: str) -> int:
     return 2 if elements is None else elements.ndim
 
 
-def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int) -> int:
+def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int) -> int:
     match node.op_type:
         case "Conv":
             return 0
@@ -133,7 +135,7 @@ def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int) -> int:
         case "Gemm":
             return 0 if file.attribute(node, "transB", 0) else 1
         case _:
-            return rank - 1
+            return rank - 1 if position else max(rank - 2, 0)
 
 
 @rule("transposed-groups")

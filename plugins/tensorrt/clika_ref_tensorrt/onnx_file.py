@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,18 +19,30 @@ MOVING = STEPPING_OVER - {"Cast"} | {"MaxPool", "Slice", "Gather", "Expand", "Sp
 
 
 class OnnxFile:
-    """The nodes of one graph, those of its subgraphs not among them."""
+    """One graph of a file: the whole, or a branch or the body of a loop, which also sees what is around it."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.model, self.graph = model, model.graph
-        self.nodes: list[onnx.NodeProto] = [*model.graph.node]
+    def __init__(
+        self, model: onnx.ModelProto, graph: onnx.GraphProto | None = None, around: OnnxFile | None = None
+    ) -> None:
+        self.model, self.graph, self.around = model, model.graph if graph is None else graph, around
+        self.nodes: list[onnx.NodeProto] = [*self.graph.node]
         self.makers = {name: node for node in self.nodes for name in node.output if name}
+        self.initializers = {t.name: t for t in self.graph.initializer}
+        if around is not None:
+            self.makers = {**around.makers, **self.makers}
+            self.initializers = {**around.initializers, **self.initializers}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.nodes:
+        for node in self.everywhere:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
-        self.initializers = {t.name: t for t in model.graph.initializer}
-        self.outputs = frozenset(v.name for v in model.graph.output)
+        self.outputs = frozenset(v.name for v in self.graph.output)
+
+    @cached_property
+    def within(self) -> Sequence[OnnxFile]:
+        """The graphs of its branches and loops, and theirs."""
+        graphs = (a.g for node in self.nodes for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+        own = [OnnxFile(self.model, graph, self) for graph in graphs]
+        return [file for one in own for file in (one, *one.within)]
 
     @cached_property
     def opset(self) -> int:
@@ -38,15 +50,24 @@ class OnnxFile:
         return next((int(o.version) for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 0)
 
     @cached_property
+    def values(self) -> dict[str, onnx.TypeProto.Tensor]:
+        """The types of values, as far as the file or inference tells them."""
+        known = dict(self.around.values) if self.around is not None else {}
+        return known | {v.name: v.type.tensor_type for v in _typed(_inferred(self, known))}
+
+    @cached_property
     def types(self) -> dict[str, int]:
-        """The element types of values, as far as the file or inference tells them."""
-        try:
-            graph = onnx.shape_inference.infer_shapes(self.model).graph
-        except Exception:  # noqa: BLE001 - what inference refuses is told by the checker of onnx
-            graph = self.graph
-        typed: Iterator[Any] = iter((*graph.input, *graph.value_info, *graph.output))
-        known = {v.name: int(v.type.tensor_type.elem_type) for v in typed}
+        """The element types of values, 0 where nothing tells them."""
+        known = {name: int(kind.elem_type) for name, kind in self.values.items()}
         return known | {name: int(t.data_type) for name, t in self.initializers.items()}
+
+    def rank(self, name: str) -> int | None:
+        """Return how many sides a value has, None where nothing tells."""
+        kind = self.values.get(name)
+        if kind is not None and kind.HasField("shape"):
+            return len(kind.shape.dim)
+        elements = self.constant(name)
+        return None if elements is None else elements.ndim
 
     def tensor(self, name: str) -> onnx.TensorProto | None:
         """Return a constant as it is stored, None where a value is computed."""
@@ -123,3 +144,23 @@ class OnnxFile:
     def of_kind(self, *kinds: str) -> Sequence[onnx.NodeProto]:
         """Return the nodes of some operators."""
         return [node for node in self.nodes if node.op_type in kinds]
+
+
+def _typed(graph: onnx.GraphProto) -> Iterator[Any]:
+    return iter((*graph.input, *graph.value_info, *graph.output))
+
+
+def _inferred(file: OnnxFile, around: Mapping[str, onnx.TypeProto.Tensor]) -> onnx.GraphProto:
+    """Return a graph with the types that inference finds, those of what is around it being known."""
+    model = file.model
+    if file.around is not None:
+        model = onnx.ModelProto()
+        model.CopyFrom(onnx.helper.make_model(file.graph, opset_imports=file.model.opset_import))
+        own = {v.name for v in file.graph.input} | {t.name for t in file.graph.initializer}
+        read = {name for node in file.nodes for name in node.input} & around.keys() - own
+        for name in sorted(read):
+            model.graph.input.add(name=name).type.tensor_type.CopyFrom(around[name])
+    try:
+        return onnx.shape_inference.infer_shapes(model).graph
+    except Exception:  # noqa: BLE001 - what inference refuses is told by the checker of onnx
+        return file.graph

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import onnx
 
 from clika_ref_tensorrt.onnx_file import DEQUANTIZE, MOVING, QUANTIZE, OnnxFile
@@ -30,10 +32,18 @@ def _(file: OnnxFile) -> Found:
         made = file.makers.get(node.input[0])
         if made is None or made.op_type not in (*WEIGHTED, "BatchNormalization"):
             continue
-        for reader in file.behind_pair(node):
+        for reader in _unmoved(file, file.behind_pair(node)):
             is_bias = reader.op_type == "Add" and any(map(file.is_constant, reader.input))
             if reader.op_type in FUSED_BEHIND or is_bias:
                 yield node, f"lies between {made.op_type} and {reader.op_type}, which do not fuse then; put it behind"
+
+
+def _unmoved(file: OnnxFile, readers: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield readers, and those of what they only move."""
+    for reader in readers:
+        yield reader
+        if reader.op_type in MOVING:
+            yield from _unmoved(file, file.readers.get(reader.output[0], []))
 
 
 @rule("residual")
@@ -82,12 +92,43 @@ def _(file: OnnxFile) -> Found:
 @rule("all-factors")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind("Mul"):
-        made = [file.dequantizer(name) for name in node.input]
-        if sum(m is not None for m in made) == 1:
+        made = [m for name in node.input if (m := file.dequantizer(name)) is not None]
+        if len(made) == 1 and not _serves_layers(file, made[0]):
             yield (
                 node,
                 "one of its factors is quantized, and the other is not: it runs in float; quantize both, or neither",
             )
+
+
+def _serves_layers(file: OnnxFile, made: onnx.NodeProto) -> bool:
+    """Whether a layer reads what a dequantizer, or another one of the same integers, makes."""
+    pairs = [n for n in file.readers.get(made.input[0], []) if n.op_type == DEQUANTIZE]
+    readers = [reader for n in pairs for reader in file.readers.get(n.output[0], [])]
+    return any(reader.op_type in WEIGHTED for reader in _unmoved(file, readers))
+
+
+@rule("all-operands")
+def _(file: OnnxFile) -> Found:
+    for node in file.of_kind("Add", "Resize"):
+        data = node.input[:1] if node.op_type == "Resize" else node.input
+        made = [m for name in data if (m := file.dequantizer(name)) is not None]
+        floats = [name for name in data if file.dequantizer(name) is None and not file.is_constant(name)]
+        if not made or any(_serves_layers(file, m) for m in made) or any(map(file.is_weight, made)):
+            continue
+        if any(_is_of_convolution(file, file.makers.get(name)) for name in floats):
+            continue  # which adds what is quantized itself
+        if floats:
+            yield node, "one of its operands is quantized, and another is not: it runs in float; quantize both, or none"
+        elif not any(r.op_type == QUANTIZE for r in _unmoved(file, _behind_activation(file, node))):
+            yield node, "its operands are quantized, and its result is not: it runs in float; quantize all, or none"
+
+
+def _behind_activation(file: OnnxFile, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """Yield who reads the result of a node, or of an activation that is computed along with it."""
+    for reader in file.readers.get(node.output[0], []):
+        yield reader
+        if reader.op_type in FUSED_BEHIND:
+            yield from _behind_activation(file, reader)
 
 
 @rule("pooling")
@@ -121,11 +162,8 @@ def _(file: OnnxFile) -> Found:
 
 @rule("scalar")
 def _(file: OnnxFile) -> Found:
-    given = [v for v in file.graph.input if v.type.tensor_type.HasField("shape")]
-    scalars = {v.name for v in given if not v.type.tensor_type.shape.dim}
     for node in file.of_kind(QUANTIZE):
-        elements = file.constant(node.input[0])
-        if node.input[0] in scalars or (elements is not None and elements.ndim == 0):
+        if file.rank(node.input[0]) == 0:
             yield node, "quantizes a scalar; leave it float"
 
 

@@ -14,7 +14,10 @@ Found = Iterator[tuple[onnx.NodeProto | None, str]]
 Check = Callable[[OnnxFile], Found]
 
 RULES: dict[str, Check] = {}
-"""Every rule by its name."""
+"""Every rule of a graph by its name."""
+
+RULES_OF_FILES: dict[str, Check] = {}
+"""Every rule of a file as a whole."""
 
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """Operators that multiply with weights."""
@@ -27,11 +30,11 @@ FUSED_BEHIND = frozenset({"BatchNormalization", "Relu", "Clip"})
 TYPES = onnx.TensorProto
 
 
-def rule(name: str) -> Callable[[Check], Check]:
-    """Declare a rule."""
+def rule(name: str, *, of_file: bool = False) -> Callable[[Check], Check]:
+    """Declare a rule: of each graph, or of the file as a whole."""
 
     def declare(check: Check) -> Check:
-        RULES[name] = check
+        (RULES_OF_FILES if of_file else RULES)[name] = check
         return check
 
     return declare

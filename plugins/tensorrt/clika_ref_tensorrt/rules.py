@@ -11,7 +11,7 @@ import onnx
 from clika_ref.violations import Violation
 from clika_ref_tensorrt import file_rules, number_rules, placement_rules
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.rule_book import RULES
+from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES
 
 DECLARING = (file_rules, number_rules, placement_rules)
 """The modules whose import declares the rules."""
@@ -20,8 +20,10 @@ DECLARING = (file_rules, number_rules, placement_rules)
 def violations(model: onnx.ModelProto) -> list[Violation]:
     """Return every place where a file breaks a rule, rule by rule."""
     file = OnnxFile(model)
+    checks = [(name, check, file) for name, check in RULES_OF_FILES.items()]
+    checks += [(name, check, graph) for name, check in RULES.items() for graph in (file, *file.within)]
     return [
         Violation(name, (node.name or node.output[0]) if node is not None else "", message)
-        for name, check in RULES.items()
-        for node, message in check(file)
+        for name, check, graph in checks
+        for node, message in check(graph)
     ]

@@ -139,6 +139,39 @@ def attention(channels=None):
     return sketch.model(sketch.node("MatMul", "out", sketch.quantized(softmax), sketch.quantized(v)))
 
 
+def sum_of_two(result=True):
+    """A sum of two quantized values, which is quantized itself or not."""
+    sketch = Sketch()
+    one, other = (sketch.quantized(sketch.input(name, 4, 32)) for name in "xy")
+    total = sketch.node("Add", "total", one, other)
+    total = total if result else sketch.node("Softmax", "soft", total)
+    return sketch.model(sketch.node("MatMul", "out", sketch.quantized(total), sketch.weight("w", 32, 32)))
+
+
+def weight_first(axis=0):
+    sketch = Sketch()
+    w, x = sketch.weight("w", 32, 32, channels=32, axis=axis), sketch.quantized(sketch.input("x", 32, 4))
+    return sketch.model(sketch.node("MatMul", "out", w, x))
+
+
+def pooled_convolution():
+    """A convolution, what pools it, and its activation behind that."""
+    sketch = Sketch()
+    x, w = sketch.quantized(sketch.input("x", *IMAGE)), sketch.weight("w", 16, 16, 3, 3)
+    pooled = sketch.node("MaxPool", "pool", sketch.node("Conv", "conv", x, w), kernel_shape=[2, 2])
+    relu = sketch.quantized(sketch.node("Relu", "relu", pooled))
+    return sketch.model(sketch.node("Conv", "out", relu, sketch.weight("v", 16, 16, 1, 1)))
+
+
+def gated():
+    """Squeeze and excite: one pair serves the layer that squeezes and the product with its gate."""
+    sketch = Sketch()
+    x = sketch.quantized(sketch.input("x", *IMAGE))
+    gate = sketch.node("Sigmoid", "gate", sketch.node("Conv", "squeezed", x, sketch.weight("w", 16, 16, 1, 1)))
+    product = sketch.quantized(sketch.node("Mul", "product", x, gate))
+    return sketch.model(sketch.node("Conv", "out", product, sketch.weight("v", 16, 16, 1, 1)))
+
+
 def lone(operator="Softmax", opset=17):
     """One node that stays in float."""
     sketch = Sketch()
@@ -210,6 +243,10 @@ CLEAN = {
     "max pooling": partial(pooling, "MaxPool"),
     "multiplication": partial(multiplication, 1),
     "attention": attention,
+    "sum of two": sum_of_two,
+    "weight as the first operand": weight_first,
+    "convolution pooled before its activation": pooled_convolution,
+    "gate that shares a pair": gated,
     "softmax at opset 9": partial(lone, opset=9),
     "layer norm": partial(lone, "LayerNormalization"),
     "blockwise": blockwise,
@@ -308,6 +345,10 @@ LINEAR = "x_Q x_scale x_zero w_Q w_scale w_zero x_scale x_zero"
 EXTENT = node("Shape", "x", "extents"), node("Cast", "extents", "lengths", to=Kind.FLOAT)
 LARGEST, BIAS = partial(node, "ReduceMax", outputs="x_scale", keepdims=0), node("DequantizeLinear", "b s", "bias")
 DYNAMIC = node("DynamicQuantizeLinear", "x", "bytes scale zero"), node("DequantizeLinear", "bytes scale zero", "end")
+SCALE = node("Constant", "", "s", value=filled("", Kind.FLOAT, [], 0.05))
+BYTE = node("Constant", "", "z", value=filled("", Kind.INT8, [], 0))
+PAIR = node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "d")
+MANY = node("Constant", "", "k", value=filled("", Kind.INT64, [1], 3841))
 FAULTS = {  # how each is planted, and the nodes that may be blamed for it, where FILE is the whole file
     "uint8 activation": (lambda: given(convolution(), "x_zero", 0, Kind.UINT8), X),
     "uint8 by a missing zero point": (lambda: reading(convolution(), "x_Q", "x x_scale"), X),
@@ -357,6 +398,20 @@ FAULTS = {  # how each is planted, and the nodes that may be blamed for it, wher
     "operator of com.microsoft": (lambda: foreign("FusedMatMul", "x w", "com.microsoft"), "odd FILE"),
     "DynamicQuantizeLinear": (lambda: foreign("DynamicQuantizeLinear", "x", outputs="odd scale zero"), "odd"),
     "DynamicQuantizeLinear in a branch": (lambda: branches(*DYNAMIC), "bytes end out"),
+    "uint8 in a branch": (
+        lambda: branches(SCALE, node("QuantizeLinear", "x s", "q"), node("DequantizeLinear", "q s", "end")),
+        "q end",
+    ),
+    "alone in a branch": (lambda: branches(SCALE, BYTE, *PAIR, node("Softmax", "d", "end")), "q d end"),
+    "TopK in a branch": (lambda: branches(MANY, node("TopK", "x k", "end places")), "end"),
+    "Add with float": (lambda: bypassed(sum_of_two(), "x", "total"), "y_Q y_DQ total"),
+    "Add of float result": (lambda: sum_of_two(result=False), "x_Q x_DQ y_Q y_DQ total"),
+    "weight as the first operand of axis 1": (lambda: weight_first(1), f"{W} out"),
+    "pair before MaxPool and Relu": (lambda: paired(pooled_convolution(), "conv", "pool"), f"{EXTRA} conv pool relu"),
+    "computed scalar": (
+        lambda: computed(multiplication(1), node("ReduceSum", "x", "factor", keepdims=0)),
+        "factor_Q factor_DQ",
+    ),
     "branches of two ranks": (lambda: branches(node("ReduceSum", "x", "end", keepdims=0)), "out"),
     "pair before BatchNormalization": (lambda: paired(convolution(), "conv", "norm"), f"{EXTRA} conv norm"),
     "pair behind BatchNormalization": (lambda: paired(convolution(), "norm", "relu"), f"{EXTRA} norm relu"),

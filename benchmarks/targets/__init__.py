@@ -1,0 +1,1 @@
+"""What OpenVINO and TensorRT make of whole architectures, and NNCF beside it."""
