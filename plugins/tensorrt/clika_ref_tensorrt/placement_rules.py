@@ -53,9 +53,10 @@ def _(file: OnnxFile) -> Found:
         if not any(_is_of_convolution(file, source) for source in sources):
             continue
         floats = [file.makers.get(name) for name, source in zip(node.input, sources, strict=True) if source is None]
+        pairs = [made for name in node.input if (made := file.dequantizer(name)) is not None]
         if not floats:
             yield node, "both branches are quantized; quantize only the one that does not come from the convolution"
-        elif not _is_of_convolution(file, floats[0]):
+        elif not _is_of_convolution(file, floats[0]) and not any(_serves_layers(file, made) for made in pairs):
             yield node, "the branch that comes from the convolution is quantized; quantize only the other one"
 
 

@@ -172,6 +172,15 @@ def gated():
     return sketch.model(sketch.node("Conv", "out", product, sketch.weight("v", 16, 16, 1, 1)))
 
 
+def branched_off():
+    """A convolution whose result a layer reads, and which is added to what follows from that."""
+    sketch = Sketch()
+    w, v = (sketch.weight(name, 16, 16, 1, 1, channels=16, axis=0) for name in "wv")
+    start = sketch.quantized(sketch.node("Conv", "conv", sketch.quantized(sketch.input("x", *IMAGE)), w))
+    branch = sketch.node("Sigmoid", "sigmoid", sketch.node("Conv", "branch", start, v))
+    return sketch.model(sketch.node("Add", "out", branch, start))
+
+
 def lone(operator="Softmax", opset=17):
     """One node that stays in float."""
     sketch = Sketch()
@@ -247,6 +256,7 @@ CLEAN = {
     "weight as the first operand": weight_first,
     "convolution pooled before its activation": pooled_convolution,
     "gate that shares a pair": gated,
+    "convolution that begins a residual": branched_off,
     "softmax at opset 9": partial(lone, opset=9),
     "layer norm": partial(lone, "LayerNormalization"),
     "blockwise": blockwise,
