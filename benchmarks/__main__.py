@@ -11,6 +11,7 @@ from benchmarks import forward as forward_part
 from benchmarks import imports as import_part
 from benchmarks import scaling as scaling_part
 from benchmarks.ptq import run as quantization_part
+from benchmarks.targets import run as targets_part
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
@@ -52,9 +53,18 @@ def forward(names: Names = None, rounds: int = 60) -> None:
 
 
 @app.command()
-def ptq(names: Names = None, rounds: int = 3, calls: int = 40) -> None:
-    """Quantization against onnxruntime's and NNCF's: time, memory, latency, size and accuracy; not part of all."""
-    quantization_part.run(names, rounds, calls)
+def ptq(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "onnxruntime") -> None:
+    """Quantization against onnxruntime's and NNCF's: time, memory, latency, size and accuracy; not part of all.
+
+    In onnxruntime, or with --runtime openvino in OpenVINO.
+    """
+    quantization_part.run(names, rounds, calls, runtime)
+
+
+@app.command()
+def targets(names: Names = None) -> None:
+    """Twenty architectures for TensorRT and OpenVINO: rules broken, what is planned and run; not part of all."""
+    targets_part.run(names)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
+BUNDLED = "aten,cleanup,onnxruntime,openvino,tensorrt"
+"""The plugins whose work is measured."""
+
 
 def in_turn(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Run every candidate once a round, each round starting with another one; return the seconds that each reported."""
@@ -57,7 +60,7 @@ def in_fresh_process(module: str, *arguments: str) -> Any:
     On one thread and with the bundled plugins, unless the environment says otherwise: threads that fight over cores
     measure the fight.
     """
-    own = {"OMP_NUM_THREADS": "1", "CLIKA_REF_QUIET": "1", "CLIKA_REF_PLUGINS": "aten,cleanup,onnxruntime"}
+    own = {"OMP_NUM_THREADS": "1", "CLIKA_REF_QUIET": "1", "CLIKA_REF_PLUGINS": BUNDLED}
     environment = {**own, **os.environ}
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)  # noqa: S603 - our own modules

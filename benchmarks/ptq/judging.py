@@ -1,6 +1,6 @@
-"""Judge the files of one subject in onnxruntime: latency in turn, and how near the outputs are to those in float.
+"""Judge the files of one subject in their runtime: latency in turn, and how near the outputs are to those in float.
 
-``python -m benchmarks.ptq.judging FOLDER ROUNDS fp32 ours ...``
+``python -m benchmarks.ptq.judging onnxruntime FOLDER ROUNDS fp32 ours ...``
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from benchmarks.measuring import in_turn
+from benchmarks.ptq.runtimes import RUNTIMES, Run
 from benchmarks.ptq.subjects import Prepared, read
 
 # isort: split
@@ -26,32 +26,24 @@ CALLS = 5
 """In a row, for one figure of latency."""
 
 
-def session(path: Path) -> onnxruntime.InferenceSession:
-    """Open a file for one thread."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def latencies(sessions: dict[str, onnxruntime.InferenceSession], feed: dict[str, Any], rounds: int) -> Any:
+def latencies(runs: dict[str, Run], feed: dict[str, Any], rounds: int) -> Any:
     """Return the seconds of one call of each, round by round."""
 
-    def timed(opened: onnxruntime.InferenceSession) -> float:
+    def timed(run: Run) -> float:
         start = time.perf_counter()
         for _ in range(CALLS):
-            opened.run(None, feed)
+            run(feed)
         return (time.perf_counter() - start) / CALLS
 
-    for opened in sessions.values():
-        timed(opened)
-    return in_turn({name: lambda opened=opened: timed(opened) for name, opened in sessions.items()}, rounds)
+    for run in runs.values():
+        timed(run)
+    return in_turn({name: lambda run=run: timed(run) for name, run in runs.items()}, rounds)
 
 
-def outputs(opened: onnxruntime.InferenceSession, batches: Sequence[dict[str, torch.Tensor]]) -> np.ndarray:
+def outputs(run: Run, batches: Sequence[dict[str, torch.Tensor]]) -> np.ndarray:
     """Return the first output for every sample: ``float32[samples, ...]``."""
     feeds = ({name: tensor.numpy() for name, tensor in batch.items()} for batch in batches)
-    return np.concatenate([np.asarray(opened.run(None, feed)[0]) for feed in feeds])
+    return np.concatenate([np.asarray(run(feed)) for feed in feeds])
 
 
 def judged(actual: np.ndarray, exact: np.ndarray, prepared: Prepared) -> dict[str, float]:
@@ -78,16 +70,16 @@ def _nearest(embedded: np.ndarray) -> np.ndarray:
     return alike.argmax(1)
 
 
-def main(place: str, rounds: str, *names: str) -> dict[str, Any]:
+def main(runtime: str, place: str, rounds: str, *names: str) -> dict[str, Any]:
     """Judge the files of one folder, by name."""
-    folder = Path(place)
+    folder, chosen = Path(place), RUNTIMES[runtime]
     prepared = read(folder)
-    sessions = {name: session(folder / f"{name}.onnx") for name in names}
+    runs = {name: chosen.open(folder / f"{name}{chosen.suffix}") for name in names}
     feed = {name: tensor[:1].numpy() for name, tensor in prepared.test[0].items()}
-    seconds = latencies(sessions, feed, int(rounds))
+    seconds = latencies(runs, feed, int(rounds))
     with torch.no_grad():
         exact = np.concatenate([prepared.model(**batch).numpy() for batch in prepared.test])
-    found = {name: judged(outputs(opened, prepared.test), exact, prepared) for name, opened in sessions.items()}
+    found = {name: judged(outputs(run, prepared.test), exact, prepared) for name, run in runs.items()}
     return {"latency": seconds, "judged": found}
 
 

@@ -1,4 +1,4 @@
-"""One road with one model, in its own process: ``python -m benchmarks.ptq.making ours FOLDER``.
+"""One road with one model, in its own process: ``python -m benchmarks.ptq.making onnxruntime ours FOLDER``.
 
 Models and data are made by another process (`benchmarks.ptq.preparing`), whose peak of memory is none of the road's.
 """
@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.measuring import peak_bytes
-from benchmarks.ptq.quantizers import FLOORS, ROADS
+from benchmarks.ptq.runtimes import RUNTIMES
 from benchmarks.ptq.subjects import Batch, read
 
 # isort: split
@@ -40,20 +40,21 @@ def _tiny_data() -> list[Batch]:
     return [{"x": torch.randn(2, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}]
 
 
-def main(road: str, place: str) -> dict[str, Any]:
+def main(runtime: str, road: str, place: str) -> dict[str, Any]:
     """Return the seconds from module to file, and by how much they raised the peak of memory."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    folder, walk = Path(place), {**ROADS, **FLOORS}[road]
-    path = folder / f"{road}.onnx"
+    folder, chosen = Path(place), RUNTIMES[runtime]
+    walk, path = chosen.roads[road], folder / f"{road}{chosen.suffix}"
     with TemporaryDirectory() as other, contextlib.redirect_stdout(io.StringIO()):
-        walk(_Tiny().eval(), _tiny_data(), Path(other) / "tiny.onnx", is_transformer=False)
+        walk(_Tiny().eval(), _tiny_data(), Path(other) / f"tiny{chosen.suffix}", is_transformer=False)
         prepared = read(folder)
         gc.collect()
         before, start = peak_bytes(), time.perf_counter()
         walk(prepared.model, prepared.calibration, path, is_transformer=prepared.is_transformer)
         seconds = time.perf_counter() - start
-    return {"seconds": seconds, "peak": peak_bytes() - before, "bytes": path.stat().st_size}
+    written = [file for file in (path, path.with_suffix(".bin")) if file.exists()]
+    return {"seconds": seconds, "peak": peak_bytes() - before, "bytes": sum(f.stat().st_size for f in written)}
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from benchmarks.ptq.subjects import Batch
+
+if TYPE_CHECKING:
+    from clika_ref import BaseDeploymentSettings, ClikaModule
 
 
 class Road(Protocol):
@@ -20,25 +23,32 @@ class Road(Protocol):
 
 
 def ours(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
-    """Compile with the default settings, and export."""
+    """Compile for ONNX Runtime with the default settings, and export."""
+    from clika_ref import DeploymentSettings_ONNXRuntime_ONNX  # noqa: PLC0415 - a road's memory is its own
+
+    compiled(model, calibration, DeploymentSettings_ONNXRuntime_ONNX()).clika_export(path)
+
+
+def compiled(
+    model: torch.nn.Module, calibration: list[Batch], deployment: BaseDeploymentSettings, *, keep: bool = False
+) -> ClikaModule:
+    """Return a module that is quantized for a target with the default settings."""
     from clika_ref import (  # noqa: PLC0415 - what a road does not need must not cost it memory
         ClikaCompileOptions,
-        DeploymentSettings_ONNXRuntime_ONNX,
         QuantizationSettings,
         clika_compile,
     )
 
     single = {name: tensor[:1] for name, tensor in calibration[0].items()}
-    module = clika_compile(
+    return clika_compile(
         model,
         tracing_inputs=[single, *calibration[:2]],  # a batch of another size, so that it is dynamic
         calibration_inputs=calibration,
         quantization_settings=QuantizationSettings(),
-        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        deployment_settings=deployment,
         clika_compile_options=ClikaCompileOptions(compare_after_export=False),
-        discard_input_model=True,
+        discard_input_model=not keep,
     )
-    module.clika_export(path)
 
 
 def floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
@@ -68,7 +78,7 @@ def ort_default(model: torch.nn.Module, calibration: list[Batch], path: Path, **
     """Quantize with onnxruntime's static quantization as it comes."""
     from onnxruntime.quantization import quantize_static  # noqa: PLC0415 - as in `ours`
 
-    begun = _begun(model, calibration, path)
+    begun = begun_in_float(model, calibration, path)
     quantize_static(begun, path, _reader(calibration))
 
 
@@ -77,7 +87,7 @@ def ort_best(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: 
     from onnxruntime.quantization import QuantType, quantize_static  # noqa: PLC0415 - as in `ours`
     from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415
 
-    begun = _begun(model, calibration, path)
+    begun = begun_in_float(model, calibration, path)
     prepared = path.with_suffix(".prepared.onnx")
     quant_pre_process(begun, prepared, skip_symbolic_shape=True)
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
@@ -88,31 +98,26 @@ def ort_dynamic(model: torch.nn.Module, calibration: list[Batch], path: Path, **
     """Quantize the weights of linear layers alone; activations are quantized as they come."""
     from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - as in `ours`
 
-    begun = _begun(model, calibration, path)
+    begun = begun_in_float(model, calibration, path)
     quantize_dynamic(begun, path, weight_type=QuantType.QInt8, per_channel=True)
 
 
 def nncf(model: torch.nn.Module, calibration: list[Batch], path: Path, *, is_transformer: bool) -> None:
     """Quantize with NNCF's default algorithms, with its preset for transformers where it is one."""
+    import onnx  # noqa: PLC0415 - as in `ours`
+
+    begun = onnx.load(begun_in_float(model, calibration, path))
+    onnx.save(by_nncf(begun, calibration, for_transformers=is_transformer), path)
+
+
+def by_nncf(begun: Any, calibration: list[Batch], *, for_transformers: bool) -> Any:
+    """Return a model of ONNX or OpenVINO, quantized by NNCF on all of the data."""
     import nncf as peer  # noqa: PLC0415 - as in `ours`
-    import onnx  # noqa: PLC0415
 
     logging.getLogger("nncf").setLevel(logging.ERROR)
-    begun = onnx.load(_begun(model, calibration, path))
-    chosen: dict[str, Any] = {"model_type": peer.ModelType.TRANSFORMER} if is_transformer else {}
+    chosen: dict[str, Any] = {"model_type": peer.ModelType.TRANSFORMER} if for_transformers else {}
     feeds = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in calibration]
-    quantized = peer.quantize(begun, peer.Dataset(feeds), subset_size=len(feeds), **chosen)
-    onnx.save(quantized, path)
-
-
-ROADS: dict[str, Road] = {
-    "ours": ours,
-    "ort-default": ort_default,
-    "ort-best": ort_best,
-    "ort-dynamic": ort_dynamic,
-    "nncf": nncf,
-}
-FLOORS: dict[str, Road] = {"fp32": floating, "floor": floor}
+    return peer.quantize(begun, peer.Dataset(feeds), subset_size=len(feeds), **chosen)
 
 
 def _dynamic(calibration: list[Batch]) -> dict[str, Any]:
@@ -126,7 +131,8 @@ def _dynamic(calibration: list[Batch]) -> dict[str, Any]:
     }
 
 
-def _begun(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Path:
+def begun_in_float(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Path:
+    """Write a file in float beside the one that is going to be made of it."""
     begun = path.with_suffix(".float.onnx")
     floating(model, calibration, begun)
     return begun

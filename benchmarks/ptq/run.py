@@ -10,15 +10,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.measuring import in_fresh_process, ratio
+from benchmarks.ptq.runtimes import RUNTIMES, peers_of
 from clika_ref.reporting.tables import print_table
 
-PEERS = ("ort-default", "ort-best", "ort-dynamic", "nncf")
 DIGITS = tuple(f"digits-{kind}-{seed}" for kind in ("conv", "depthwise") for seed in range(3))
 VISION = ("resnet18", "mobilenet_v3_large", "vit_b_16")
 ENCODER = "encoder"
 WEIGHED = ("resnet18", ENCODER)
-"""Of which each layer is also quantized alone."""
-NAMES = (*VISION, ENCODER, *DIGITS)
+"""Of which each layer is also quantized alone, in ONNX Runtime."""
+NAMES = {"onnxruntime": (*VISION, ENCODER, *DIGITS), "openvino": (*VISION, "swin_t", ENCODER, *DIGITS)}
 
 MAKING = ("road", "seconds", "/floor", "peak", "file")
 RUNNING = (
@@ -37,6 +37,7 @@ RUNNING = (
 class Found:
     """What was measured of one subject, by road."""
 
+    runtime: str
     seconds: Mapping[str, Sequence[float]]
     peak: Mapping[str, int]
     bytes: Mapping[str, int]
@@ -44,11 +45,13 @@ class Found:
     judged: Mapping[str, Mapping[str, float]]
     weighed: Mapping[str, Any] | None
     """How far sensitivities hold, of the subjects for which that is asked."""
+    explained: Mapping[str, float]
+    """What the runtime makes of ours."""
 
     @property
     def peers(self) -> list[str]:
         """The peers that made a file that runs."""
-        return [name for name in PEERS if name in self.judged]
+        return [name for name in peers_of(self.runtime) if name in self.judged]
 
     def median(self, road: str) -> float:
         """Return the seconds from module to file."""
@@ -59,43 +62,47 @@ class Found:
         return 1 / ratio(self.latency[road], self.latency["fp32"])
 
 
-def run(names: Sequence[str] | None = None, rounds: int = 3, calls: int = 40) -> None:
+def run(names: Sequence[str] | None = None, rounds: int = 3, calls: int = 40, runtime: str = "onnxruntime") -> None:
     """Measure and print two tables for each subject, then the figures."""
     every: dict[str, Found] = {}
-    for name in names or NAMES:
-        every[name] = found = _measured(name, rounds, calls)
+    for name in names or NAMES[runtime]:
+        every[name] = found = _measured(name, rounds, calls, runtime)
         print_table(MAKING, _making_rows(found), title=f"{name}: module to file, in turn, each in a fresh process")
-        print_table(RUNNING, _running_rows(found), title=f"{name}: in onnxruntime, one thread, one sample, in turn")
+        print_table(RUNNING, _running_rows(found), title=f"{name}: in {runtime}, one thread, one sample, in turn")
     _print_figures(every)
 
 
-def _measured(name: str, rounds: int, calls: int) -> Found:
+def _measured(name: str, rounds: int, calls: int, runtime: str) -> Found:
     with TemporaryDirectory() as folder:
         in_fresh_process("benchmarks.ptq.preparing", name, folder)
         made: dict[str, list[Any]] = {}
         for _ in range(rounds):
-            for road in ("fp32", "floor", "ours", *PEERS):
+            for road in RUNTIMES[runtime].roads:
                 if road not in made or made[road]:
-                    made.setdefault(road, []).extend(_made(name, road, folder))
+                    made.setdefault(road, []).extend(_made(name, runtime, road, folder))
         whole = [road for road in made if made[road] and road != "floor"]
-        judged = in_fresh_process("benchmarks.ptq.judging", folder, str(calls), *whole)
-        weighed = in_fresh_process("benchmarks.ptq.weighing", folder) if name in WEIGHED else None
+        judged = in_fresh_process("benchmarks.ptq.judging", runtime, folder, str(calls), *whole)
+        is_weighed = name in WEIGHED and runtime == "onnxruntime"
+        weighed = in_fresh_process("benchmarks.ptq.weighing", folder) if is_weighed else None
+        explained = in_fresh_process("benchmarks.ptq.explaining", runtime, folder)
     return Found(
+        runtime,
         {road: [m["seconds"] for m in made[road]] for road in made if made[road]},
         {road: min(m["peak"] for m in made[road]) for road in made if made[road]},
         {road: made[road][0]["bytes"] for road in whole},
         judged["latency"],
         judged["judged"],
         weighed,
+        explained,
     )
 
 
-def _made(name: str, road: str, folder: str) -> list[Any]:
+def _made(name: str, runtime: str, road: str, folder: str) -> list[Any]:
     """Return what one walk down a road took; nothing where a peer fails, which is said."""
     try:
-        return [in_fresh_process("benchmarks.ptq.making", road, folder)]
+        return [in_fresh_process("benchmarks.ptq.making", runtime, road, folder)]
     except RuntimeError as error:
-        if road not in PEERS:
+        if road not in peers_of(runtime):
             raise
         print(f"{name}: {road} makes no file: {str(error).splitlines()[-1]}")
         return []
@@ -132,7 +139,7 @@ def _running_rows(found: Found) -> list[tuple[Any, ...]]:
 
 
 def _print_figures(every: Mapping[str, Found]) -> None:
-    for name in VISION:
+    for name in (*VISION, "swin_t"):
         if name in every:
             _print_making(name, every[name])
             best = max(every[name].judged[peer]["sqnr"] for peer in every[name].peers)
@@ -144,7 +151,7 @@ def _print_figures(every: Mapping[str, Found]) -> None:
         beside = _upper(found, fastest)
         _print(f"{name}: latency to that of the fastest peer, {fastest}", beside, 1.05, at_most=True)
     for name in ("resnet18", ENCODER):
-        if name in every:
+        if name in every and every[name].runtime == "onnxruntime":
             _print(f"{name}: times faster than fp32", every[name].faster("ours"), 3)
     if ENCODER in every:
         _print(f"{ENCODER}: mean cosine", every[ENCODER].judged["ours"]["cosine"], 0.998)
@@ -152,6 +159,10 @@ def _print_figures(every: Mapping[str, Found]) -> None:
     for name, found in every.items():
         if found.weighed is not None:
             _print_weighing(name, found.weighed)
+        if name not in DIGITS:
+            planned, run = found.explained["planned"], found.explained["in integers"]
+            _print(f"{name}: share of all products planned in integers", planned, 0.95)
+            _print(f"{name}: share of what is planned that runs in integers", run, 1)
     for kind in ("conv", "depthwise"):
         nets = [found.judged for name, found in every.items() if name.startswith(f"digits-{kind}")]
         if nets:
@@ -176,8 +187,6 @@ def _print_weighing(name: str, weighed: Mapping[str, Any]) -> None:
         print(f"{name}: with {layers} layers in integers {predicted:.1f} dB are predicted, {measured:.1f} measured")
     furthest = max(abs(predicted - measured) for _, predicted, measured in weighed["predictions"])
     _print(f"{name}: dB between predicted and measured", furthest, 1, at_most=True)
-    _print(f"{name}: share of all products planned in integers", weighed["planned"], 0.95)
-    _print(f"{name}: share of all products that runs in integers", weighed["in integers"], 0.95)
 
 
 def _upper(found: Found, other: str) -> float:

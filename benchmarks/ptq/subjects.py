@@ -99,6 +99,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "resnet18": lambda: _vision("resnet18"),
     "mobilenet_v3_large": lambda: _vision("mobilenet_v3_large"),
     "vit_b_16": lambda: _vision("vit_b_16", is_transformer=True),
+    "swin_t": lambda: _vision("swin_t", is_transformer=True),
     "encoder": _encoder,
     **{f"digits-conv-{seed}": functools.partial(_digits, digits.convolutional, seed) for seed in range(3)},
     **{f"digits-depthwise-{seed}": functools.partial(_digits, digits.depthwise, seed) for seed in range(3)},

@@ -45,19 +45,13 @@ ALONE = ClikaCompileOptions(weight_rounding="off", bias_correction="on")
 
 
 def main(place: str) -> dict[str, Any]:
-    """Return the rank correlation, predicted and measured SQNR, and which share of products is planned and run."""
+    """Return the rank correlation, and predicted and measured SQNR."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     prepared = read(Path(place))
     module = _compiled(prepared)
     weighing = Weighing(module, prepared)
-    explained = module.clika_explain()
-    return {
-        "spearman": weighing.rank_correlation(),
-        "predictions": weighing.predictions(),
-        "planned": explained.share(planned=True),
-        "in integers": explained.share(),
-    }
+    return {"spearman": weighing.rank_correlation(), "predictions": weighing.predictions()}
 
 
 def _compiled(prepared: Prepared) -> ClikaModule:

@@ -1,0 +1,33 @@
+"""What a runtime makes of one subject as we quantize it: ``python -m benchmarks.ptq.explaining openvino FOLDER``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+from benchmarks.ptq.quantizers import compiled
+from benchmarks.ptq.subjects import read
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, DeploymentSettings_OpenVINO_ONNX
+
+DEPLOYMENTS = {"onnxruntime": DeploymentSettings_ONNXRuntime_ONNX(), "openvino": DeploymentSettings_OpenVINO_ONNX()}
+
+
+def main(runtime: str, place: str) -> dict[str, float]:
+    """Return which share of products is planned in integers, and of the layers that are, which share runs so."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    prepared = read(Path(place))
+    explained = compiled(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_explain()
+    planned = [node for node in explained.nodes if node.products and node.planned != "float"]
+    missed = sum(node in explained.missed for node in planned)
+    return {
+        "planned": explained.share(planned=True),
+        "in integers": 1 - missed / len(planned) if planned else 0.0,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

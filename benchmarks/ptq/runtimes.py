@@ -1,0 +1,83 @@
+"""The runtimes in which files are judged: which roads lead there, and how one opens a file, for one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.ptq import openvino_roads, quantizers
+from benchmarks.ptq.quantizers import Road
+
+Run = Callable[[Mapping[str, Any]], Any]
+"""Takes arrays by the names of inputs; returns the first output."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A runtime, and the roads to it."""
+
+    roads: Mapping[str, Road]
+    suffix: str
+    open: Callable[[Path], Run]
+
+
+FLOORS = ("fp32", "floor")
+"""Roads that quantize nothing; the second one writes no file."""
+
+OURS = "ours"
+
+
+def peers_of(runtime: str) -> tuple[str, ...]:
+    """Return the roads of others."""
+    return tuple(name for name in RUNTIMES[runtime].roads if name not in (*FLOORS, OURS))
+
+
+def _in_onnxruntime(path: Path) -> Run:
+    import onnxruntime  # noqa: PLC0415 - roads are told by their names without any runtime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda feed: session.run(None, feed)[0]
+
+
+def _in_openvino(path: Path) -> Run:
+    import openvino  # noqa: PLC0415 - as above
+
+    options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    request = openvino.Core().compile_model(str(path), "CPU", options).create_infer_request()
+    return lambda feed: np.array(request.infer(feed)[0])
+
+
+RUNTIMES: dict[str, Runtime] = {
+    "onnxruntime": Runtime(
+        {
+            "fp32": quantizers.floating,
+            "floor": quantizers.floor,
+            OURS: quantizers.ours,
+            "ort-default": quantizers.ort_default,
+            "ort-best": quantizers.ort_best,
+            "ort-dynamic": quantizers.ort_dynamic,
+            "nncf": quantizers.nncf,
+        },
+        ".onnx",
+        _in_onnxruntime,
+    ),
+    "openvino": Runtime(
+        {
+            "fp32": openvino_roads.floating,
+            "floor": quantizers.floor,
+            OURS: openvino_roads.ours,
+            "nncf": openvino_roads.nncf,
+            "nncf-transformer": openvino_roads.nncf_transformer,
+        },
+        ".xml",
+        _in_openvino,
+    ),
+}
+"""By name."""
