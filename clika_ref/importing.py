@@ -47,6 +47,6 @@ def _import(place: str, error: type[ClikaError], remedy: str) -> ModuleType:
             raise error(msg) from missing
         msg = f"{place} imports {missing.name!r}, which is not installed"
         raise error(msg) from missing
-    except Exception as raised:
+    except (Exception, SystemExit) as raised:
         msg = f"importing {place} raised {type(raised).__name__}: {raised}{remedy}"
         raise error(msg) from raised

@@ -183,9 +183,11 @@ class _Emission:
             msg = f"the ONNX lowering of {node.op.name} failed on {node!r}: {error!r}"
             raise PluginError(msg) from error
         results = result if isinstance(result, tuple) else (result,)
-        if len(results) != len(node.outputs):
-            counts = f"{len(results)} values for {node!r}, not {len(node.outputs)}"
-            msg = f"the ONNX lowering of {node.op.name} returned {counts}"
+        odd = [result for result in results if not isinstance(result, ir.Value)]
+        if odd or len(results) != len(node.outputs):
+            wanted = f"{len(node.outputs)} of what `op` returns for {node!r}"
+            found = f"{odd[0]!r}" if odd else f"{len(results)} values"
+            msg = f"the ONNX lowering of {node.op.name} returned {found}; it must return {wanted}"
             raise PluginError(msg)
         return results
 

@@ -35,6 +35,7 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
+from clika_ref_conformance.cases import Task
 from clika_ref_conformance.profiles import ALL_DTYPES, Profile
 from clika_ref_conformance.record import Result
 
@@ -115,7 +116,11 @@ class ExpectedFailure:
 
     def concerns(self, result: Result) -> bool:
         """Whether a result is one that is expected to fail."""
-        return fnmatchcase(str(result.task), self.task) and fnmatchcase(result.name, self.check)
+        return self.is_of(result.task) and fnmatchcase(result.name, self.check)
+
+    def is_of(self, task: Task) -> bool:
+        """Whether a task is one of which some check is expected to fail."""
+        return fnmatchcase(str(task), self.task)
 
     def is_reachable(self, profile: Profile) -> bool:
         """Whether a profile plans tasks of the dtype that it names, if it names one."""
@@ -255,9 +260,12 @@ class _Reader:
 
     def _check_replica(self, d: Deviation) -> None:
         try:
-            replica_of(d)
-        except Exception as error:  # noqa: BLE001 - whatever a module raises as it is imported
+            found = replica_of(d)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a module raises as it is imported
             self.problems.append(f"{d.id}: replica = {d.replica!r} cannot be imported: {type(error).__name__}: {error}")
+        else:
+            if not callable(found):
+                self.problems.append(f"{d.id}: replica = {d.replica!r} is {found!r}, which cannot be called")
 
 
 def replica_of(deviation: Deviation) -> Callable[..., Any]:

@@ -129,6 +129,10 @@ def test_problems_and_deviations_are_printed(answer):
         (["--level", "operator"], "there is no level 'operator'; did you mean operators?"),
         (["--level", "xyz"], "there is no level 'xyz'. Levels are contract, operators,"),
         (["-k", "rellu", "--level", "operators"], "no task of the levels operators contains rellu; did you mean relu"),
+        (
+            ["-k", "relu", "-k", "rellu", "--level", "operators"],
+            "no task of the levels operators contains rellu; did you",
+        ),
         (["--out", "/proc/nowhere"], "the folder /proc/nowhere for the report cannot be made"),
         (["--workers", "0"], "Invalid value for '--workers'"),
         (["--memory-limit", "-1"], "Invalid value for '--memory-limit'"),

@@ -200,6 +200,7 @@ def test_the_file_is_read(tmp_path):
         ('error = "x"', 'error = "("', r"of-another: error = '\(' is no regular expression"),
         ('error = "x"', 'replica = "module.function"', r"replica = 'module\.function' is not of the form"),
         ('error = "x"', 'replica = "nowhere:sevens"', r"of-another: replica = 'nowhere:sevens' cannot be imported"),
+        ('error = "x"', 'replica = "odd_targets:__name__"', r"is 'odd_targets', which cannot be called"),
         ('error = "x"', 'replica = "odd_targets:eights"', r"'odd_targets:eights' cannot be imported: AttributeError"),
         ('runs = ["nan-*"]', 'dtypes = ["float23"]', r"relu-nan: there is no dtype 'float23'; did you mean float32"),
         ('runs = ["nan-*"]', "attributes = { dimm = 1 }", r"relu-nan: relu has no attribute 'dimm'"),
@@ -225,6 +226,22 @@ def test_an_expected_failure_of_a_task_that_no_level_holds_is_refused_before_a_p
     with pytest.raises(TargetError, match=said):
         refuse_strange(entries, suite, LEVELS)
     refuse_strange([*entries[2:], xfail(task="operators/*/float16")], suite, LEVELS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_expected_failure_of_an_artifact_is_known_whichever_of_them_a_seed_chooses(tmp_path, seed):
+    suite = suite_for(tmp_path, "")
+    suite = replace(suite, profile=replace(suite.profile, seed=seed))
+    refuse_strange([xfail(task="artifacts/abs"), xfail(task="artifacts/softmax")], suite, LEVELS)
+
+
+def test_an_expected_failure_of_a_check_that_its_task_lacks_is_told_in_a_part_of_the_plan_too():
+    task = Task("operators", "relu", "float32")
+    passed = Result(task, "cover-00", Comparison(Verdict.PASS, ""), 0.0)
+    record = RunRecord("odd", "quick", 0, {}, {task: ("cover-00",)}, [passed])
+    declared = Declarations((), (xfail(task="operators/relu/*", check="nosuch-*"), xfail(task="operators/exp/*")))
+    (problem,) = problems_of(record, declared, PROFILES["quick"], is_full=False)
+    assert "operators/relu/* nosuch-* concerns nothing in the plan" in problem
 
 
 def test_expiry_is_a_date_or_a_version():

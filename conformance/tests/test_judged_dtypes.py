@@ -198,3 +198,19 @@ def test_the_operators_of_the_project_are_drawn_as_before():
             here = sampled(op, random_draw(Random(seed)))
             assert repr(every.attrs) == repr(here.attrs)
             assert repr(every.operands) == repr(here.operands)
+
+
+def test_samples_that_return_no_call_are_told_what_to_return():
+    @operator()
+    def pairing(x: Tensor) -> Tensor:
+        """``x``."""
+        return x
+
+    @pairing.samples
+    def _(draw, s):
+        return (draw(s.tensor()),)
+
+    with pytest.raises(
+        SampleError, match=r"the samples of pairing return \(.*\), not a call; end them with `return s\.call"
+    ):
+        described(pairing, random_draw(Random(0)))

@@ -246,7 +246,7 @@ def test_the_first_workers_may_be_killed_before_they_are_ready_too(monkeypatch, 
 
 
 def test_samples_that_raise_are_blamed_in_full_once_and_in_one_line_elsewhere():
-    request = RunRequest("identity", chosen_profile("quick"), ("celu", "artifacts/graphs"), workers=1)
+    request = RunRequest("identity", chosen_profile("quick"), ("celu", "artifacts/random graphs"), workers=1)
     record = execute(plan_run(replace(request, arrange="bad_samples:put", argument="celu raises")))
     assert {r.verdict for r in record.failures} == {Verdict.SAMPLE}
     messages = {str(r.task): r.comparison.message for r in record.failures}

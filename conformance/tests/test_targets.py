@@ -20,6 +20,7 @@ def module(tmp_path, monkeypatch):
         "TARGET = Base('mine')\n"
         "class Made(Base): pass\n"
         "def make(): return Base('made')\n"
+        "def leaves(): raise SystemExit(0)\n"
         "def fails(): raise OSError('no device')\n"
         "class Missing(Base):\n"
         "    def missing(self): return 'install it'\n"
@@ -39,6 +40,7 @@ def module(tmp_path, monkeypatch):
     )
     (tmp_path / "needs_more.py").write_text("import no_such_library")
     (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)
 
 
@@ -67,6 +69,8 @@ def test_a_target_is_found(module, text, name):
         ("nobody", r"no target is called 'nobody'; Installed are .*given as package\.module:TARGET"),
         ("no_such_module:TARGET", r"no module named 'no_such_module'; run this in the folder that holds it"),
         ("needs_more:TARGET", r"needs_more imports 'no_such_library', which is not installed"),
+        ("leaving:TARGET", r"importing leaving raised SystemExit: 0"),
+        ("some_targets:leaves", r"some_targets:leaves\(\) raised SystemExit: 0; it is called without arguments"),
         ("broken:TARGET", r"importing broken raised ZeroDivisionError: division by zero"),
         ("some_targets:TARGETT", r"some_targets .* has no 'TARGETT'; did you mean TARGET"),
         ("some_targets:fails", r"some_targets:fails\(\) raised OSError: no device; it is called without arguments"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from clika_ref_conformance.judging.trait_claims import broken_claim
+from clika_ref_conformance.judging.trait_claims import broken_claim, claim_of
 from torch import Tensor
 
 from clika_ref.core.operators import operator
@@ -30,6 +30,11 @@ def padded(x: Tensor) -> Tensor:
 def rectified(x: Tensor) -> Tensor:
     """``max(x, 0)``."""
     return F.relu(x)
+
+
+def summed(x: Tensor) -> Tensor:
+    """Of all elements."""
+    return x.sum()
 
 
 def clipped(x: Tensor) -> Tensor:
@@ -75,6 +80,9 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
         (normalized, scaled_by(1, 2), [X, None, Y[0]], None),
         (normalized, scaled_by(1), [X, Y[0], Y[0]], "twice the first elements of the last side do not make"),
         (normalized, scaled_by(1), [X.half() / 3, torch.full((2,), 5e-7).half()], None),
+        (rectified, scaled_by(5), [X], "it has no operand 5: it has 1, which are counted from 0"),
+        (summed, HOMOGENEOUS, [X], "the last side of the first operand, [1, 2], is not that of its result, []"),
+        (linear, compute(weight=1, bias=7), [X, WEIGHT, BIAS], "it has no operand 7: it has 3"),
         (joined, SAME_SCALE, [X, Y], "it returns 7, which is no element of its first operand"),
         (joined, SHARED_SCALE, [X, Y], None),
         (joined, SHARED_SCALE, [X, Y.int()], None),
@@ -90,6 +98,12 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
 def test_a_claim_is_held_against_eager(reference, trait, operands, broken):
     found = broken_claim(declared(reference, trait), operands, {})
     assert (found is None) if broken is None else broken in found
+
+
+@pytest.mark.parametrize("trait", [HOMOGENEOUS, scaled_by(1, 2), SAME_SCALE])
+def test_a_claim_is_said_as_it_is_declared(trait):
+    assert claim_of(trait) in {"HOMOGENEOUS", "scaled_by(1, 2)", "same-scale"}
+    assert (claim_of(trait) == str(trait)) == (trait is SAME_SCALE)
 
 
 def test_several_tensors_that_are_spread_or_joined_do_not_share_the_scale_of_the_first():

@@ -109,6 +109,9 @@ def described(op: Operator, draw: Draw, s: Descriptions | None = None) -> Call:
     assert op.sampler is not None, f"{op.name} has samples: a level asks no operator without"
     with blaming(op):
         call = op.sampler(draw, s or JudgedDescriptions())
+    if not isinstance(call, Call):
+        raise SampleError(op, f"return {call!r}, not a call; end them with `return s.call(operands..., attributes...)`")
+    with blaming(op):
         return op.call(*call.operands, **call.attrs)
 
 

@@ -70,10 +70,12 @@ def problems_of(record: RunRecord, declarations: Declarations, profile: Profile,
             )
         if is_full and reachable and not account["watched"]:
             problems.append(f"the deviation {d.id} concerns nothing in the plan: correct its matcher, or remove it")
+    ran = {result.task for result in record.results}
     problems += [
         f"{entry} concerns nothing in the plan: correct its patterns, or remove it"
         for entry in declarations.xfails
-        if is_full and entry.is_reachable(profile) and not any(map(entry.concerns, record.results))
+        if (is_full and entry.is_reachable(profile)) or any(map(entry.is_of, ran))
+        if not any(map(entry.concerns, record.results))
     ]
     for entry in (*declarations.deviations, *declarations.xfails):
         if is_expired(entry.expires):

@@ -37,6 +37,9 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder is made with a name 
 ROOM_BYTES = 2**30
 """What must be free there: artifacts of cases are small, and removed with their case."""
 
+MODULES = "Extension modules: "
+"""What faulthandler writes behind a crash, in one line that may have thousands of characters."""
+
 TAIL = 30
 """Lines of standard error that a verdict quotes; a traceback of `faulthandler` takes about so many."""
 
@@ -146,7 +149,8 @@ class WorkerProcess:
         self.stderr.seek(0)
         text = self.stderr.read().decode("utf-8", "replace")
         self.stderr.close()
-        return "\n".join(text.splitlines()[-TAIL:])
+        lines = [line for line in text.splitlines() if not line.startswith(MODULES)]
+        return "\n".join(lines[-TAIL:])
 
 
 def folder_for(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:

@@ -19,6 +19,13 @@ def claims(op: Operator) -> bool:
     )
 
 
+def claim_of(trait: QuantizationTrait) -> str:
+    """Return a trait as it is declared."""
+    if trait.factors:
+        return f"scaled_by({', '.join(map(str, trait.factors))})"
+    return "HOMOGENEOUS" if trait.is_homogeneous else str(trait)
+
+
 def broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
     """Say what of a claim does not hold for one call, which eager takes; None where it holds or nothing is claimed.
 
@@ -57,6 +64,9 @@ def _moved(results: Iterable[torch.Tensor], sources: Sequence[torch.Tensor], who
 
 def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
     trait = op.trait
+    lacking = [place for place in (trait.weight, trait.bias) if place is not None and place >= len(operands)]
+    if lacking:
+        return f"it has no operand {lacking[0]}: it has {len(operands)}, which are counted from 0"
     weight = operands[trait.weight or 0]
     if not isinstance(weight, torch.Tensor) or not weight.is_floating_point() or weight.ndim < 2 or not weight.numel():
         return None  # a vector has no output channels
@@ -77,6 +87,9 @@ def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -
 
 def _doubles(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], positions: Sequence[int]) -> str | None:
     """Say so where an element of the last side that is twice as large in some operands is not so in the result."""
+    lacking = [place for place in positions if place >= len(operands)]
+    if lacking:
+        return f"it has no operand {lacking[0]}: it has {len(operands)}, which are counted from 0"
     first = operands[positions[0]]
     if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not first.ndim or not first.numel():
         return None  # without it, nothing is scaled
@@ -84,6 +97,8 @@ def _doubles(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], po
     for operand in larger.values():
         operand[..., 0].mul_(2)
     whole, more = (_results(op, given, attrs)[0] for given in (operands, _with(operands, larger)))
+    if not whole.ndim or whole.shape[-1] != first.shape[-1]:
+        return f"the last side of the first operand, {[*first.shape]}, is not that of its result, {[*whole.shape]}"
     wanted = whole.clone()
     wanted[..., 0].mul_(2)
     exact = (more == wanted) | _rounds_otherwise(whole) | ~wanted.isfinite()

@@ -30,7 +30,7 @@ from clika_ref_conformance.drawing.calls.vectors import typical_run
 from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, described, judged
 from clika_ref_conformance.execution.case_checks import is_reason, same_bits
 from clika_ref_conformance.judged_dtypes import is_judged
-from clika_ref_conformance.judging.trait_claims import broken_claim, claims
+from clika_ref_conformance.judging.trait_claims import broken_claim, claim_of, claims
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
@@ -198,7 +198,8 @@ class Contract:
         for call in taken:
             broken = broken_claim(self.op, filled(call, typical_run(call.operands, 0).inputs), call.attrs)
             if broken is not None:
-                return f"{shown(self.op, call)} is declared as {self.op.trait}, but {broken}; see clika_ref.core.traits"
+                claim = claim_of(self.op.trait)
+                return f"{shown(self.op, call)} is declared as {claim}, but {broken}; see clika_ref.core.traits"
         return None
 
     def sensitivity(self, name: str) -> str | None:

@@ -62,7 +62,7 @@ def _asked(text: str, part: str, ask: Callable[[], T]) -> T:
     """
     try:
         return ask()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         msg = (
             f"{part} of the target {text} raised {type(error).__name__}: {error}; correct the target: "
             "what is not there is said by missing(), in words, and nothing raises before a graph is compiled"
@@ -89,7 +89,7 @@ def _imported(text: str) -> Any:
     if isinstance(found, type) or (callable(found) and not hasattr(found, "compile")):
         try:
             return found()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             msg = f"{text}() raised {type(error).__name__}: {error}; it is called without arguments"
             raise TargetError(msg) from error
     return found

@@ -188,7 +188,8 @@ def _along_classes(op, weight, rank):
 def _(draw, s):
     x, target, weight, ignore_index = _draw_classes(draw, s, low=-5, high=5)
     if draw(s.choice(False, False, True)):
-        target = draw(s.tensor(shape=x.shape, dtype=x.dtype, low=0, high=1))
+        dtype = draw(s.choice(x.dtype, torch.float64))
+        target = draw(s.tensor(shape=x.shape, dtype=dtype, low=0, high=1))
         ignore_index = -100
     return s.call(
         x,
@@ -264,6 +265,8 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) 
 @multilabel_margin_loss.onnx
 @averaging
 def _(op, x, target, *, reduction):
+    if not op.rank(x):  # one class
+        x, target = (op.declare(op.Reshape(t, op.ints([1])), TensorType(op.dtype(t), (1,))) for t in (x, target))
     axis, dtype = _class_axis(op, x), op.dtype(x)
     zero, one = op.like(x, 0), op.like(x, 1)
     ends = op.cast(op.Less(target, op.like(target, 0)), torch.int64)
@@ -284,8 +287,8 @@ multilabel_margin_loss.types(_reduced_type)
 
 @multilabel_margin_loss.samples
 def _(draw, s):
-    shape = (draw(s.integers(1, 4)), draw(s.integers(1, 6)))[draw(s.integers(0, 1)) :]
+    shape = (draw(s.integers(1, 4)), draw(s.integers(1, 6)))[draw(s.integers(0, 2)) :]
     x = draw(s.tensor(shape=shape, dtype=FLOATS[::2]))
-    last = shape[-1] - 1
+    last = shape[-1] - 1 if shape else 0
     target = draw(s.tensor(shape=shape, dtype=torch.int64, low=-1, high=last, domain=(-1, last)))
     return s.call(x, target, reduction=draw_reduction(draw, s))

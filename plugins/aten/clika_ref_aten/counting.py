@@ -151,9 +151,11 @@ def histc(x: Tensor, *, bins: int = 100, min: Number = 0, max: Number = 0) -> Te
 @histc.onnx
 def _(op, x, *, bins, min, max):
     x_flat = op.Reshape(x, op.ints([-1]))
-    low, high = _range(op, x_flat, min, max)
+    low, high = (op.like(x, min), op.like(x, max)) if min != max else _own_range(op, x_flat)
     inside = op.And(op.GreaterOrEqual(x_flat, low), op.LessOrEqual(x_flat, high))
     scaled = op.Div(op.Mul(op.Sub(x_flat, low), op.like(x, bins)), op.Sub(high, low))  # in eager's order of rounding
+    if min == max:  # equal elements are in the middle, also where one more or less is the same number
+        scaled = op.Where(op.Equal(low, high), op.like(x, bins // 2), scaled)
     last = op.like(x, bins - 1)
     place = op.Where(inside, op.Min(scaled, last), op.like(x, bins))  # one bin more takes what lies outside
     ones = op.Expand(op.like(x, 1), op.Shape(x_flat))
@@ -161,18 +163,15 @@ def _(op, x, *, bins, min, max):
     return op.Slice(counts, op.ints([0]), op.ints([bins]))
 
 
-def _range(op, x, low, high):
-    """Return the range that a histogram covers, never an empty one."""
-    if low != high:
-        return op.like(x, low), op.like(x, high)
-    first, last, one = op.ReduceMin(x, keepdims=False), op.ReduceMax(x, keepdims=False), op.like(x, 1)
-    same = op.Equal(first, last)
-    return op.Where(same, op.Sub(first, one), first), op.Where(same, op.Add(last, one), last)
+def _own_range(op, x):
+    """Return the least and the largest element."""
+    return op.ReduceMin(x, keepdims=False), op.ReduceMax(x, keepdims=False)
 
 
 @histc.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=(torch.float32, torch.float64), low=-5, high=5))
+    reach = draw(s.choice(5, 5, 3e7))
+    x = draw(s.tensor(dtype=(torch.float32, torch.float64), low=-reach, high=reach))
     low, high = draw(s.choice((0, 0), (-2, 3), (0, 1.5), (-0.5, 4), (1, 1), (-2.5, -2.5)))
     return s.call(x, bins=draw(s.integers(1, 9)), min=low, max=high)
 

@@ -61,6 +61,13 @@ def separation(op, x1, x2, *, axis, p, eps, keepdim=False):
     return length(op, difference, p, [axis], keepdims=keepdim)
 
 
+def _with_sides(op, x1, x2):
+    """Return operands of which at least one has a side: a number is a vector of one element."""
+    if op.rank(x1) or op.rank(x2):
+        return x1, x2
+    return tuple(op.declare(op.Reshape(x, op.ints([1])), TensorType(op.dtype(x), (1,))) for x in (x1, x2))
+
+
 def _last_side(op, *operands):
     """Return the number of the last side to which operands broadcast."""
     return max(map(op.rank, operands)) - 1
@@ -81,8 +88,8 @@ def cosine_similarity(x1: Tensor, x2: Tensor, *, dim: int = 1, eps: float = 1e-8
 
 @cosine_similarity.onnx
 def _(op, x1, x2, *, dim, eps):
+    x1, x2 = _with_sides(op, *op.promote(x1, x2))
     shapes, axis = (op.shape(x1), op.shape(x2)), dim % (_last_side(op, x1, x2) + 1)
-    x1, x2 = op.promote(x1, x2)
     if shapes[0] != shapes[1]:  # before the norms: a side of 1 along dim counts as often as it is repeated
         x1, x2 = op.Expand(x1, op.Shape(x2)), op.Expand(x2, op.Shape(x1))
     units = [op.Div(x, op.Max(length(op, x, EUCLIDEAN, [axis], keepdims=True), op.like(x, eps))) for x in (x1, x2)]
@@ -92,14 +99,16 @@ def _(op, x1, x2, *, dim, eps):
 @cosine_similarity.types
 def _(x1, x2, *, dim, eps):
     shape = list(broadcast_shape(x1.shape, x2.shape))
-    del shape[dim]
+    if shape:
+        del shape[dim]
     return TensorType(torch.promote_types(x1.dtype, x2.dtype), tuple(shape))
 
 
 @cosine_similarity.samples
 def _(draw, s):
-    x1, x2 = _two(draw, s, dtype=FLOATS[::2])
-    return s.call(x1, x2, dim=draw(s.integers(-x1.rank, x1.rank - 1)), eps=draw(s.choice(1e-8, 0.5)))
+    x1, x2 = _two(draw, s, rank=(0, 5), dtype=FLOATS[::2])
+    last = max(x1.rank, 1) - 1
+    return s.call(x1, x2, dim=draw(s.integers(-last - 1, last)), eps=draw(s.choice(1e-8, 0.5)))
 
 
 @operator(aten.pairwise_distance.default, error=COMPOSE)
@@ -110,13 +119,14 @@ def pairwise_distance(x1: Tensor, x2: Tensor, *, p: float = 2.0, eps: float = 1e
 
 @pairwise_distance.onnx
 def _(op, x1, x2, *, p, eps, keepdim):
-    axis = _last_side(op, x1, x2)
-    return separation(op, *op.promote(x1, x2), axis=axis, p=p, eps=eps, keepdim=keepdim)
+    both = _with_sides(op, *op.promote(x1, x2))
+    found = separation(op, *both, axis=_last_side(op, *both), p=p, eps=eps, keepdim=keepdim)
+    return found if op.rank(x1) or op.rank(x2) else op.Reshape(found, op.ints([]))
 
 
 @pairwise_distance.samples
 def _(draw, s):
-    x1, x2 = _two(draw, s, dtype=FLOATS[::2])
+    x1, x2 = _two(draw, s, rank=(0, 5), dtype=FLOATS[::2])
     return s.call(x1, x2, p=draw(s.choice(*ORDERS)), eps=draw(s.choice(1e-6, 0.1)), keepdim=draw(s.booleans()))
 
 

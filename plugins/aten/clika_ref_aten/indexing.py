@@ -291,6 +291,8 @@ def _(op, x, indices, *, dim):
         return op.Gather(op.Reshape(x, op.ints([-1])), op.Reshape(indices, op.ints([-1])), axis=0)
     axis = dim % op.rank(x)
     length = op.scalar(op.shape(x)[axis], op.dtype(indices))
+    if op.sizes.may_be_zero(op.shape(x)[axis]):  # of no elements none is taken
+        length = op.Max(length, op.scalar(1, op.dtype(indices)))
     target = list(op.result.shape)
     source = [*target[:axis], op.shape(x)[axis], *target[axis + 1 :]]
     return op.GatherElements(_expand(op, x, source), op.Mod(_expand(op, indices, target), length), axis=axis)
@@ -307,6 +309,6 @@ def _(draw, s):
         return s.call(x, draw(positions(s, math.prod(x.shape))), dim=None)
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [side if draw(s.booleans()) else 1 for side in x.shape]
-    shape[dim] = draw(s.integers(1, 4))
-    ends = -2 * x.shape[dim], 2 * x.shape[dim] - 1
+    shape[dim] = draw(s.integers(1, 4)) if x.shape[dim] else 0
+    ends = -2 * x.shape[dim], max(2 * x.shape[dim] - 1, 0)
     return s.call(x, draw(s.tensor(dtype=torch.int64, low=ends[0], high=ends[1], domain=ends, shape=shape)), dim=dim)

@@ -243,6 +243,8 @@ def _(op, x, vec1, vec2, *, beta, alpha):
         column = op.Unsqueeze(vec1 if alpha == 1 else op.Mul(vec1, op.like(vec1, alpha)), op.ints([1]))
         return _blend(op, x, op.Mul(column, vec2), beta, 1)
 
+    if op.result.dtype == torch.bool:  # of which ONNX has no products
+        return op.cast(blend(*op.promote(x, vec1, vec2, to=torch.int32)), torch.bool)
     return in_int32(op, blend, *op.promote(x, vec1, vec2))
 
 
@@ -250,8 +252,13 @@ def _(op, x, vec1, vec2, *, beta, alpha):
 def _(draw, s):
     call = _samples_of_blends(2, 2, 2)(draw, s)
     x, mat1, mat2 = call.operands
-    vectors = [draw(s.tensor(shape=side, dtype=x.dtype)) for side in (mat1.shape[:1], mat2.shape[1:])]
-    return s.call(x, *vectors, **call.attrs)
+    attrs = dict(call.attrs)
+    if draw(s.choice(False, False, True)):
+        x = draw(s.tensor(shape=x.shape, dtype=torch.bool))
+        attrs = {"beta": draw(s.choice(1, 0)), "alpha": draw(s.choice(1, 0))}
+    dtype = draw(s.choice(x.dtype, torch.float64, torch.int64)) if x.dtype.is_floating_point else x.dtype
+    vectors = [draw(s.tensor(shape=side, dtype=dtype)) for side in (mat1.shape[:1], mat2.shape[1:])]
+    return s.call(x, *vectors, **attrs)
 
 
 @operator(aten.outer.default, aten.ger.default, error=EXACT)

@@ -56,11 +56,15 @@ def is_number(op, x, number):
     return op.Equal(x, op.like(x, number))
 
 
-def pair(draw, s, **target):
-    """Draw an input and a target of one dtype, of which the target may broadcast."""
+def pair(draw, s, *, is_mixed=False, **target):
+    """Draw an input and a target, of one dtype unless they may be mixed, of which the target may broadcast."""
     x = draw(s.tensor(rank=draw(s.choice(2, 3, 1, 0)), dtype=FLOATS))
     shape = x.shape if draw(s.booleans()) else x.shape[1:]
-    return x, draw(s.tensor(shape=shape, dtype=x.dtype, **target))
+    return x, draw(
+        s.tensor(
+            shape=shape, dtype=draw(s.choice(x.dtype, torch.float64, torch.int64)) if is_mixed else x.dtype, **target
+        )
+    )
 
 
 @operator(aten.mse_loss.default, error=COMPOSE)
@@ -137,7 +141,7 @@ def _(op, x, target, *, reduction, delta):
 
 @huber_loss.samples
 def _(draw, s):
-    return s.call(*pair(draw, s), reduction=draw_reduction(draw, s), delta=draw(s.choice(1.0, 0.4, 2.5)))
+    return s.call(*pair(draw, s, is_mixed=True), reduction=draw_reduction(draw, s), delta=draw(s.choice(1.0, 0.4, 2.5)))
 
 
 @operator(aten.binary_cross_entropy.default, error=COMPOSE)
@@ -236,7 +240,7 @@ def _(op, x, target, *, reduction):
 
 @soft_margin_loss.samples
 def _(draw, s):
-    return s.call(*pair(draw, s, low=-1, high=1), reduction=draw_reduction(draw, s))
+    return s.call(*pair(draw, s, is_mixed=True, low=-1, high=1), reduction=draw_reduction(draw, s))
 
 
 @operator(aten.poisson_nll_loss.default, error=COMPOSE)

@@ -106,12 +106,14 @@ def _(op, v, g, *, dim):
     kept = dim if dim == -1 else dim % op.rank(v)  # other sides may be counted from the last, as in PyTorch
     others = [i for i in range(op.rank(v)) if i != kept]
     v, g = op.promote(v, g)
-    return op.Mul(v, op.Div(g, op.ReduceL2(v, op.ints(others), keepdims=1)))
+    norm = op.ReduceL2(v, op.ints(others), keepdims=1) if others else op.Abs(v)
+    return op.Mul(v, op.Div(g, norm))
 
 
 @weight_norm.samples
 def _(draw, s):
-    v = draw(s.tensor(rank=(2, 5)))
+    v = draw(s.tensor(rank=(1, 5)))
     dim = draw(s.choice(0, v.rank - 1, -1, -v.rank))
     shape = [side if i == dim % v.rank else 1 for i, side in enumerate(v.shape)]
-    return s.call(v, draw(s.tensor(shape=() if dim == -1 else shape)), dim=dim)
+    dtype = draw(s.choice(v.dtype, torch.float64))
+    return s.call(v, draw(s.tensor(shape=() if dim == -1 else shape, dtype=dtype)), dim=dim)

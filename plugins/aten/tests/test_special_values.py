@@ -10,11 +10,13 @@ from clika_ref_aten import (
     activation,
     attention,
     classification_loss,
+    counting,
     distance,
     distributions,
     gating,
     grids,
     grouping,
+    indexing,
     layer_normalization,
     linear,
     logic,
@@ -292,3 +294,29 @@ def test_points_far_beyond_the_border_take_the_border_as_infinite_ones_do(shape,
     points = torch.cartesian_prod(*[far] * len(shape)).reshape(1, -1, *[1] * (len(shape) - 1), len(shape))
     x = torch.arange(1.0, 1 + math.prod(shape)).reshape(1, 1, *shape)
     assert_agrees(grids.grid_sampler, x, points, interpolation_mode=mode, padding_mode=1, align_corners=align_corners)
+
+
+@pytest.mark.parametrize("bins", [1, 4, 5])
+@pytest.mark.parametrize("value", [2.5, 3e7, -1e8])
+def test_equal_elements_are_counted_in_the_middle_also_where_one_more_is_the_same_number(value, bins):
+    for low in (0, 1):
+        case = Case(counting.histc, [torch.full((3,), value)], {"bins": bins, "min": low, "max": low})
+        assert mismatch(case, case.eager(), run_onnx(graph_of(case), case.tensors)) is None
+
+
+NUMBERS = torch.tensor(3.0), torch.tensor(-2.0)
+FEW = {
+    "weight_norm of a vector": (vector_norms.weight_norm, [torch.tensor([3.0, -4.0]), torch.ones(2)], {"dim": 0}),
+    "cosine of numbers": (distance.cosine_similarity, [*NUMBERS], {"dim": 0}),
+    "distance of numbers": (distance.pairwise_distance, [*NUMBERS], {"keepdim": True}),
+    "margin of a number": (classification_loss.multilabel_margin_loss, [NUMBERS[0], torch.tensor(-1)], {}),
+    "truths": (linear.addr, [torch.eye(2).bool(), torch.tensor([True, False]), torch.tensor([False, True])], {}),
+    "none taken": (indexing.take_along_dim, [torch.ones(3, 0), torch.ones(3, 0, dtype=torch.int64)], {"dim": 1}),
+}
+
+
+@pytest.mark.parametrize(("op", "operands", "attrs"), FEW.values(), ids=FEW.keys())
+def test_vectors_numbers_and_truths_are_taken_as_eager_takes_them(op, operands, attrs):
+    call = op.call(*operands, **attrs)
+    case = Case(op, list(call.operands), call.attrs)
+    assert mismatch(case, case.eager(), run_onnx(graph_of(case), case.tensors)) is None

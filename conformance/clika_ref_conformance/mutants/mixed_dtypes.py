@@ -1,0 +1,82 @@
+"""Faults where operands have different float dtypes, where tensors have fewer sides than usual, or hold nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from clika_ref_conformance.mutants.altering import Altered
+from clika_ref_conformance.mutants.attention import ATTENTION
+from clika_ref_conformance.mutants.seeding import Catalogue
+
+FAULTS = Catalogue("mixed-dtypes")
+
+
+def _as_they_are(op: Any) -> Altered:
+    """Return an ``op`` that converts no operand for the sake of another."""
+    return Altered(op, promote=lambda op, *operands, to=None: operands if to is None else op.promote(*operands, to=to))
+
+
+@FAULTS.lowering("addr", "vectors keep a dtype that is not that of the matrix")
+def _(original, op, *operands, **attrs):
+    return original(_as_they_are(op), *operands, **attrs)
+
+
+@FAULTS.lowering("weight_norm", "a factor of another dtype stays so")
+def _(original, op, *operands, **attrs):
+    return original(_as_they_are(op), *operands, **attrs)
+
+
+@FAULTS.lowering("cross_entropy_loss", "probabilities of another dtype stay so")
+def _(original, op, *operands, **attrs):
+    return original(_as_they_are(op), *operands, **attrs)
+
+
+@FAULTS.lowering("huber_loss", "a target of another dtype stays so")
+def _(original, op, *operands, **attrs):
+    return original(_as_they_are(op), *operands, **attrs)
+
+
+@FAULTS.lowering("soft_margin_loss", "a target of another dtype stays so")
+def _(original, op, *operands, **attrs):
+    return original(_as_they_are(op), *operands, **attrs)
+
+
+@FAULTS.lowering("weight_norm", "the elements of a vector share one norm")
+def _(original, op, v, g, *, dim):
+    if op.rank(v) > 1 or dim == -1:
+        return original(op, v, g, dim=dim)
+    v, g = op.promote(v, g)
+    return op.Mul(v, op.Div(g, op.ReduceL2(v, keepdims=1)))
+
+
+@FAULTS.lowering("histc", "equal elements lie between one less and one more, which may be the same number")
+def _(original, op, x, *, bins, min, max):
+    if min != max:
+        return original(op, x, bins=bins, min=min, max=max)
+    (one,) = op.promote(1, to=op.dtype(x))
+    least = Altered(op, ReduceMin=lambda op, x, **how: op.Sub(op.ReduceMin(x, **how), one))
+    most = Altered(least, ReduceMax=lambda op, x, **how: op.Add(op.ReduceMax(x, **how), one))
+    return original(most, x, bins=bins, min=min, max=max)
+
+
+@FAULTS.lowering("take_along_dim", "indices of no elements wrap around their number, which is 0")
+def _(original, op, *operands, **attrs):
+    return original(Altered(op, Max=lambda op, length, least: length), *operands, **attrs)
+
+
+@FAULTS.lowering("addr", "truths are added up as they are")
+def _(original, op, x, vec1, vec2, *, beta, alpha):
+    if op.result.dtype != torch.bool:
+        return original(op, x, vec1, vec2, beta=beta, alpha=alpha)
+    return op.And(x, op.And(op.Unsqueeze(vec1, op.ints([1])), vec2))
+
+
+@FAULTS.lowering(ATTENTION, "a mask of no keys has a largest element, which is added")
+def _(original, op, x, key, value, mask=None, **attrs):
+    found = original(op, x, key, value, mask, **attrs)
+    if mask is None or op.shape(key)[-2] != 0:
+        return found
+    largest = op.ReduceMax(op.cast(mask, op.dtype(x)), op.ints([-1]), keepdims=1)
+    return op.Add(found, largest)
