@@ -26,7 +26,7 @@ def precisions(path: Path) -> dict[str, str]:
 
 
 def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
-    pairs = [file.moved_dequantizer(name) for name in node.input[:2] if name]
+    pairs = [file.dequantizer(name) for name in node.input[:2] if name]
     if node.op_type in WEIGHTED:
         if len(pairs) == 2 and pairs[0] is None and pairs[1] is not None and file.integer_type(pairs[1]) == TYPES.INT4:
             return "int4 weights"

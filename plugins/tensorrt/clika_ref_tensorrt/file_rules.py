@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 
 from clika_ref_tensorrt.onnx_file import OnnxFile
@@ -40,7 +41,8 @@ def _(file: OnnxFile) -> Found:
 @rule("top-k")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind("TopK"):
-        count = file.constant(node.input[1])
+        stated = file.attribute(node, "k", None)  # as before opset 10
+        count = file.constant(node.input[1]) if stated is None else np.asarray(stated)
         if count is not None and int(count.flat[0]) > MOST_TOP:
             yield node, f"K is {int(count.flat[0])}; at most {MOST_TOP} are taken"
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.onnx_file import DEQUANTIZE, QUANTIZE, OnnxFile
+from clika_ref_tensorrt.axes import moved_axis
+from clika_ref_tensorrt.onnx_file import DEQUANTIZE, NOTHING, QUANTIZE, OnnxFile
 from clika_ref_tensorrt.rule_book import CONVOLUTIONS, TYPES, WEIGHTED, Found, rule
 
-BLOCKS = (64, 128)
+BLOCKS: dict[int, tuple[int, ...]] = {TYPES.INT4: (64, 128), TYPES.FLOAT4E2M1: (16,), TYPES.FLOAT8E4M3FN: (32,)}
+"""How many elements share a scale, by the type of integers that may."""
+
 FLOATS = (TYPES.FLOAT, TYPES.FLOAT16, TYPES.BFLOAT16)
-COMPUTED = (TYPES.INT8, TYPES.INT4, TYPES.FLOAT8E4M3FN)
-FROM_OPSET: dict[int, int] = {TYPES.INT4: 21, TYPES.UINT4: 21, TYPES.FLOAT8E4M3FN: 19}
+COMPUTED = (TYPES.INT8, *BLOCKS)
+FROM_OPSET: dict[int, int] = {TYPES.INT4: 21, TYPES.UINT4: 21, TYPES.FLOAT8E4M3FN: 19, TYPES.FLOAT4E2M1: 23}
 
 
 @rule("integer-type")
@@ -83,18 +86,25 @@ def _(file: OnnxFile) -> Found:
 @rule("blocks")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(DEQUANTIZE):
-        if file.integer_type(node) != TYPES.INT4:
-            if file.attribute(node, "block_size", 0):
-                yield node, "has blocks, which only int4 weights have; give each channel a scale"
-            continue
-        block, scale = int(file.attribute(node, "block_size", 0)), file.constant(node.input[1])
-        if scale is not None and scale.ndim and int(file.attribute(node, "axis", 1)) % scale.ndim < scale.ndim - 2:
-            yield node, "its blocks lie along neither of the last two sides of the weight"
-        if block not in BLOCKS:
-            yield node, f"int4 weights in blocks of {block}; TensorRT takes {' or '.join(map(str, BLOCKS))}"
-        readers = [n for n in file.readers.get(node.output[0], []) if n.op_type not in ("MatMul", "Gemm", "Transpose")]
-        for reader in readers:
-            yield reader, "reads an int4 weight, which only matrix products do; give it int8, or leave it float"
+        kind, block = file.integer_type(node), int(file.attribute(node, "block_size", 0))
+        name, taken = TYPES.DataType.Name(kind).lower(), " or ".join(map(str, BLOCKS.get(kind, ())))
+        if kind == TYPES.INT4 and not file.is_weight(node):
+            yield node, "int4 is for weights; give what is computed int8"
+        elif block and not taken:
+            yield node, f"has blocks, which {name} has not; give each channel a scale"
+        elif block not in BLOCKS.get(kind, (0,)) and (block or kind == TYPES.INT4):
+            yield node, f"{name} in blocks of {block}; TensorRT takes {taken}"
+        if block and taken:
+            yield from _misplaced_blocks(file, node, name)
+
+
+def _misplaced_blocks(file: OnnxFile, node: onnx.NodeProto, name: str) -> Found:
+    scale = file.constant(node.input[1])
+    if scale is not None and scale.ndim and int(file.attribute(node, "axis", 1)) % scale.ndim < scale.ndim - 2:
+        yield node, "its blocks lie along neither of the last two sides of the weight"
+    for reader in file.sinks(node.output[0], NOTHING | {"Transpose", "Reshape"}):
+        if reader.op_type not in ("MatMul", "Gemm"):
+            yield reader, f"reads {name} in blocks, which only matrix products do; give it int8, or leave it float"
 
 
 @rule("weight-axis")
@@ -105,25 +115,17 @@ def _(file: OnnxFile) -> Found:
 
 
 def _misplaced_scales(file: OnnxFile, node: onnx.NodeProto, position: int) -> Found:
-    turned = file.makers.get(node.input[position])
-    turned = turned if turned is not None and turned.op_type == "Transpose" else None
-    made = file.dequantizer(node.input[position] if turned is None else turned.input[0])
+    made = file.dequantizer(node.input[position])
     scale = file.constant(made.input[1]) if made is not None and file.is_weight(made) else None
     if made is None or scale is None or scale.size == 1 or file.attribute(made, "block_size", 0):
         return
-    rank = scale.ndim if scale.ndim > 1 else _rank(file, made.input[0])
-    axis, wanted = int(file.attribute(made, "axis", 1)), _channel_axis(file, node, rank, position)
-    wanted = wanted if turned is None else file.attribute(turned, "perm", [*range(rank)][::-1])[wanted]
-    if axis % max(rank, 1) != wanted:
-        yield made, f"the scales of a weight of {node.op_type} lie along axis {axis}; its output channels on {wanted}"
-
-
-def _rank(file: OnnxFile, name: str) -> int:
-    elements = file.constant(name)
-    made = file.makers.get(name)
-    if elements is None and made is not None and made.op_type == QUANTIZE:
-        elements = file.constant(made.input[0])
-    return 2 if elements is None else elements.ndim
+    axis = moved_axis(file, node.input[position], made)
+    rank = file.rank(node.input[position])
+    wanted = None if rank is None else _channel_axis(file, node, rank, position)
+    if None not in (axis, wanted) and axis != wanted:
+        own = int(file.attribute(made, "axis", 1))
+        where = f"axis {own}" if own % (rank or 1) == axis else f"axis {own}, which becomes {axis},"
+        yield made, f"the scales of a weight of {node.op_type} lie along {where}; its output channels on {wanted}"
 
 
 def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int) -> int:
@@ -157,7 +159,7 @@ def _(file: OnnxFile) -> Found:
         if len(node.input) > 2 and file.dequantizer(node.input[2]) is not None:
             yield node, "its bias is quantized; leave biases float"
     for node in file.of_kind("Add"):
-        made = [file.makers.get(name) for name in node.input]
+        made = [file.source(name) for name in node.input]
         for one, other in (made, made[::-1]):
             is_constant = other is not None and other.op_type == DEQUANTIZE and file.is_weight(other)
             if one is not None and one.op_type in WEIGHTED and is_constant:

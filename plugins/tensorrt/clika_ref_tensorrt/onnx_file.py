@@ -11,10 +11,13 @@ import onnx
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
-STEPPING_OVER = frozenset({"Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"})
-"""Operators behind which a constant is one still."""
+NOTHING = frozenset({"Identity", "Dropout"})
+"""Operators that do nothing where a model is only run."""
 
-MOVING = STEPPING_OVER - {"Cast"} | {"MaxPool", "Slice", "Gather", "Expand", "Split", "Concat", "DepthToSpace"}
+MOVING = NOTHING | {
+    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Slice", "Gather", "Expand", "Split",
+    "DepthToSpace", "SpaceToDepth",
+}  # fmt: skip
 """Operators before which a QuantizeLinear behind them moves, and behind which a DequantizeLinear before them does."""
 
 
@@ -69,29 +72,37 @@ class OnnxFile:
         elements = self.constant(name)
         return None if elements is None else elements.ndim
 
-    def tensor(self, name: str) -> onnx.TensorProto | None:
-        """Return a constant as it is stored, None where a value is computed."""
-        if name in self.initializers:
-            return self.initializers[name]
-        node = self.makers.get(name)
-        if node is not None and node.op_type == "Constant":
-            return next((a.t for a in node.attribute if a.name == "value"), None)
-        return None
+    def shape(self, name: str) -> list[int] | None:
+        """Return the sides of a value, None where one is dynamic or nothing tells."""
+        kind = self.values.get(name)
+        if kind is not None and kind.HasField("shape"):
+            sides = [side.dim_value for side in kind.shape.dim]
+            return sides if all(sides) else None
+        elements = self.constant(name)
+        return None if elements is None else [*elements.shape]
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
         """Return the elements of a constant, also behind a cast, None where a value is computed."""
-        tensor = self.tensor(name)
-        if tensor is not None:
-            return np.asarray(onnx.numpy_helper.to_array(tensor))
+        if name in self.initializers:
+            return np.asarray(onnx.numpy_helper.to_array(self.initializers[name]))
         node = self.makers.get(name)
-        return self.constant(node.input[0]) if node is not None and node.op_type in ("Cast", "Identity") else None
+        if node is None or node.op_type not in ("Constant", "Cast", "Identity", DEQUANTIZE):
+            return None
+        if node.op_type == "Constant":
+            found = onnx.helper.get_attribute_value(node.attribute[0])
+            return np.asarray(onnx.numpy_helper.to_array(found) if isinstance(found, onnx.TensorProto) else found)
+        given = [self.constant(name) for name in node.input[:2]]
+        if node.op_type == DEQUANTIZE:  # scales of blocks may be integers themselves
+            is_plain = given[0] is not None and given[1] is not None and given[1].size == 1
+            return given[0].astype(np.float32) * given[1] if is_plain else None
+        return given[0]
 
     def is_constant(self, name: str) -> bool:
         """Whether a value is computed from constants alone, by what moves elements."""
         node = self.makers.get(name)
         if name in self.initializers or (node is not None and node.op_type == "Constant"):
             return True
-        return node is not None and node.op_type in STEPPING_OVER and self.is_constant(node.input[0])
+        return node is not None and node.op_type in MOVING | {"Cast"} and self.is_constant(node.input[0])
 
     def is_weight(self, quantizer: onnx.NodeProto) -> bool:
         """Whether a node quantizes, or dequantizes, a constant."""
@@ -101,22 +112,31 @@ class OnnxFile:
             source = made.input[0]
         return self.is_constant(source)
 
-    def dequantizer(self, name: str) -> onnx.NodeProto | None:
-        """Return the node by which a value was made of integers."""
+    def source(self, name: str, over: frozenset[str] = MOVING) -> onnx.NodeProto | None:
+        """Return the node that made a value before it was moved."""
         node = self.makers.get(name)
+        while node is not None and node.op_type in over:
+            node = self.makers.get(node.input[0])
+        return node
+
+    def dequantizer(self, name: str) -> onnx.NodeProto | None:
+        """Return the node by which a value was made of integers, before it was moved."""
+        node = self.source(name)
         return node if node is not None and node.op_type == DEQUANTIZE else None
 
-    def moved_dequantizer(self, name: str) -> onnx.NodeProto | None:
-        """Return the node by which a value was made of integers before it was moved."""
-        node = self.makers.get(name)
-        while node is not None and node.op_type in MOVING:
-            node = self.makers.get(node.input[0])
-        return node if node is not None and node.op_type == DEQUANTIZE else None
+    def sinks(self, name: str, over: frozenset[str] = MOVING) -> Iterator[onnx.NodeProto]:
+        """Yield who reads a value, those that only move it being followed to who reads that."""
+        for node in self.readers.get(name, []):
+            if node.op_type in over and node.input[0] == name:
+                for result in node.output:
+                    yield from self.sinks(result, over)
+            else:
+                yield node
 
     def behind_pair(self, quantizer: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Return who reads what a quantizer makes, behind its dequantizers."""
         pairs = [n for n in self.readers.get(quantizer.output[0], []) if n.op_type == DEQUANTIZE]
-        return [reader for n in pairs for reader in self.readers.get(n.output[0], [])]
+        return [reader for n in pairs for reader in self.sinks(n.output[0])]
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
         """Return an attribute of a node."""

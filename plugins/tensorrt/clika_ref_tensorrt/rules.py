@@ -9,11 +9,11 @@ from __future__ import annotations
 import onnx
 
 from clika_ref.violations import Violation
-from clika_ref_tensorrt import file_rules, number_rules, placement_rules
+from clika_ref_tensorrt import file_rules, number_rules, placement_rules, unweighted_rules
 from clika_ref_tensorrt.onnx_file import OnnxFile
 from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES
 
-DECLARING = (file_rules, number_rules, placement_rules)
+DECLARING = (file_rules, number_rules, placement_rules, unweighted_rules)
 """The modules whose import declares the rules."""
 
 

@@ -2,7 +2,7 @@
 
 from onnx import TensorProto as Kind
 from onnx import helper
-from sketches import convolution, filled, node, perceptron
+from sketches import convolution, filled, node, perceptron, selection
 
 
 def find(model, name):
@@ -90,3 +90,23 @@ def constant_nodes():
     scale, zero = filled("", Kind.FLOAT, [], 0.05), filled("", Kind.INT32, [], 0)
     first = node("Constant", "", "x_scale", value=scale), node("Constant", "", "wide", value=zero)
     return computed(computed(convolution(), node("Cast", "wide", "x_zero", to=Kind.INT8)), *first)
+
+
+def between(model, tensor, consumer, operator):
+    """An operator of one operand stands between a tensor and a consumer."""
+    reader = find(model, consumer)
+    place = list(model.graph.node).index(reader)
+    reader.input[:] = ["moved" if name == tensor else name for name in reader.input]
+    model.graph.node.insert(place, node(operator, tensor, "moved"))
+    return model
+
+
+def oldest_selection(k):
+    """A TopK as opset 9 has it."""
+    model = selection()
+    one = find(model, "out")
+    del one.input[1:]
+    one.attribute.append(helper.make_attribute("k", k))
+    drop(model, "k")
+    model.opset_import[0].version = 9
+    return model

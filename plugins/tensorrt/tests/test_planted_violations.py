@@ -7,7 +7,20 @@ import onnx
 import pytest
 from clika_ref_tensorrt.rules import violations
 from onnx import TensorProto as Kind
-from planting import along, also_returning, bypassed, computed, constant_nodes, fed, foreign, given, paired, reading
+from planting import (
+    along,
+    also_returning,
+    between,
+    bypassed,
+    computed,
+    constant_nodes,
+    fed,
+    foreign,
+    given,
+    oldest_selection,
+    paired,
+    reading,
+)
 from sketches import (
     BYTES,
     IMAGE,
@@ -72,6 +85,13 @@ CLEAN = {
     "blockwise stack": partial(blockwise, shape=(64, 64, 64)),
     "selection": selection,
     "branches": partial(branches, node("Neg", "x", "end")),
+    "scale as a Constant of one float": lambda: computed(
+        convolution(), node("Constant", "", "x_scale", value_float=0.05)
+    ),
+    "pair behind an Identity": lambda: between(convolution(), "x_DQ", "conv", "Identity"),
+    "weight behind an Identity": lambda: between(convolution(), "w_DQ", "conv", "Identity"),
+    "pair before DepthToSpace": lambda: between(convolution(group=16), "x_DQ", "conv", "Identity"),
+    "joined, one of them pooled": lambda: between(concatenation(), "a_DQ", "joined", "Dropout"),
 }
 
 
@@ -148,6 +168,31 @@ FAULTS = {  # how each is planted, and the nodes that may be blamed for it, wher
     "computed scalar": (
         lambda: computed(multiplication(1), node("ReduceSum", "x", "factor", keepdims=0)),
         "factor_Q factor_DQ",
+    ),
+    "TopK of 3841 by attribute": (lambda: oldest_selection(3841), "out"),
+    "pool of float result behind Reshape": (
+        lambda: between(bypassed(bypassed(pooling(), "pool", "out"), "w", "out"), "pool", "out", "Identity"),
+        f"{X} pool",
+    ),
+    "Conv of axis 1 behind an Identity": (
+        lambda: between(convolution(axis=1), "w_DQ", "conv", "Identity"),
+        f"{W} conv",
+    ),
+    "int8 bias behind an Identity": (
+        lambda: between(paired(convolution(), "bias", "conv"), "extra_DQ", "conv", "Identity"),
+        f"{EXTRA} conv",
+    ),
+    "Concat of float result": (
+        lambda: bypassed(bypassed(concatenation(), "joined", "out"), "w", "out"),
+        "a_Q a_DQ b_Q b_DQ joined",
+    ),
+    "quantized twice, once behind an Identity": (
+        lambda: paired(between(residual(), "relu", "relu_Q", "Identity"), "relu", "add"),
+        f"{EXTRA} {RELU} add",
+    ),
+    "both, one behind a Dropout": (
+        lambda: between(paired(residual(), "branch", "add"), "branch", "extra_Q", "Dropout"),
+        f"{EXTRA} add branch {RELU}",
     ),
     "branches of two ranks": (lambda: branches(node("ReduceSum", "x", "end", keepdims=0)), "out"),
     "pair before BatchNormalization": (lambda: paired(convolution(), "conv", "norm"), f"{EXTRA} conv norm"),

@@ -1,0 +1,55 @@
+"""Where a side of a weight lies once the weight has been moved."""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+
+from clika_ref_tensorrt.onnx_file import NOTHING, OnnxFile
+
+
+def moved_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
+    """Return where the side along which a dequantizer has its scales lies in a value that was moved from its result.
+
+    None where nothing tells.
+    """
+    node = file.makers.get(name)
+    if node is made:
+        rank = file.rank(name)
+        return None if rank is None else int(file.attribute(made, "axis", 1)) % max(rank, 1)
+    axis = moved_axis(file, node.input[0], made) if node is not None else None
+    if node is None or axis is None:
+        return None
+    match node.op_type:
+        case "Transpose":
+            rank = file.rank(name) or 0
+            return [*file.attribute(node, "perm", [*range(rank)][::-1])].index(axis)
+        case "Unsqueeze" | "Squeeze":
+            return _beside(file, node, name, axis)
+        case "Reshape" | "Flatten":
+            return _reshaped(file, node.input[0], name, axis)
+        case kind:
+            return axis if kind in NOTHING else None
+
+
+def _beside(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
+    """Return where a side lies where others of length 1 are put between, or taken away."""
+    stated = file.constant(node.input[1]) if len(node.input) > 1 else None
+    axes = file.attribute(node, "axes", None) if stated is None else stated.flatten().tolist()
+    rank = file.rank(name if node.op_type == "Unsqueeze" else node.input[0])
+    if axes is None or rank is None:
+        return None
+    places = {int(place) % rank for place in axes}
+    if node.op_type == "Squeeze":
+        return axis - sum(place < axis for place in places)
+    return [place for place in range(rank) if place not in places][axis]
+
+
+def _reshaped(file: OnnxFile, before: str, after: str, axis: int) -> int | None:
+    """Return the side of as many elements, with as many before it."""
+    old, new = file.shape(before), file.shape(after)
+    if old is None or new is None:
+        return None
+    leading = math.prod(old[:axis])
+    return next((i for i, side in enumerate(new) if side == old[axis] and math.prod(new[:i]) == leading), None)
