@@ -91,11 +91,11 @@ class OnnxFile:
         if node.op_type == "Constant":
             found = onnx.helper.get_attribute_value(node.attribute[0])
             return np.asarray(onnx.numpy_helper.to_array(found) if isinstance(found, onnx.TensorProto) else found)
-        given = [self.constant(name) for name in node.input[:2]]
-        if node.op_type == DEQUANTIZE:  # scales of blocks may be integers themselves
-            is_plain = given[0] is not None and given[1] is not None and given[1].size == 1
-            return given[0].astype(np.float32) * given[1] if is_plain else None
-        return given[0]
+        first = self.constant(node.input[0])
+        if node.op_type != DEQUANTIZE or first is None:
+            return first
+        scale = self.constant(node.input[1])  # scales of blocks may be integers themselves
+        return first.astype(np.float32) * scale if scale is not None and scale.size == 1 else None
 
     def is_constant(self, name: str) -> bool:
         """Whether a value is computed from constants alone, by what moves elements."""
