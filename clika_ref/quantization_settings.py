@@ -114,7 +114,7 @@ class QuantizationSettings(_Checked):
     """
 
     weights_num_bits: int | list[int] = 8
-    """Bits of a weight; of a list, each layer takes the fewest that are not too sensitive."""
+    """Bits of a weight; of a list, each layer takes the fewest that the target has and that are not too sensitive."""
 
     activations_num_bits: int = 8
     """Bits of a value between layers."""

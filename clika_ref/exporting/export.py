@@ -12,7 +12,7 @@ import torch
 
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.execution import read_sizes
-from clika_ref.core.ir import Graph
+from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
@@ -29,6 +29,9 @@ from clika_ref.quantization.smoothing import smooth_and_quantize
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.storage import behind_links, staged
+
+DEQUANTIZED = "dequantize"
+"""The operator that makes floats of integers."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +153,26 @@ def refuse(graph: Graph, target: Target) -> None:
     """Gather every node that the target cannot run.
 
     Raises:
-        TargetError: there are such nodes; all are named.
+        TargetError: there are such nodes; all are named, and those that it runs in float say so.
     """
     refused = [(node, reason) for node in graph.nodes if (reason := target.refusal(node)) is not None]
     if refused:
-        shown = "\n".join(f"  {node.op.name} in {node.origin}: {reason}" for node, reason in refused)
+        shown = "\n".join(f"  {n.op.name} in {n.origin}: {reason}{_in_float(n, target)}" for n, reason in refused)
         msg = f"{target.name} cannot run {len(refused)} nodes of {graph.name}:\n{shown}"
         raise TargetError(msg)
+
+
+def _in_float(node: Node, target: Target) -> str:
+    """Say whether a node whose operands were made of integers would be taken with floats; nothing of others."""
+    made = {v: v.producer for v in node.inputs if isinstance(v, Value) and v.producer is not None}
+    if not any(producer.kind == DEQUANTIZED for producer in made.values()):
+        return ""
+    alone = Graph(node.name)
+    stand_ins = {v: alone.add_input(v.type, v.name) for v in node.inputs if isinstance(v, Value)}
+    operands = [stand_ins[v] if isinstance(v, Value) else v for v in node.inputs]
+    twin = alone.insert(Node(node.op, operands, node.attrs, node.origin), [v.type for v in node.outputs])
+    helps = "kept float it would run: LayerQuantizationSettings(skip_quantization=True)"
+    return f"; {helps}" if target.refusal(twin) is None else "; keeping it float does not help"
 
 
 def require_path(file: Any) -> Path:

@@ -204,7 +204,7 @@ def _refuse_widths(chosen: Mapping[Node, Choice], scheme: QuantizationScheme) ->
             ((choice.activations_num_bits,), scheme.activations, "activations"),
         ):
             lacking = [bits for bits in wanted if bits not in (8, kind.bits)]
-            if lacking and node.op.trait.weight is not None:
+            if len(lacking) == len(wanted) and node.op.trait.weight is not None:
                 msg = (
                     f"{of} of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has {kind.bits}"
                 )

@@ -70,11 +70,13 @@ def compressed_weights(
         if node.op.trait.kind == COMPUTE:
             _refuse_widths(node, chosen[node].weights_num_bits, kind)
             reason = skipped.get(node) or _refusal(graph, node, kind)
-            options = [] if reason else _options(node, chosen[node].weights_num_bits, blocks, kind)
+            taken = [] if reason else _taken(node, chosen[node].weights_num_bits, blocks, kind)
+            options = [(bits, block) for bits, block in taken if not block or _inputs(node) % block == 0]
             if options:
-                waiting[node] = iter(options)
+                waiting[node] = iter(sorted(options, key=_bytes_of))
             else:
-                found.floats[node] = reason or f"no block of {blocks} divides its {_inputs(node)} inputs"
+                sizes = sorted({block for _, block in taken})
+                found.floats[node] = reason or f"no block of {sizes} divides its {_inputs(node)} inputs"
     if waiting:
         _Trying(calibration, settings, found, waiting).run()
     return found
@@ -87,7 +89,7 @@ def as_list(given: int | list[int]) -> list[int]:
 
 def _refuse_widths(node: Node, widths: Sequence[int], kind: WeightsOnly) -> None:
     lacking = [bits for bits in widths if bits not in kind.bits]
-    if lacking:
+    if len(lacking) == len(widths):
         has = " or ".join(map(str, sorted(kind.bits)))
         msg = f"weights of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has {has}"
         raise ModelError(msg)
@@ -105,22 +107,28 @@ def _refusal(graph: Graph, node: Node, kind: WeightsOnly) -> str:
     return ""
 
 
-def _options(node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightsOnly) -> list[tuple[int, int]]:
-    """Return widths and blocks that fit, those that take the fewest bytes first.
+def _taken(node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightsOnly) -> list[tuple[int, int]]:
+    """Return the widths and blocks of the settings that the target takes.
 
     Raises:
-        ModelError: the target has none of them.
+        ModelError: there are none.
     """
-    taken = [(bits, block) for bits in widths for block in blocks if block in kind.blocks.get(bits, [block])]
+    held = [bits for bits in widths if bits in kind.bits]
+    taken = [(bits, block) for bits in held for block in blocks if block in kind.blocks.get(bits, [block])]
     if not taken:
-        has = " or ".join(map(str, sorted(kind.blocks[widths[0]])))
+        has = " or ".join(map(str, sorted(kind.blocks[held[0]])))
         msg = (
-            f"weights of {widths[0]} bits in blocks of {' or '.join(map(str, blocks))} are asked for {node.name} in "
+            f"weights of {held[0]} bits in blocks of {' or '.join(map(str, blocks))} are asked for {node.name} in "
             f"{node.origin}; the target has blocks of {has}, where 0 is a whole row"
         )
         raise ModelError(msg)
-    fitting = [(bits, block) for bits, block in taken if not block or _inputs(node) % block == 0]
-    return sorted(fitting, key=lambda option: option[0] + (32 / option[1] if option[1] else 0))
+    return taken
+
+
+def _bytes_of(option: tuple[int, int]) -> float:
+    """Return what an element takes in bits, its part of a scale included."""
+    bits, block = option
+    return bits + (32 / block if block else 0)
 
 
 def _inputs(node: Node) -> int:

@@ -101,12 +101,17 @@ def test_what_the_user_skips_is_not_weighed():
     ]
 
 
-@pytest.mark.parametrize("settings", [{"weights_num_bits": [8, 4]}, {"activations_num_bits": 16}])
+@pytest.mark.parametrize("settings", [{"weights_num_bits": [4, 5]}, {"activations_num_bits": 16}])
 def test_a_width_that_the_target_lacks_is_named_with_what_it_has(settings):
     bits = {4, 16} & {n for v in settings.values() for n in (v if isinstance(v, list) else [v])}
     message = re.escape(f"of {bits.pop()} bits are asked for ") + r".* in stem\.0.*; the target has 8"
     with pytest.raises(ModelError, match=message):
         quantized(QuantizationSettings(**settings))
+
+
+def test_of_several_widths_those_that_the_target_has_are_taken():
+    _, found = quantized(QuantizationSettings(weights_num_bits=[8, 4], automatic_skip_quantization=False))
+    assert {layer.bits[0] for layer in found.layers} == {8}
 
 
 @pytest.mark.parametrize("bits", [8, 6])

@@ -1,5 +1,7 @@
 """The target ``onnxruntime``: what it writes, loads, runs and refuses, and what it says where it cannot."""
 
+import copy
+
 import pytest
 import torch
 from clika_ref_onnxruntime import target as target_module
@@ -13,6 +15,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.core.types import TensorType
+from clika_ref.exporting.export import refuse
 
 OPERATORS = load_registry().operators
 
@@ -112,6 +115,17 @@ def test_scales_along_the_inner_side_of_a_product_are_refused(kind, wrong, right
     assert OnnxRuntime().refusal(node) is None
     *_, node = quantized_product(kind, wrong, activation=False).nodes
     assert OnnxRuntime().refusal(node) is None
+
+
+def test_a_refusal_says_whether_keeping_a_node_float_helps():
+    graph = quantized_product("matmul", 0)
+    with pytest.raises(TargetError, match=r"along axis 0.*; kept float it would run: LayerQuantizationSettings\(skip"):
+        refuse(graph, OnnxRuntime())
+    *_, node = graph.nodes
+    node.op = copy.copy(node.op)
+    node.op.lowering = None
+    with pytest.raises(TargetError, match=r"has no ONNX lowering.*; keeping it float does not help"):
+        refuse(graph, OnnxRuntime())
 
 
 def test_a_file_that_is_no_model_is_an_error_with_its_path(tmp_path):
