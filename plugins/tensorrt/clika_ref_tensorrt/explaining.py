@@ -13,10 +13,11 @@ from clika_ref_tensorrt.rules import violations
 INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
 
 
-def precisions(path: Path) -> dict[str, str]:
+def precisions(path: Path, *, has_weights_alone: bool = False) -> dict[str, str]:
     """Return what each node of a graph is going to run in; names of nodes in the file begin with those of the graph."""
     model = onnx.load(str(path), load_external_data=False)
-    file, broken = OnnxFile(model), {v.node: v.message for v in violations(model)}
+    found_broken = violations(model, has_weights_alone=has_weights_alone)
+    file, broken = OnnxFile(model, has_weights_alone=has_weights_alone), {v.node: v.message for v in found_broken}
     found: dict[str, str] = {}
     for node in file.nodes:
         owner = node.name.rpartition("/")[0]
@@ -28,8 +29,10 @@ def precisions(path: Path) -> dict[str, str]:
 def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
     pairs = [file.dequantizer(name) for name in node.input[:2] if name]
     if node.op_type in WEIGHTED:
-        if len(pairs) == 2 and pairs[0] is None and pairs[1] is not None and file.integer_type(pairs[1]) == TYPES.INT4:
-            return "int4 weights"
+        if len(pairs) == 2 and pairs[0] is None and pairs[1] is not None:
+            kind = file.integer_type(pairs[1])
+            if kind == TYPES.INT4 or file.has_weights_alone:
+                return f"{TYPES.DataType.Name(kind).lower()} weights"
         if all(pair is not None for pair in pairs) and not broken:
             return INTEGERS
         return f"{FLOAT}: {broken}" if broken else FLOAT

@@ -87,6 +87,8 @@ def _(file: OnnxFile) -> Found:
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(DEQUANTIZE):
         kind, block = file.integer_type(node), int(file.attribute(node, "block_size", 0))
+        if file.has_weights_alone and file.is_weight(node):
+            continue
         name, taken = TYPES.DataType.Name(kind).lower(), " or ".join(map(str, BLOCKS.get(kind, ())))
         if kind == TYPES.INT4 and not file.is_weight(node):
             yield node, "int4 is for weights; give what is computed int8"

@@ -25,8 +25,15 @@ class OnnxFile:
     """One graph of a file: the whole, or a branch or the body of a loop, which also sees what is around it."""
 
     def __init__(
-        self, model: onnx.ModelProto, graph: onnx.GraphProto | None = None, around: OnnxFile | None = None
+        self,
+        model: onnx.ModelProto,
+        graph: onnx.GraphProto | None = None,
+        around: OnnxFile | None = None,
+        *,
+        has_weights_alone: bool = False,
     ) -> None:
+        self.has_weights_alone = has_weights_alone if around is None else around.has_weights_alone
+        """Whether it is for a runtime that multiplies floats with weights of 8 bits, too."""
         self.model, self.graph, self.around = model, model.graph if graph is None else graph, around
         self.nodes: list[onnx.NodeProto] = [*self.graph.node]
         self.makers = {name: node for node in self.nodes for name in node.output if name}

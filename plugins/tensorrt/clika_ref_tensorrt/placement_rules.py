@@ -19,7 +19,7 @@ def _(file: OnnxFile) -> Found:
         is_of_weights = found[1] is not None and file.integer_type(found[1]) in FEW_BITS
         if len(kinds) == 2 and is_of_weights and kinds[0] == TYPES.INT8:
             yield node, "its weight is int4, and its input is quantized; int4 weights are multiplied with floats"
-        if len(kinds) == 1 and not is_of_weights:
+        if len(kinds) == 1 and not is_of_weights and not (file.has_weights_alone and found[0] is None):
             lacking = "weight" if found[1] is None else "input"
             yield (
                 node,

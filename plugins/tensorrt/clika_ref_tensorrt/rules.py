@@ -17,9 +17,14 @@ DECLARING = (file_rules, number_rules, placement_rules, unweighted_rules)
 """The modules whose import declares the rules."""
 
 
-def violations(model: onnx.ModelProto) -> list[Violation]:
-    """Return every place where a file breaks a rule, rule by rule."""
-    file = OnnxFile(model)
+def violations(model: onnx.ModelProto, *, has_weights_alone: bool = False) -> list[Violation]:
+    """Return every place where a file breaks a rule, rule by rule.
+
+    Args:
+        model: what is in the file; its weights need not be read.
+        has_weights_alone: whether weights of 8 bits may be multiplied with floats, as TensorRT-LLM does.
+    """
+    file = OnnxFile(model, has_weights_alone=has_weights_alone)
     checks = [(name, check, file) for name, check in RULES_OF_FILES.items()]
     checks += [(name, check, graph) for name, check in RULES.items() for graph in (file, *file.within)]
     return [

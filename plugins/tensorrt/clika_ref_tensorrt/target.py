@@ -87,7 +87,7 @@ class TensorRt:
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
         """Return what each node is going to run in, as the rules say of the file."""
-        return precisions(artifact.path)
+        return precisions(artifact.path, has_weights_alone=self._has_weights_alone)
 
     def check(self, path: Path) -> Sequence[Violation]:
         """Return the rules that an ONNX file breaks, of ours or of anybody's.
@@ -95,7 +95,13 @@ class TensorRt:
         Raises:
             TargetError: it is no ONNX file.
         """
-        return violations(_read(path, external=False))
+        return violations(_read(path, external=False), has_weights_alone=self._has_weights_alone)
+
+    @property
+    def _has_weights_alone(self) -> bool:
+        """Whether weights of 8 bits may be multiplied with floats."""
+        few = self.scheme.weights_only
+        return few is not None and 8 in few.bits
 
 
 def _read(path: Path, *, external: bool) -> onnx.ModelProto:

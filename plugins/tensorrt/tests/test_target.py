@@ -16,6 +16,7 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.core.errors import TargetError
+from clika_ref.core.registry import load_registry
 
 
 class Net(nn.Module):
@@ -94,14 +95,14 @@ def test_numbers_of_64_bits_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("deployment", "bits", "block", "rules"),
+    ("deployment", "bits", "block"),
     [
-        (DeploymentSettings_TensorRT_ONNX(), 4, 64, True),
-        (DeploymentSettings_TensorRT_LLM_ONNX(), 4, 128, True),
-        (DeploymentSettings_TensorRT_LLM_ONNX(), 8, 0, False),
+        (DeploymentSettings_TensorRT_ONNX(), 4, 64),
+        (DeploymentSettings_TensorRT_LLM_ONNX(), 4, 128),
+        (DeploymentSettings_TensorRT_LLM_ONNX(), 8, 0),
     ],
 )
-def test_weights_alone_are_held_in_few_bits(deployment, bits, block, rules, tmp_path):
+def test_weights_alone_are_held_in_few_bits(deployment, bits, block, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(4, 128)
     settings = QuantizationSettings(
@@ -121,9 +122,9 @@ def test_weights_alone_are_held_in_few_bits(deployment, bits, block, rules, tmp_
     model = onnx.load(artifact.path)
     held = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
     assert len(held) == 2
-    if rules:
-        assert violations(model) == []
-        assert [n.runs for n in module.clika_explain().nodes if n.products] == ["int4 weights"] * 2
+    assert load_registry().targets[deployment.target].check(artifact.path) == []
+    assert [n.runs for n in module.clika_explain().nodes if n.products] == [f"int{bits} weights"] * 2
+    assert [v.rule for v in violations(model)] == ([] if bits == 4 else ["all-inputs"] * 2)
 
 
 def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
