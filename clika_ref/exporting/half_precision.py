@@ -52,7 +52,7 @@ def _planned(graph: Graph, half: torch.dtype) -> dict[Node, tuple[TensorType, ..
         floats = [v for v in node.inputs if _is_whole(v)]
         weight = node.inputs[node.op.trait.weight] if node.op.trait.weight is not None else None
         is_layer = isinstance(weight, Value) and weight.is_constant
-        if any(_exceeds(v, half) for v in (*node.inputs, *node.attrs.values())):
+        if any(_exceeds(v, half) for v in (*node.inputs, *(v for v in node.attrs.values() if isinstance(v, float)))):
             continue
         if is_layer or not halves.isdisjoint(node.inputs) or (floats and all(v.is_constant for v in floats)):
             operands = [_in_half(v, half) for v in node.inputs]
@@ -75,7 +75,7 @@ def _exceeds(item: Any, half: torch.dtype) -> bool:
     if _is_whole(item):
         sizes = item.data.abs() if item.is_constant else torch.empty(0)
         return bool(((sizes > torch.finfo(half).max) & (sizes < ENDLESS)).any())
-    return isinstance(item, float) and torch.finfo(half).max < abs(item) < ENDLESS
+    return isinstance(item, float | int) and torch.finfo(half).max < abs(item) < ENDLESS
 
 
 def _in_half(item: Any, half: torch.dtype) -> Any:
@@ -98,7 +98,8 @@ class _Conversion:
         planned: Mapping[Node, tuple[TensorType, ...]],
     ) -> None:
         self.graph, self.half, self.operators, self.planned = graph, half, operators, planned
-        self.converted: set[Value] = set()
+        self.converted: dict[Value, None] = {}
+        """Values that became half precision, in order."""
         self.twins: dict[Value, Value] = {}
         """Values in the other precision."""
 
@@ -123,7 +124,7 @@ class _Conversion:
         for value, found in zip(node.outputs, types, strict=True):
             if value.type != found:
                 value.type = found
-                self.converted.add(value)
+                self.converted[value] = None
 
     def _number(self, node: Node, position: int, number: float) -> float | Value:
         """Return a number that half precision holds; of a scale the constant, as runtimes compute in its dtype."""

@@ -39,8 +39,12 @@ class Net(nn.Module):
 
 
 class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
     def forward(self, x):
-        return x * 1e5
+        return x * self.factor
 
 
 def compiled(deployment=None, settings=None):
@@ -95,6 +99,13 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_written(given, message
     with pytest.raises(ModelError, match=message), export_configuration(**given):
         module.clika_export(tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_half_precision_has_the_same_bytes_twice(tmp_path):
+    module = compiled(DeploymentSettings_TensorRT_ONNX(), WHOLE)
+    with export_configuration(export_fp16=True):
+        files = [module.clika_export(tmp_path / f"{name}.onnx").path.read_bytes() for name in "ab"]
+    assert files[0] == files[1]
 
 
 def test_half_precision_keeps_the_interface_and_halves_the_weights(tmp_path):
@@ -159,8 +170,9 @@ def test_what_half_precision_cannot_hold_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_number_that_half_precision_cannot_hold_is_multiplied_with_in_float32(tmp_path):
-    module = clika_compile(nn.Sequential(nn.Linear(4, 4), Scaled()).eval(), tracing_inputs=[torch.ones(2, 4)])
+@pytest.mark.parametrize("factor", [1e5, 100_000])
+def test_a_number_that_half_precision_cannot_hold_is_multiplied_with_in_float32(factor, tmp_path):
+    module = clika_compile(nn.Sequential(nn.Linear(4, 4), Scaled(factor)).eval(), tracing_inputs=[torch.ones(2, 4)])
     with export_configuration(export_fp16=True):
         artifact = module.clika_export(tmp_path / "half.onnx")
     read, _ = dtypes_of(artifact.path)
