@@ -62,6 +62,26 @@ def test_stacks_of_matrices_count_the_products_of_each():
     assert node.products == 2 * 3 * 4 * 5 * 6
 
 
+def test_a_product_with_a_weight_and_a_bias_is_a_layer_as_linear_is():
+    """GPT-2's layers are such products, which stayed float and were in no table."""
+
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(8, 16)), nn.Parameter(torch.randn(16))
+
+        def forward(self, x):
+            return torch.addmm(self.bias, x, self.weight).relu()
+
+    data = [torch.randn(4, 8) for _ in range(4)]
+    settings = QuantizationSettings(automatic_skip_quantization=False)
+    module = clika_compile(
+        Product().eval(), tracing_inputs=data[:1], calibration_inputs=data, quantization_settings=settings
+    )
+    found = module.clika_explain(DeploymentSettings_ONNXRuntime_ONNX())
+    assert [(n.operator, n.planned, n.runs) for n in found.nodes if n.products] == [("linear", "int8", "int8")]
+
+
 def test_a_layer_that_the_user_skips_says_so():
     found = quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
     (layer,) = (n for n in found.nodes if n.scope == "0.2")

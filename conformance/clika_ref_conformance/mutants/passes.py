@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import clika_ref_cleanup.addmm_to_linear as addmms
 import clika_ref_cleanup.fold_batch_norm as batch_norms
 import clika_ref_cleanup.fold_constants as constants
 import clika_ref_cleanup.merge_chains as chains
@@ -292,3 +293,24 @@ def _(original, graph: Graph, operators):
         for value in node.outputs:
             if sum(use.user is graph for use in value.uses) > 1:
                 graph.erase(node)
+
+
+# addmm-to-linear
+
+
+@FAULTS.rule("addmm-to-linear", "factors of the bias and of the product are forgotten", addmms, "addmm_to_linear")
+def _(original, node, build):
+    given = node.attrs
+    node.attrs = {"beta": 1, "alpha": 1}
+    result = original(node, build)
+    node.attrs = given
+    return result
+
+
+@FAULTS.rule("addmm-to-linear", "a square weight is not turned", addmms, "addmm_to_linear")
+def _(original, node, build):
+    bias, x, weight = node.inputs
+    found = original(node, build)
+    if weight.type.shape[0] != weight.type.shape[1] or not isinstance(found, Value):
+        return found
+    return build("linear", x, weight, bias, types=(node.output.type,))

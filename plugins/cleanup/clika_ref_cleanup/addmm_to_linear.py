@@ -1,0 +1,57 @@
+"""Write a product with a weight, to which a bias is added, as the linear layer that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from clika_ref.core.accuracy import DOT, ErrorClass
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.passes import Phase
+from clika_ref.core.rewriting import Skip, apply_rules, rule
+from clika_ref.core.types import TensorType
+
+
+@rule("addmm")
+def addmm_to_linear(node: Node, build: Builder):
+    """``addmm(bias, x, weight)`` is ``linear(x, weight.T, bias)``, which placement knows as a layer with a bias."""
+    bias, x, weight = node.inputs
+    if (node.attrs["beta"], node.attrs["alpha"]) != (1, 1):
+        return Skip("weighs its bias or its product")
+    if not weight.is_constant or weight.name in build.graph.state or not weight.type.dtype.is_floating_point:
+        return Skip("its second factor is computed, overwritten by a call, or of integers", 1)
+    if bias.type != TensorType(weight.type.dtype, weight.type.shape[1:]) or node.output.type.dtype != bias.type.dtype:
+        return Skip("what is added is no bias of one element for each column", 2)
+    rows = build.constant(_Transposed(weight), weight.name, TensorType(weight.type.dtype, weight.type.shape[::-1]))
+    return build("linear", x, rows, bias, types=(node.output.type,))
+
+
+@dataclass(frozen=True)
+class _Transposed:
+    """A weight with a row for each output, turned where it is read."""
+
+    weight: Value
+
+    def __call__(self) -> torch.Tensor:
+        assert self.weight.data is not None
+        return self.weight.data.T
+
+
+@dataclass(frozen=True)
+class AddmmToLinear:
+    """Write products with constants as linear layers, so that there is one form of a layer: GPT-2 has the other one."""
+
+    name: ClassVar[str] = "addmm-to-linear"
+    phase: ClassVar[Phase] = Phase.FUSE
+    after: ClassVar[tuple[str, ...]] = ("fold-constants",)
+    error: ClassVar[ErrorClass] = DOT
+    removes: ClassVar[str] = "products with a sum"
+
+    def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
+        """Apply the rule wherever it holds."""
+        apply_rules(graph, [addmm_to_linear], operators)

@@ -1,0 +1,41 @@
+"""Products with a weight become linear layers, and no other products do."""
+
+import pytest
+import torch
+
+from clika_ref_cleanup.addmm_to_linear import AddmmToLinear
+
+
+def product(sketch, *, bias=(5,), dtype=torch.float32, bias_dtype=None, **attrs):
+    x = sketch("relu", sketch.input("n", 4, dtype=dtype))
+    weight = sketch.constant(torch.arange(20.0).reshape(4, 5).to(dtype), "h.weight")
+    offset = sketch.constant(torch.ones(bias, dtype=bias_dtype or dtype), "h.bias")
+    return sketch("addmm", offset, x, weight, **attrs)
+
+
+def test_a_product_with_a_weight_becomes_a_linear_layer_that_turns_the_weight_when_it_is_read(sketch):
+    assert sketch.returns(product(sketch)).clean(AddmmToLinear()) == ["relu", "linear"]
+    *_, layer = sketch.graph.nodes
+    assert layer.inputs[1].formula is not None, "no copy of the weight is made before it is written"
+    assert torch.equal(layer.inputs[1].data, torch.arange(20.0).reshape(4, 5).T)
+    assert layer.inputs[1].name.startswith("h.weight")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"alpha": 2}, {"beta": 0.5}, {"bias": (1,)}, {"bias": ()}, {"bias": (3, 5)}, {"dtype": torch.int64}],
+)
+def test_what_is_no_layer_with_a_bias_stays(sketch, changes):
+    assert sketch.returns(product(sketch, **changes)).clean(AddmmToLinear()) == ["relu", "addmm"]
+
+
+def test_a_product_of_two_computed_matrices_stays(sketch):
+    x, y = sketch.input(3, 4, name="x"), sketch.input(4, 5, name="y")
+    product = sketch("addmm", sketch.constant(torch.ones(5)), x, y)
+    assert sketch.returns(product).clean(AddmmToLinear()) == ["addmm"]
+
+
+def test_a_weight_that_a_call_overwrites_stays(sketch):
+    sketch.returns(product(sketch))
+    sketch.graph.set_state("h.weight", sketch("abs", sketch.graph.constants["h.weight"]))
+    assert sketch.clean(AddmmToLinear()) == ["relu", "addmm", "abs"]
