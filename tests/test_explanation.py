@@ -76,7 +76,11 @@ def test_a_product_with_a_weight_and_a_bias_is_a_layer_as_linear_is():
     data = [torch.randn(4, 8) for _ in range(4)]
     settings = QuantizationSettings(automatic_skip_quantization=False)
     module = clika_compile(
-        Product().eval(), tracing_inputs=data[:1], calibration_inputs=data, quantization_settings=settings
+        Product().eval(),
+        tracing_inputs=data[:1],
+        calibration_inputs=data,
+        quantization_settings=settings,
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
     found = module.clika_explain(DeploymentSettings_ONNXRuntime_ONNX())
     assert [(n.operator, n.planned, n.runs) for n in found.nodes if n.products] == [("linear", "int8", "int8")]
