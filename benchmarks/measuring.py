@@ -54,13 +54,14 @@ def geometric_mean(numbers: Iterable[float]) -> float:
     return math.exp(sum(logarithms) / len(logarithms))
 
 
-def in_fresh_process(module: str, *arguments: str) -> Any:
+def in_fresh_process(module: str, *arguments: str, on_one_thread: bool = True) -> Any:
     """Run a module in an interpreter of its own; return what its last line of output says as JSON.
 
     On one thread and with the bundled plugins, unless the environment says otherwise: threads that fight over cores
-    measure the fight.
+    measure the fight. Where peers take as many as they like, so may we: ``on_one_thread=False``.
     """
-    own = {"OMP_NUM_THREADS": "1", "CLIKA_REF_QUIET": "1", "CLIKA_REF_PLUGINS": BUNDLED}
+    own = {"CLIKA_REF_QUIET": "1", "CLIKA_REF_PLUGINS": BUNDLED}
+    own |= {"OMP_NUM_THREADS": "1"} if on_one_thread else {}
     environment = {**own, **os.environ}
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)  # noqa: S603 - our own modules

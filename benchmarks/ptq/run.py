@@ -100,7 +100,7 @@ def _measured(name: str, rounds: int, calls: int, runtime: str) -> Found:
 def _made(name: str, runtime: str, road: str, folder: str) -> list[Any]:
     """Return what one walk down a road took; nothing where a peer fails, which is said."""
     try:
-        return [in_fresh_process("benchmarks.ptq.making", runtime, road, folder)]
+        return [in_fresh_process("benchmarks.ptq.making", runtime, road, folder, on_one_thread=False)]
     except RuntimeError as error:
         if road not in peers_of(runtime):
             raise
