@@ -158,6 +158,10 @@ class Trial:
         return None
 
 
+AGAIN_SECONDS = 5.0
+"""Until the end of a check is asked for again: Python loses an exception that falls into a finalizer."""
+
+
 class _Overdue(BaseException):
     """A check takes too long; no ``Exception``, so that the suite does not take it for the failure of a pass."""
 
@@ -169,7 +173,7 @@ def _within(seconds: float, check: Check) -> Outcome:
         raise _Overdue
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
     try:
         return run_check(check)
     except _Overdue:
