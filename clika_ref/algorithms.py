@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError, TargetError
@@ -206,9 +207,12 @@ def batches_of(
 
 
 def _is_smaller(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
-    leaves: list[Any] = [*call.args, *call.kwargs.values()]
+    """Whether a call has fewer samples than the one before, and is like it otherwise: what is left of the data."""
+    leaves: list[Any] = pytree.tree_leaves((call.args, call.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return sum(t.numel() for t in tensors) < sum(t.numel() for t in before)
+    if [(t.dtype, t.ndim, t.shape[1:]) for t in tensors] != [(t.dtype, t.ndim, t.shape[1:]) for t in before]:
+        return False
+    return any(t.ndim and len(t) < len(b) for t, b in zip(tensors, before, strict=True))
 
 
 def decide(stages: Stages, graph: Graph, wanted: Wanted, registry: Registry, log: CompilationLog) -> Quantization:

@@ -101,15 +101,15 @@ class QuantizedModule(SavedModule):
 
             def adopt(found: Quantization | None) -> None:
                 plan = found and Quantized(deployment.target, found.plan)
-                self.clika_adopt(plan, stages.calibration, wanted)
+                self.clika_adopt(plan, stages.calibration, replace(wanted, settings=search.settings(wanted.settings)))
 
             def score(found: Quantization | None) -> float:
                 adopt(found)
+                self.eval()  # also where the last evaluation trained
                 with torch.no_grad():
                     return eval_fn(self)
 
             try:
-                self.eval()
                 with log.stage("Searching") as stage:
                     search.run(stages.decided, score)
                     stage.done(search.in_one_line())
@@ -144,7 +144,9 @@ class QuantizedModule(SavedModule):
             has_data = how.calibration_inputs is not None
             calibration = begun(self.graph, wanted, registry, before, has_data=has_data)
             self._clika_calibration = calibration
-            yield calibrated(calibration, batches, wanted, registry, log, total=total), deployment, wanted, log
+            file = self._clika_options.ranges_file if has_data else ""
+            stages = calibrated(calibration, batches, wanted, registry, log, total=total, ranges_file=file)
+            yield stages, deployment, wanted, log
             self._clika_timings.update(log.timings)
 
     def _plan_for(self, deployment: BaseDeploymentSettings) -> Plan | None:

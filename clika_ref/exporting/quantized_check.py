@@ -15,6 +15,7 @@ from clika_ref.exporting.layer_check import first_broken_layer
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
 from clika_ref.quantization.calibration import sample_count
 from clika_ref.quantization.decision import decibels
+from clika_ref.quantization.energy import energy, missed
 from clika_ref.quantization_scheme import scheme_of
 
 MARGIN_DB = 0.5
@@ -63,7 +64,7 @@ def compare_quantized(
             exact, _ = interpret(graph, [t.clone() for t in inputs])
             simulated = as_multiplied(graph, inputs, rounding) if rounding else exact
         found = runner(inputs)
-        signal += sum(map(_energy, wanted))
+        signal += sum(energy(w) for w in wanted if w.is_floating_point())
         simulated_noise += _distance(wanted, simulated)
         exact_noise += _distance(wanted, exact)
         noise += _distance(wanted, found)
@@ -94,10 +95,5 @@ def _rounding_layers(graph: Graph, target: Target) -> dict[Node, int]:
     return rounding_layers(graph, scheme.weights_only) if scheme and scheme.weights_only else {}
 
 
-def _energy(x: torch.Tensor) -> float:
-    return float(x.double().square().sum()) if x.is_floating_point() else 0.0
-
-
 def _distance(wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> float:
-    pairs = ((w.double(), f.double()) for w, f in zip(wanted, found, strict=True) if w.is_floating_point())
-    return sum(_energy((w - f).masked_fill((w == f) | (w.isnan() & f.isnan()), 0.0)) for w, f in pairs)
+    return sum(missed(f, w) for w, f in zip(wanted, found, strict=True) if w.is_floating_point())

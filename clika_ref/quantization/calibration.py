@@ -76,7 +76,7 @@ class Calibration:
         number = self.table.batches + 1
 
         def observe(node: Node, results: tuple[Tensor, ...]) -> None:
-            if node.op.trait is SAME_SCALE:  # it has what its operand has
+            if moves_what_was_seen(node):  # it has what its operand has
                 return
             for value, result in zip(node.outputs, results, strict=True):
                 _observe(found, value, result, f"{node.op.name} in {node.origin}", number)
@@ -95,6 +95,9 @@ class Calibration:
         Raises:
             ModelError: NaN or an infinity is among the inputs.
         """
+        if inputs and not any(x.numel() for x in inputs):
+            msg = f"calibration batch {self.table.batches + 1} has no samples; leave it out"
+            raise ModelError(msg)
         for value, x in zip(self.graph.inputs, inputs, strict=True):
             if x.is_floating_point() and not torch.isfinite(x).all():
                 kind = "NaN" if x.isnan().any() else "an infinite number"
@@ -103,6 +106,13 @@ class Calibration:
                     "leave the batch out, or mend it"
                 )
                 raise ModelError(msg)
+
+
+def moves_what_was_seen(node: Node) -> bool:
+    """Whether a node only moves elements of a value that calibration looks at; what it picks of a constant is new."""
+    if node.op.trait is not SAME_SCALE:
+        return False
+    return not next(v for v in node.inputs if isinstance(v, Value)).is_constant
 
 
 def _observe(found: dict[str, Measured], value: Value, x: Tensor, where: str, batch: int) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clika_ref.core.errors import ModelError
 from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization_settings import QuantizationSettings
 
 EVERYTHING = sys.float_info.max
 """A threshold that no layer is above."""
@@ -68,6 +69,14 @@ class GoalSearch:
     def best(self) -> GoalTrial | None:
         """The trial within ``max_drop`` that has the fewest bytes; None where only the float model is."""
         return min((t for t in self.trials if t.is_within), key=lambda t: t.bytes, default=None)
+
+    def settings(self, chosen: QuantizationSettings) -> QuantizationSettings:
+        """Return settings by which other targets quantize as much: with the threshold of the best trial.
+
+        With one of 0, which quantizes nothing, where only the float model is within ``max_drop``.
+        """
+        threshold = min(self.best.threshold, EVERYTHING) if self.best is not None else 0.0
+        return replace(chosen, quantization_sensitivity_threshold=threshold, automatic_skip_quantization=True)
 
     def run(
         self, decided: Callable[[float], Quantization], score: Callable[[Quantization | None], float]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.quantization.calibration import moves_what_was_seen
 from clika_ref.quantization.layer_weights import groups_of, is_own, position_of
 from clika_ref.quantization_scheme import QuantizationScheme, Sums
 
@@ -215,6 +215,6 @@ def _tensors(node: Node) -> Iterator[Value]:
 
 def _moved_from(value: Value) -> Value:
     """Return the value that calibration looked at: the one that a value was moved from."""
-    while value.producer is not None and value.producer.op.trait is SAME_SCALE:
+    while value.producer is not None and moves_what_was_seen(value.producer):
         value = _operand(value.producer)
     return value

@@ -14,12 +14,16 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.bias_correction import correction
 from clika_ref.quantization.calibration import sample_count
+from clika_ref.quantization.energy import bounded, energy
 from clika_ref.quantization.observers import Range, quantization_error
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan, attributes_of, axis_of, integers_of
 from clika_ref.quantization.scales import Scale
 from clika_ref.quantization.statistics import Statistics
 from clika_ref.quantization_scheme import Integers
+
+UNKNOWN = 1e6
+"""The sensitivity of what no slope leads to the outputs from."""
 
 DRAWS = 16
 """Samples times random directions of the output in which their errors are measured; each direction costs one pass back.
@@ -130,26 +134,41 @@ class Tape:
     inputs: Sequence[Tensor]
 
     def weigh(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
-        """Return what errors at places do to the outputs, each alone, as shares of their energy: `sensitivities`."""
+        """Return what errors at places do to the outputs, each alone, as shares of their energy: `sensitivities`.
+
+        `UNKNOWN` where there is an error and no slope says what becomes of it: behind an argmax, a sign, a comparison.
+        """
         probes = probes or -(-DRAWS // sample_count(self.inputs))
-        whole = sum(_energy(o) for o in self.outputs)
+        whole = sum(energy(o) for o in self.outputs)
         found = dict.fromkeys(errors, 0.0)
-        if not whole or not errors:
-            return found
+        if whole and errors:
+            self._add_shares(found, errors, probes, probes * whole)
+        return {place: share or UNKNOWN * _is_error(errors[place]) for place, share in found.items()}
+
+    def _add_shares(self, found: dict[Any, float], errors: Mapping[Any, Tensor], probes: int, whole: float) -> None:
         leaves = [self.held[self.places[place]] for place in errors]
         for number in range(probes):
             for (place, error), slope in zip(errors.items(), self._slopes(leaves, number), strict=True):
                 if slope is not None:
                     moved = slope.mul(error)
                     moved = moved.flatten(1).sum(1) if _has_samples(error, self.inputs) else moved.sum()
-                    found[place] += float(moved.double().square().sum()) / (probes * whole)
-        return found
+                    found[place] += float(moved.double().square().sum()) / whole
 
     def _slopes(self, leaves: Sequence[Tensor], seed: int) -> Sequence[Tensor | None]:
         """Return the slopes of a sum of all outputs with random weights, None where there is no way to them."""
         spread = torch.Generator(self.outputs[0].device).manual_seed(seed)
         directions = [torch.randn(o.shape, generator=spread, dtype=o.dtype, device=o.device) for o in self.outputs]
         return torch.autograd.grad(self.outputs, leaves, directions, retain_graph=True, allow_unused=True)
+
+
+def too_sensitive(sensitivity: float, limit: float) -> str:
+    """Say that a sensitivity is above a threshold."""
+    if sensitivity >= UNKNOWN:
+        return (
+            "it cannot be weighed: only an argmax, a sign, a comparison or the like leads from it to the outputs; "
+            "automatic_skip_quantization=False quantizes it all the same"
+        )
+    return f"too sensitive: {sensitivity:.2g} is above quantization_sensitivity_threshold={limit:g}"
 
 
 def varying_share(*batches: Sequence[Tensor]) -> float:
@@ -160,17 +179,17 @@ def varying_share(*batches: Sequence[Tensor]) -> float:
     """
     whole = varying = 0.0
     for outputs in zip(*batches, strict=True):
-        first = outputs[0].detach()
-        alike = [o.detach() for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
+        first = bounded(outputs[0].detach())
+        alike = [bounded(o.detach()) for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
         samples = torch.cat(alike) if alike else first
-        whole += _energy(samples)
+        whole += energy(samples)
         if alike and len(samples) > 1:  # a mean of few samples takes its share of what varies
-            varying += _energy(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
+            varying += energy(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
     return min(varying / whole, 1.0) if whole else 0.0
 
 
-def _energy(x: Tensor) -> float:
-    return float(x.detach().double().square().sum())
+def _is_error(error: Tensor) -> bool:
+    return bool(error.any())
 
 
 def _has_samples(error: Tensor, inputs: Sequence[Tensor]) -> bool:

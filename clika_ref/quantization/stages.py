@@ -21,7 +21,7 @@ from clika_ref.quantization.placement import Placement, place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
-from clika_ref.quantization.sensitivity import Sensitivities, sensitivities, varying_share
+from clika_ref.quantization.sensitivity import Sensitivities, sensitivities, too_sensitive, varying_share
 from clika_ref.quantization.trials import Trial
 from clika_ref.quantization.weight_rounding import rounded_weights
 from clika_ref.quantization.weights_only import compressed_weights
@@ -245,8 +245,4 @@ def _too_sensitive(weighed: Sensitivities, settings: QuantizationSettings) -> di
         return {}
     if not limit:
         return dict.fromkeys(weighed.of, "quantization_sensitivity_threshold=0: it would change the numbers")
-    return {
-        node: f"too sensitive: {found:.2g} is above quantization_sensitivity_threshold={limit:g}"
-        for node, found in weighed.of.items()
-        if found > limit
-    }
+    return {node: too_sensitive(found, limit) for node, found in weighed.of.items() if found > limit}

@@ -12,6 +12,7 @@ from torch import Tensor
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
+from clika_ref.quantization.energy import energy, missed
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 
 
@@ -31,8 +32,8 @@ class Trial:
 
     def share(self, error: float) -> float:
         """Return an `error` as a share of ``||F||^2``."""
-        energy = sum(float(o.double().square().sum()) for o in self.outputs)
-        return error / energy if energy else 0.0
+        whole = sum(map(energy, self.outputs))
+        return error / whole if whole else 0.0
 
     @torch.no_grad()
     def error(self, plan: Plan) -> float:
@@ -41,4 +42,4 @@ class Trial:
         quantize_graph(twin, plan, self.operators)
         found = [o for o in interpret(twin, self.inputs)[0] if o.is_floating_point()]
         pairs = zip(found, self.outputs, strict=True)
-        return sum(float((q.double() - f.double()).square().sum()) for q, f in pairs)
+        return sum(missed(q, f) for q, f in pairs)

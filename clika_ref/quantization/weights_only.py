@@ -18,7 +18,7 @@ from clika_ref.quantization.error_feedback import rounded_with_feedback
 from clika_ref.quantization.layer_weights import is_own, numbers_of, position_of, weight_of
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import COMPUTE
-from clika_ref.quantization.sensitivity import Tape, taped, varying_share
+from clika_ref.quantization.sensitivity import Tape, taped, too_sensitive, varying_share
 from clika_ref.quantization_scheme import WeightsOnly
 from clika_ref.quantization_settings import QuantizationSettings
 
@@ -183,10 +183,7 @@ class _Trying:
         elif not limit:
             self.found.floats[node] = "quantization_sensitivity_threshold=0: it would change the numbers"
         else:
-            least = self.found.weighed[node]
-            self.found.floats[node] = (
-                f"too sensitive: {least:.2g} is above quantization_sensitivity_threshold={limit:g}"
-            )
+            self.found.floats[node] = too_sensitive(self.found.weighed[node], limit)
 
     @torch.no_grad()
     def _error(self, node: Node, held: Compressed) -> Tensor:

@@ -137,9 +137,13 @@ class _File:
         return Counter(node.op_type for node in self.nodes if node.op_type.startswith(KERNELS))
 
     def runs_in_integers(self, node: onnx.NodeProto) -> bool:
-        """Whether a node of an optimized graph reads or returns bytes; the borders between them and floats do not."""
+        """Whether a node of an optimized graph reads or returns bytes; the borders between them and floats do not.
+
+        Of what lies between reshapes of its own the runtime does not write the types.
+        """
         ends = [*node.input[:1], *node.output[:1]]
-        return node.op_type not in BORDERS and any(self.dtypes.get(n) in BYTES for n in ends)
+        is_border = node.op_type in BORDERS
+        return not is_border and (node.op_type.startswith(KERNELS) or any(self.dtypes.get(n) in BYTES for n in ends))
 
     def in_float(self, owner: str, reason: str = "") -> str:
         """Return `FLOAT`, and why not in integers where an operand of the node was quantized."""

@@ -1,0 +1,30 @@
+"""Energies of outputs, and of what they miss: without elements that masks put there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ENDLESS = 1e30
+"""Elements from here on are what a mask put there: infinities, or the least number of a dtype."""
+
+
+def energy(x: Tensor) -> float:
+    """Return the squares of elements, summed: of an output its signal, of a difference its noise."""
+    return float(bounded(x.detach().double()).square().sum())
+
+
+def missed(found: Tensor, wanted: Tensor) -> float:
+    """Return the energy of what an output misses of another one; where both are masked, or not a number, nothing."""
+    found, wanted = found.detach().double(), wanted.detach().double()
+    same = (found == wanted) | (found.isnan() & wanted.isnan()) | (_is_endless(found) & _is_endless(wanted))
+    return float((found - wanted).masked_fill(same, 0.0).square().sum())
+
+
+def bounded(x: Tensor) -> Tensor:
+    """Return elements with 0 in place of what masks put there."""
+    return x.masked_fill(_is_endless(x) | x.isnan(), 0.0)
+
+
+def _is_endless(x: Tensor) -> Tensor:
+    return torch.abs(x) >= ENDLESS

@@ -1,0 +1,108 @@
+"""Outputs that tell little of what layers do: masked ones, integers, and what is picked of tables."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.core.errors import ModelError
+from clika_ref.quantization.energy import energy, missed
+
+ORT = DeploymentSettings_ONNXRuntime_ONNX()
+LEAST = torch.finfo(torch.float32).min
+
+
+class Scores(nn.Module):
+    """Two layers, whose result is masked, or made something else of."""
+
+    def __init__(self, end):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.end = nn.Linear(16, 32), nn.Linear(32, 8), end
+
+    def forward(self, x):
+        return self.end(self.second(self.first(x).relu()))
+
+
+def masked(fill):
+    keep = torch.arange(8) % 2 == 0
+    return lambda y: y.masked_fill(~keep, fill)
+
+
+def compiled(model, data, **settings):
+    return clika_compile(
+        model.eval(),
+        tracing_inputs=data[:1],
+        calibration_inputs=data,
+        quantization_settings=QuantizationSettings(**settings),
+        deployment_settings=ORT,
+    ).eval()
+
+
+def decided(model, **settings):
+    data = [torch.randn(8, 16, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    return compiled(model, data).clika_initialize_algorithms(QuantizationSettings(**settings), deployment_settings=ORT)
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, LEAST])
+def test_what_a_mask_puts_into_outputs_weighs_nothing(fill):
+    plain = decided(Scores(masked(0.0)))
+    found = decided(Scores(masked(fill)))
+    for with_mask, without in zip(found.layers, plain.layers, strict=True):
+        assert with_mask.sensitivity == pytest.approx(without.sensitivity, rel=0.5)
+    assert all(row.sqnr < 100 for row in found.what_if)
+
+
+@pytest.mark.parametrize("end", [lambda y: y.argmax(-1), lambda y: y > 0, torch.sign], ids=["argmax", "above", "sign"])
+def test_layers_from_which_no_slope_leads_to_the_outputs_stay_float_and_say_so(end):
+    found = decided(Scores(end))
+    assert {layer.reason.partition(":")[0] for layer in found.layers} == {"it cannot be weighed"}
+    assert not any(layer.reason for layer in decided(Scores(end), automatic_skip_quantization=False).layers)
+
+
+def test_what_is_picked_of_a_table_has_a_range():
+    model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 8))
+    data = [torch.randint(0, 50, (4, 6), generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    module = compiled(model, data, automatic_skip_quantization=False)
+    (layer,) = (node for node in module.clika_explain().nodes if node.products)
+    assert (layer.planned, layer.runs) == ("int8", "int8")
+
+
+def test_layers_between_reshapes_of_the_runtimes_own_are_told():
+    model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
+    data = [torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    found = compiled(model, data, automatic_skip_quantization=False).clika_explain()
+    assert [node.runs for node in found.nodes if node.products] == ["int8", "int8"]
+
+
+@pytest.mark.parametrize(
+    "last", ["hello", None, {"nonsense": 1}, torch.randn(4, 15), torch.randn(4, 16, dtype=torch.float64)]
+)
+def test_a_last_batch_of_another_kind_is_refused(last):
+    data = [torch.randn(8, 16), torch.randn(8, 16)]
+    with pytest.raises(ModelError, match="calibration batch 3"):
+        compiled(Scores(torch.relu), [*data, last])
+
+
+def test_a_last_batch_of_fewer_samples_is_left_out_where_the_batch_is_fixed():
+    data = [torch.randn(8, 16), torch.randn(8, 16), torch.randn(3, 16)]
+    assert compiled(Scores(torch.relu), data)(data[0]).shape == (8, 8)
+
+
+def test_a_batch_without_samples_is_refused():
+    data = [torch.randn(8, 16), torch.randn(4, 16), torch.randn(0, 16)]
+    with pytest.raises(ModelError, match="calibration batch 3 has no samples; leave it out"):
+        clika_compile(
+            Scores(torch.relu).eval(),
+            tracing_inputs=data[:2],
+            calibration_inputs=data,
+            quantization_settings=QuantizationSettings(),
+            deployment_settings=ORT,
+        )
+
+
+def test_energies_leave_out_what_is_masked_and_count_what_only_one_of_two_masks():
+    x = torch.tensor([3.0, -torch.inf, LEAST, torch.nan])
+    assert energy(x) == 9.0
+    assert missed(torch.tensor([2.0, -torch.inf, -torch.inf, torch.nan]), x) == 1.0
+    assert missed(torch.tensor([3.0, 0.0, LEAST, torch.nan]), x) == torch.inf
