@@ -264,6 +264,28 @@ def test_ranges_are_saved_when_compilation_is_interrupted_and_begun_with(tmp_pat
         )
 
 
+def test_ranges_are_saved_where_quantization_comes_later_too(tmp_path):
+    file = tmp_path / "ranges.safetensors"
+    module = clika_compile(net(), tracing_inputs=batches(1), ranges_file=str(file)).eval()
+    module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
+    assert file.exists()
+
+
+def test_what_a_goal_left_float_stays_float_for_other_targets_and_an_evaluation_may_train():
+    module = compiled()
+    scores = iter([1.0, 0.0, *[0.0] * 20])
+
+    def evaluate(candidate):
+        assert not candidate.training
+        candidate.train()
+        return next(scores)
+
+    search = module.clika_quantize_to_goal(evaluate, 0.5)
+    assert search.best is None
+    (row,) = module.clika_compare_targets(HERE).rows
+    assert row.layers == 0
+
+
 def test_a_last_batch_that_is_merely_smaller_is_left_out_with_a_warning(tmp_path):
     data = [*batches(5), batches(1, 2)[0]]
     compiled(data=iter(data), logs_dir=tmp_path)
