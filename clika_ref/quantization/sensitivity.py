@@ -136,23 +136,25 @@ class Tape:
     def weigh(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
         """Return what errors at places do to the outputs, each alone, as shares of their energy: `sensitivities`.
 
-        `UNKNOWN` where there is an error and no slope says what becomes of it: behind an argmax, a sign, a comparison.
+        `UNKNOWN` where no slope says what becomes of an error, as behind an argmax or a comparison.
         """
         probes = probes or -(-DRAWS // sample_count(self.inputs))
         whole = sum(energy(o) for o in self.outputs)
+        if not self.outputs:
+            return {place: UNKNOWN * bool(error.any()) for place, error in errors.items()}
         found = dict.fromkeys(errors, 0.0)
-        if whole and errors:
-            self._add_shares(found, errors, probes, probes * whole)
-        return {place: share or UNKNOWN * _is_error(errors[place]) for place, share in found.items()}
-
-    def _add_shares(self, found: dict[Any, float], errors: Mapping[Any, Tensor], probes: int, whole: float) -> None:
+        if not whole or not errors:
+            return found
         leaves = [self.held[self.places[place]] for place in errors]
         for number in range(probes):
             for (place, error), slope in zip(errors.items(), self._slopes(leaves, number), strict=True):
-                if slope is not None:
+                if slope is None:
+                    found[place] = UNKNOWN * bool(error.any())
+                else:
                     moved = slope.mul(error)
                     moved = moved.flatten(1).sum(1) if _has_samples(error, self.inputs) else moved.sum()
-                    found[place] += float(moved.double().square().sum()) / whole
+                    found[place] += float(moved.double().square().sum()) / (probes * whole)
+        return found
 
     def _slopes(self, leaves: Sequence[Tensor], seed: int) -> Sequence[Tensor | None]:
         """Return the slopes of a sum of all outputs with random weights, None where there is no way to them."""
@@ -165,7 +167,7 @@ def too_sensitive(sensitivity: float, limit: float) -> str:
     """Say that a sensitivity is above a threshold."""
     if sensitivity >= UNKNOWN:
         return (
-            "it cannot be weighed: only an argmax, a sign, a comparison or the like leads from it to the outputs; "
+            "it cannot be weighed: only an argmax, a comparison or the like leads from it to the outputs; "
             "automatic_skip_quantization=False quantizes it all the same"
         )
     return f"too sensitive: {sensitivity:.2g} is above quantization_sensitivity_threshold={limit:g}"
@@ -186,10 +188,6 @@ def varying_share(*batches: Sequence[Tensor]) -> float:
         if alike and len(samples) > 1:  # a mean of few samples takes its share of what varies
             varying += energy(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
     return min(varying / whole, 1.0) if whole else 0.0
-
-
-def _is_error(error: Tensor) -> bool:
-    return bool(error.any())
 
 
 def _has_samples(error: Tensor, inputs: Sequence[Tensor]) -> bool:
