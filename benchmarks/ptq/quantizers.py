@@ -29,9 +29,7 @@ def ours(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any)
     compiled(model, calibration, DeploymentSettings_ONNXRuntime_ONNX()).clika_export(path)
 
 
-def compiled(
-    model: torch.nn.Module, calibration: list[Batch], deployment: BaseDeploymentSettings, *, keep: bool = False
-) -> ClikaModule:
+def compiled(model: torch.nn.Module, calibration: list[Batch], deployment: BaseDeploymentSettings) -> ClikaModule:
     """Return a module that is quantized for a target with the default settings."""
     from clika_ref import (  # noqa: PLC0415 - what a road does not need must not cost it memory
         ClikaCompileOptions,
@@ -47,7 +45,7 @@ def compiled(
         quantization_settings=QuantizationSettings(),
         deployment_settings=deployment,
         clika_compile_options=ClikaCompileOptions(compare_after_export=False),
-        discard_input_model=not keep,
+        discard_input_model=True,
     )
 
 

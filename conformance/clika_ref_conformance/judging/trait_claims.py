@@ -33,6 +33,10 @@ def broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]
     multiply and add up are linear in their weight, one output channel after the other, and add the bias as it is. What
     factors pass through, or what is scaled by vectors, returns twice as much of what is twice as large.
     """
+    named = (op.trait.weight, op.trait.bias, *op.trait.factors)
+    lacking = [place for place in named if place is not None and place >= len(operands)]
+    if lacking:
+        return f"it has no operand {lacking[0]}: it has {len(operands)}, which are counted from 0"
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]
     if op.trait is SAME_SCALE:
         return _moved(_results(op, operands, attrs), tensors[:1], "its first operand")
@@ -64,9 +68,6 @@ def _moved(results: Iterable[torch.Tensor], sources: Sequence[torch.Tensor], who
 
 def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
     trait = op.trait
-    lacking = [place for place in (trait.weight, trait.bias) if place is not None and place >= len(operands)]
-    if lacking:
-        return f"it has no operand {lacking[0]}: it has {len(operands)}, which are counted from 0"
     weight = operands[trait.weight or 0]
     if not isinstance(weight, torch.Tensor) or not weight.is_floating_point() or weight.ndim < 2 or not weight.numel():
         return None  # a vector has no output channels
@@ -87,9 +88,6 @@ def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -
 
 def _doubles(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], positions: Sequence[int]) -> str | None:
     """Say so where an element of the last side that is twice as large in some operands is not so in the result."""
-    lacking = [place for place in positions if place >= len(operands)]
-    if lacking:
-        return f"it has no operand {lacking[0]}: it has {len(operands)}, which are counted from 0"
     first = operands[positions[0]]
     if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not first.ndim or not first.numel():
         return None  # without it, nothing is scaled

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from clika_ref_conformance.mutants.altering import Altered
@@ -13,34 +11,16 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("mixed-dtypes")
 
 
-def _as_they_are(op: Any) -> Altered:
-    """Return an ``op`` that converts no operand for the sake of another."""
-    return Altered(op, promote=lambda op, *operands, to=None: operands if to is None else op.promote(*operands, to=to))
-
-
+@FAULTS.lowering("soft_margin_loss", "a target of another dtype stays so")
+@FAULTS.lowering("huber_loss", "a target of another dtype stays so")
+@FAULTS.lowering("cross_entropy_loss", "probabilities of another dtype stay so")
+@FAULTS.lowering("weight_norm", "a factor of another dtype stays so")
 @FAULTS.lowering("addr", "vectors keep a dtype that is not that of the matrix")
 def _(original, op, *operands, **attrs):
-    return original(_as_they_are(op), *operands, **attrs)
+    def promote(op, *operands, to=None):
+        return operands if to is None else op.promote(*operands, to=to)
 
-
-@FAULTS.lowering("weight_norm", "a factor of another dtype stays so")
-def _(original, op, *operands, **attrs):
-    return original(_as_they_are(op), *operands, **attrs)
-
-
-@FAULTS.lowering("cross_entropy_loss", "probabilities of another dtype stay so")
-def _(original, op, *operands, **attrs):
-    return original(_as_they_are(op), *operands, **attrs)
-
-
-@FAULTS.lowering("huber_loss", "a target of another dtype stays so")
-def _(original, op, *operands, **attrs):
-    return original(_as_they_are(op), *operands, **attrs)
-
-
-@FAULTS.lowering("soft_margin_loss", "a target of another dtype stays so")
-def _(original, op, *operands, **attrs):
-    return original(_as_they_are(op), *operands, **attrs)
+    return original(Altered(op, promote=promote), *operands, **attrs)
 
 
 @FAULTS.lowering("weight_norm", "the elements of a vector share one norm")

@@ -60,11 +60,8 @@ def pair(draw, s, *, is_mixed=False, **target):
     """Draw an input and a target, of one dtype unless they may be mixed, of which the target may broadcast."""
     x = draw(s.tensor(rank=draw(s.choice(2, 3, 1, 0)), dtype=FLOATS))
     shape = x.shape if draw(s.booleans()) else x.shape[1:]
-    return x, draw(
-        s.tensor(
-            shape=shape, dtype=draw(s.choice(x.dtype, torch.float64, torch.int64)) if is_mixed else x.dtype, **target
-        )
-    )
+    dtype = draw(s.choice(x.dtype, torch.float64, torch.int64)) if is_mixed else x.dtype
+    return x, draw(s.tensor(shape=shape, dtype=dtype, **target))
 
 
 @operator(aten.mse_loss.default, error=COMPOSE)

@@ -6,10 +6,10 @@ import torch
 from clika_ref_cleanup.addmm_to_linear import AddmmToLinear
 
 
-def product(sketch, *, bias=(5,), dtype=torch.float32, bias_dtype=None, **attrs):
+def product(sketch, *, bias=(5,), dtype=torch.float32, **attrs):
     x = sketch("relu", sketch.input("n", 4, dtype=dtype))
     weight = sketch.constant(torch.arange(20.0).reshape(4, 5).to(dtype), "h.weight")
-    offset = sketch.constant(torch.ones(bias, dtype=bias_dtype or dtype), "h.bias")
+    offset = sketch.constant(torch.ones(bias, dtype=dtype), "h.bias")
     return sketch("addmm", offset, x, weight, **attrs)
 
 

@@ -140,9 +140,9 @@ class OnnxFile:
             else:
                 yield node
 
-    def behind_pair(self, quantizer: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Return who reads what a quantizer makes, behind its dequantizers."""
-        pairs = [n for n in self.readers.get(quantizer.output[0], []) if n.op_type == DEQUANTIZE]
+    def behind_pairs(self, integers: str) -> list[onnx.NodeProto]:
+        """Return who reads integers, behind their dequantizers."""
+        pairs = [n for n in self.readers.get(integers, []) if n.op_type == DEQUANTIZE]
         return [reader for n in pairs for reader in self.sinks(n.output[0])]
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:

@@ -33,7 +33,7 @@ def _(file: OnnxFile) -> Found:
         made = file.source(node.input[0], NOTHING)
         if made is None or made.op_type not in (*WEIGHTED, "BatchNormalization"):
             continue
-        for reader in file.behind_pair(node):
+        for reader in file.behind_pairs(node.output[0]):
             is_bias = reader.op_type == "Add" and any(map(file.is_constant, reader.input))
             if reader.op_type in FUSED_BEHIND or is_bias:
                 yield node, f"lies between {made.op_type} and {reader.op_type}, which do not fuse then; put it behind"
@@ -74,8 +74,7 @@ def _behind_quantizer(file: OnnxFile, name: str) -> onnx.NodeProto | None:
 
 def serves_layers(file: OnnxFile, made: onnx.NodeProto) -> bool:
     """Whether a layer reads what a dequantizer, or another one of the same integers, makes."""
-    pairs = [n for n in file.readers.get(made.input[0], []) if n.op_type == DEQUANTIZE]
-    return any(reader.op_type in WEIGHTED for n in pairs for reader in file.sinks(n.output[0]))
+    return any(reader.op_type in WEIGHTED for reader in file.behind_pairs(made.input[0]))
 
 
 @rule("one-quantizer")

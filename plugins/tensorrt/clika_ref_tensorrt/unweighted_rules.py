@@ -68,7 +68,7 @@ def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE):
         if not file.readers.get(node.output[0]) and not file.is_weight(node):
             yield node, "nothing reads what it makes: the pair costs time and accuracy, and saves none"
-        readers = file.behind_pair(node)
+        readers = file.behind_pairs(node.output[0])
         has_pair = any(reader.op_type == DEQUANTIZE for reader in file.readers.get(node.output[0], []))
         if has_pair and not any(reader.op_type in useful for reader in readers):
             kinds = ", ".join(sorted({reader.op_type for reader in readers})) or "an output"
