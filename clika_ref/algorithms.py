@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from clika_ref.input_checks import check_inputs
 from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.ranges import RangeTable
@@ -58,9 +60,11 @@ class Wanted:
         """Find out what cannot be had before the data is read.
 
         Raises:
-            ModelError: this version does not have it.
+            ModelError: this version does not have it, or a list in the settings was changed to what they do not take.
             TargetError: the target computes in float.
         """
+        for settings in (self.settings, *self.layers.values()):
+            settings.check()
         if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
             msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
             raise TargetError(msg)
@@ -84,9 +88,12 @@ class Wanted:
 
 def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
     """Return a calibration of a graph as it is going to be written, which begins with what another one has found."""
-    clone = graph.clone()
+    clone, model = graph.clone(), fingerprint(graph)
     lower(clone, registry, wanted.target)
-    calibration = Calibration(clone) if found is None else replace(found, graph=clone)
+    if found is None:
+        calibration = Calibration(clone, RangeTable(model=model), model=model)
+    else:
+        calibration = replace(found, graph=clone, model=model)
     _smooth(calibration, registry)
     return calibration
 
@@ -155,27 +162,39 @@ def _share(switch: Switch, share: float) -> float | None:
     return None if switch == "off" else 1.0 if switch == "on" else share
 
 
+ANEW = "name another file in ranges_file, or remove this one, to calibrate anew"
+
+
 @contextlib.contextmanager
-def kept_in(file: str, calibration: Calibration, registry: Registry, log: CompilationLog) -> Iterator[None]:
+def kept_in(
+    file: str | PathLike[str], calibration: Calibration, registry: Registry, log: CompilationLog
+) -> Iterator[None]:
     """Begin with the ranges in a file, where it exists, and save there what is found, also after an interrupt."""
     if not file:
         yield
         return
-    if Path(file).exists():
-        calibration.table = RangeTable.load(file)
+    path = Path(file)
+    if path.exists():
+        calibration.table = _ranges_in(path, calibration)
         _smooth(calibration, registry)
         strange = _strange_values(calibration)
         if strange:
-            msg = (
-                f"{file} holds the ranges of another model, or for another target: this one has no value {strange[0]!r}"
-            )
+            msg = f"{path} holds ranges for another target: for this one the model has no value {strange[0]!r}; {ANEW}"
             raise ModelError(msg)
     try:
         yield
     finally:
         if calibration.table.batches:
-            calibration.table.save(file)
-            log.detail(f"The ranges of {calibration.table.batches:,} batches are in {file}")
+            calibration.table.save(path)
+            log.detail(f"The ranges of {calibration.table.batches:,} batches are in {path}")
+
+
+def _ranges_in(path: Path, calibration: Calibration) -> RangeTable:
+    found = RangeTable.load(path)
+    if found.model != calibration.model:
+        msg = f"{path} holds the ranges of another model, or of this one with other weights; {ANEW}"
+        raise ModelError(msg)
+    return found
 
 
 def batches_of(
@@ -261,7 +280,7 @@ def calibrated(
     log: CompilationLog,
     *,
     total: int | None = None,
-    ranges_file: str = "",
+    ranges_file: str | PathLike[str] = "",
 ) -> Stages:
     """Calibrate a graph on batches; return the stages that decide what of it becomes integers.
 

@@ -41,7 +41,10 @@ KINDS: Mapping[str, tuple[Any, str]] = {
 }
 """What else is of one kind, and how to say so; None is always the default."""
 
-CALLS: Mapping[str, tuple[str, ...]] = {"data_transform_fn": ("element",), "forward_fn": ("model", "args", "kwargs")}
+CALLS: Mapping[str, tuple[str, ...]] = {
+    "data_transform_fn": ("element",),
+    "forward_fn": ("model", "args", "kwargs"),
+}
 """Functions, and what they are called with."""
 
 SCRIPTED = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)
@@ -58,19 +61,32 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         automatic = name == "dynamic" and arguments[name] is None  # the default of torch.compile
         if not isinstance(arguments[name], bool) and not automatic:
             raise _other(name, arguments[name], "True or False")
-    for name, (kind, wanted) in KINDS.items():
-        value = arguments[name]
-        if value is not None and not isinstance(value, kind):
-            raise _other(name, value, wanted)
-    for name, parameters in CALLS.items():
-        if arguments[name] is not None:
-            _check_call(name, arguments[name], parameters)
-    if arguments["calibration_inputs"] is not None:
-        refuse_no_list(arguments["calibration_inputs"], "calibration_inputs")
+    check_kinds(arguments)
     _refuse_quantization(arguments)
     if not arguments["fullgraph"]:
         msg = "fullgraph=False (partial graphs) is not available in this version; compile its parts one by one"
         raise ModelError(msg)
+
+
+def check_kinds(arguments: Mapping[str, Any]) -> None:
+    """Check arguments that mean what they mean to ``clika_compile``, by their names; others are left alone.
+
+    Raises:
+        ModelError: one is of another kind.
+    """
+    for name, (kind, wanted) in KINDS.items():
+        value = arguments.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise _other(name, value, wanted)
+    for name, parameters in CALLS.items():
+        if arguments.get(name) is not None:
+            check_call(name, arguments[name], parameters)
+    if arguments.get("calibration_inputs") is not None:
+        refuse_no_list(arguments["calibration_inputs"], "calibration_inputs")
+    for name, settings in (arguments.get("layer_quantization_settings") or {}).items():
+        if not isinstance(name, str) or not isinstance(settings, LayerQuantizationSettings):
+            wanted = "names of layers and LayerQuantizationSettings"
+            raise _other("layer_quantization_settings", {name: settings}, wanted)
 
 
 def refuse_scripted(module_or_func: Any) -> None:
@@ -88,10 +104,15 @@ def refuse_scripted(module_or_func: Any) -> None:
         raise ModelError(msg)
 
 
-def _check_call(name: str, function: Any, parameters: tuple[str, ...]) -> None:
+def check_call(name: str, function: Any, parameters: tuple[str, ...]) -> None:
+    """Check that a function can be called with parameters.
+
+    Raises:
+        ModelError: it cannot.
+    """
     form = f"{name}({', '.join(parameters)})"
     if not callable(function):
-        raise _other(name, function, f"a function that is called as {form}, or None")
+        raise _other(name, function, f"a function that is called as {form}")
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # Python cannot tell it, as of some builtins
@@ -104,11 +125,6 @@ def _check_call(name: str, function: Any, parameters: tuple[str, ...]) -> None:
 
 
 def _refuse_quantization(arguments: Mapping[str, Any]) -> None:
-    for name, settings in (arguments["layer_quantization_settings"] or {}).items():
-        if not isinstance(name, str) or not isinstance(settings, LayerQuantizationSettings):
-            raise _other(
-                "layer_quantization_settings", {name: settings}, "names of layers and LayerQuantizationSettings"
-            )
     if arguments["quantization_settings"] is not None:
         for name in ("deployment_settings", "calibration_inputs"):
             if arguments[name] is None:

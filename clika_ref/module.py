@@ -176,6 +176,7 @@ class ClikaModule(QuantizedModule):
         form = configuration()
         inputs = chosen_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])
         defaults = form.kept(self._clika_signature.output_names(inputs))
+        plan = self._plan_for(deployment)
         request = ExportRequest(
             self.graph.clone(form.kept(self.graph.outputs)),
             file,
@@ -184,12 +185,13 @@ class ClikaModule(QuantizedModule):
             inputs,
             chosen_names("output_names", output_names, defaults, taken=inputs),
             dynamic_axes,
-            self._plan_for(deployment),
+            plan,
             self._clika_options,
             [*self._clika_examples, *(self._clika_calibration.reservoir.batches if self._clika_calibration else ())],
             form,
         )
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
+            self._warn_of_trained_weights(plan, log)
             artifact = export(request, deployment, self._clika_registry or load_registry(), log)
             self._clika_timings.update(log.timings)
         return artifact

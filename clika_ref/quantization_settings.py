@@ -42,6 +42,15 @@ class _Checked:
             msg = f"{type(self).__name__}: {contradiction}"
             raise ModelError(msg)
 
+    def check(self) -> None:
+        """Check all fields again, as what is in a list may have been changed since it was set.
+
+        Raises:
+            ModelError: a value is of another kind, or contradicts another one.
+        """
+        for of in dataclasses.fields(self):
+            setattr(self, of.name, getattr(self, of.name))
+
     def _contradiction(self) -> str:
         """Say which fields contradict each other, once all are set; nothing where none do."""
         return ""
@@ -156,6 +165,11 @@ class QuantizationSettings(_Checked):
             return (
                 "quantization_sensitivity_threshold=0 leaves float what changes the numbers, and "
                 "automatic_skip_quantization=False leaves nothing; choose one of them"
+            )
+        if self.prefer_weights_only_quantization and self.activations_num_bits != 8:
+            return (
+                "prefer_weights_only_quantization leaves values between layers float, and activations_num_bits="
+                f"{self.activations_num_bits} says how wide their integers are; leave one of them out"
             )
         return ""
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from clika_ref.algorithms import Wanted, batches_of, begun, calibrated, decide
+from clika_ref.argument_checks import check_call, check_kinds
 from clika_ref.autocast import outside_autocast
 from clika_ref.capture.calibration_inputs import CalibrationInputs
 from clika_ref.capture.callables import callee_of
@@ -19,6 +20,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
 from clika_ref.exporting.export import target_for
 from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.goal import TRIALS, GoalSearch
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.stages import Stages
@@ -39,6 +41,16 @@ class _How:
     layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None
     data_transform_fn: Callable[[Any], Any] | None = None
     forward_fn: ForwardFn | None = None
+
+
+@dataclass(frozen=True)
+class _Calibrated:
+    """What decides, for which target, and where to tell what."""
+
+    stages: Stages
+    deployment: BaseDeploymentSettings
+    wanted: Wanted
+    log: CompilationLog
 
 
 class QuantizedModule(SavedModule):
@@ -65,11 +77,13 @@ class QuantizedModule(SavedModule):
             ModelError: there is no data, or it does not fit; settings ask for what there is not.
             TargetError: the target computes in float, or no plugin provides it.
         """
+        check_kinds(locals())  # which are the arguments, and nothing else yet
         how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, data_transform_fn, forward_fn)
-        with self._calibrated(quantization_settings, how) as (stages, deployment, wanted, log):
-            found = decide(stages, self.graph, wanted, self._clika_registry or load_registry(), log)
-        self._clika_deployment = deployment
-        self.clika_adopt(Quantized(deployment.target, found.plan), stages.calibration, wanted)
+        with self._calibrated(quantization_settings, how) as ready:
+            registry = self._clika_registry or load_registry()
+            found = decide(ready.stages, self.graph, ready.wanted, registry, ready.log)
+        self._clika_deployment = ready.deployment
+        self.clika_adopt(Quantized(ready.deployment.target, found.plan), ready.stages.calibration, ready.wanted)
         return found
 
     def clika_quantize_to_goal(
@@ -77,7 +91,12 @@ class QuantizedModule(SavedModule):
         eval_fn: Callable[[Self], float],
         max_drop: float,
         quantization_settings: QuantizationSettings | None = None,
-        **how: Any,
+        *,
+        calibration_inputs: Iterable[Any] | None = None,
+        deployment_settings: BaseDeploymentSettings | None = None,
+        layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
+        data_transform_fn: Callable[[Any], Any] | None = None,
+        forward_fn: ForwardFn | None = None,
     ) -> GoalSearch:
         """Quantize as much as lets the score of ``eval_fn`` fall by ``max_drop`` at most; return what was tried.
 
@@ -89,45 +108,55 @@ class QuantizedModule(SavedModule):
             eval_fn: takes this module, in eval mode and without gradients, and returns a score of which more is better.
             max_drop: by how much the score may fall, in its own units; from 0.
             quantization_settings: as for `clika_compile`; the threshold in it is what is searched for.
-            how: the other arguments of `clika_initialize_algorithms`.
+            calibration_inputs: this and what follows, as for `clika_initialize_algorithms`.
+            deployment_settings: of which target.
+            layer_quantization_settings: what is otherwise for single layers.
+            data_transform_fn: applied to each element.
+            forward_fn: how an element is fed.
 
         Raises:
             ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` none from 0.
             TargetError: as `clika_initialize_algorithms`.
         """
-        search, before, training = GoalSearch(max_drop), self._clika_quantized, self.training
-        former = self._clika_wanted
-        with self._calibrated(quantization_settings, _How(**how)) as (stages, deployment, wanted, log):
-
-            def adopt(found: Quantization | None) -> None:
-                plan = found and Quantized(deployment.target, found.plan)
-                self.clika_adopt(plan, stages.calibration, replace(wanted, settings=search.settings(wanted.settings)))
-
-            def score(found: Quantization | None) -> float:
-                adopt(found)
-                self.eval()  # also where the last evaluation trained
-                with torch.no_grad():
-                    return eval_fn(self)
-
-            try:
-                with log.stage("Searching") as stage:
-                    search.run(stages.decided, score)
-                    stage.done(search.in_one_line())
-            finally:
-                self.train(training)
-                if search.best is not None or search.is_done:
-                    adopt(search.best and search.best.found)
-                    self._clika_deployment = deployment
-                else:
-                    self.clika_adopt(before, stages.calibration, former)
-            log.table("Goal", TRIALS, search.rows())
+        check_kinds(locals())  # which are the arguments, and nothing else yet
+        check_call("eval_fn", eval_fn, ("module",))
+        search = GoalSearch(max_drop)
+        how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, data_transform_fn, forward_fn)
+        with self._calibrated(quantization_settings, how) as ready:
+            self._search(search, eval_fn, ready)
         return search
 
+    def _search(self, search: GoalSearch, eval_fn: Callable[[Self], float], ready: _Calibrated) -> None:
+        """Run a search on this module, which keeps the best that it finds, or what it had."""
+        before, former, training = self._clika_quantized, self._clika_wanted, self.training
+        stages, wanted = ready.stages, ready.wanted
+
+        def adopt(found: Quantization | None) -> None:
+            plan = found and Quantized(ready.deployment.target, found.plan)
+            self.clika_adopt(plan, stages.calibration, replace(wanted, settings=search.settings(wanted.settings)))
+
+        def score(found: Quantization | None) -> float:
+            adopt(found)
+            self.eval()  # also where the last evaluation trained
+            with torch.no_grad():
+                return eval_fn(self)
+
+        try:
+            with ready.log.stage("Searching") as stage:
+                search.run(stages.decided, score)
+                stage.done(search.in_one_line())
+        finally:
+            self.train(training)
+            if search.best is not None or search.is_done:
+                adopt(search.best and search.best.found)
+                self._clika_deployment = ready.deployment
+            else:
+                self.clika_adopt(before, stages.calibration, former)
+        ready.log.table("Goal", TRIALS, search.rows())
+
     @contextlib.contextmanager
-    def _calibrated(
-        self, settings: QuantizationSettings | None, how: _How
-    ) -> Iterator[tuple[Stages, BaseDeploymentSettings, Wanted, CompilationLog]]:
-        """Calibrate as the user wants; yield what decides, for which target, and where to tell what."""
+    def _calibrated(self, settings: QuantizationSettings | None, how: _How) -> Iterator[_Calibrated]:
+        """Calibrate as the user wants."""
         registry, before = self._clika_registry or load_registry(), self._clika_calibration
         deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         layers = how.layer_quantization_settings or {}
@@ -146,7 +175,7 @@ class QuantizedModule(SavedModule):
             self._clika_calibration = calibration
             file = self._clika_options.ranges_file if has_data else ""
             stages = calibrated(calibration, batches, wanted, registry, log, total=total, ranges_file=file)
-            yield stages, deployment, wanted, log
+            yield _Calibrated(stages, deployment, wanted, log)
             self._clika_timings.update(log.timings)
 
     def _plan_for(self, deployment: BaseDeploymentSettings) -> Plan | None:
@@ -160,6 +189,15 @@ class QuantizedModule(SavedModule):
         if own is None or deployment == known or (known is None and own.target == deployment.target):
             return own and own.plan
         return self._decided_for(target_for(deployment, self._clika_registry or load_registry())).plan
+
+    def _warn_of_trained_weights(self, plan: Plan | None, log: CompilationLog) -> None:
+        """Warn where a plan has the scales of weights that have been trained since, or loaded."""
+        own, before = self._clika_quantized, self._clika_calibration
+        if own is not None and own.plan is plan and before is not None and before.model != fingerprint(self.graph):
+            log.warning(
+                "The weights have changed since their scales were found, and what lies beyond these is cut off; "
+                "clika_initialize_algorithms() finds them anew, without data"
+            )
 
     def _decided_for(self, target: Target) -> Quantization:
         """Decide for a target from the ranges that are there."""

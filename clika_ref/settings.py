@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, ClassVar, Literal, get_args
 
 from clika_ref.core.errors import ModelError, TargetError
@@ -131,6 +132,9 @@ Switch = Literal["auto", "on", "off"]
 Goal = Literal["size", "latency"]
 """What quantization is for, beside the numbers."""
 
+TAKEN: Mapping[type, tuple[type, ...]] = {bool: (bool,), float: (float, int), str: (str, PathLike)}
+"""By the type of an option's default, what the option takes."""
+
 SWITCHES = ("smoothing", "equalization", "weight_clipping", "weight_rounding", "bias_correction")
 """The options that are one."""
 
@@ -148,7 +152,7 @@ class ClikaCompileOptions:
     external_data: bool = False
     """Write weights to a file beside the artifact even where one file could hold them (2 GB)."""
 
-    ranges_file: str = ""
+    ranges_file: str | PathLike[str] = ""
     """Where to save the ranges that calibration finds, also when it is interrupted; one that exists is begun with, and
     the batches that it counts are not run again. Nowhere where empty."""
 
@@ -184,8 +188,13 @@ class ClikaCompileOptions:
         """Refuse values of another kind.
 
         Raises:
-            ModelError: a switch is neither on, off nor auto, or a time is negative.
+            ModelError: a value has another type, a switch is neither on, off nor auto, or a time is negative.
         """
+        for option in dataclasses.fields(self):
+            value, wanted = getattr(self, option.name), type(option.default)
+            if not isinstance(value, TAKEN[wanted]) or isinstance(value, bool) is not (wanted is bool):
+                msg = f"option {option.name!r} is {value!r}, a {type(value).__name__}; it takes a {wanted.__name__}"
+                raise ModelError(msg)
         for name, of in (*((name, Switch) for name in SWITCHES), ("optimize_for", Goal)):
             if getattr(self, name) not in get_args(of):
                 msg = f"option {name!r} is {getattr(self, name)!r}; it takes {', '.join(map(repr, get_args(of)))}"
@@ -199,16 +208,12 @@ class ClikaCompileOptions:
         """Return these options with some replaced by name.
 
         Raises:
-            ModelError: a name is unknown, or a value has another type.
+            ModelError: a name is unknown, or a value is none that the option takes.
         """
-        known = {f.name: f for f in dataclasses.fields(self)}
+        known = [f.name for f in dataclasses.fields(self)]
         for name, value in extra.items():
             if name not in known:
                 msg = f"unknown option {name!r} = {value!r}; the options are {', '.join(known)}"
-                raise ModelError(msg)
-            wanted = type(getattr(self, name))
-            if not isinstance(value, (float, int) if wanted is float else wanted):
-                msg = f"option {name!r} is {value!r}, a {type(value).__name__}; it takes a {wanted.__name__}"
                 raise ModelError(msg)
         return dataclasses.replace(self, **extra)
 

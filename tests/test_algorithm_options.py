@@ -19,12 +19,27 @@ from clika_ref.quantization.weight_rounding import Rounded
     ("options", "message"),
     [
         ({"smoothing": "yes"}, "option 'smoothing' is 'yes'; it takes 'auto', 'on', 'off'"),
-        ({"bias_correction": True}, "option 'bias_correction' is True; it takes 'auto', 'on', 'off'"),
+        ({"bias_correction": "On"}, "option 'bias_correction' is 'On'; it takes 'auto', 'on', 'off'"),
         ({"algorithm_seconds": -1.0}, "option 'algorithm_seconds' is -1.0; it takes a number of seconds"),
     ],
 )
 def test_a_switch_takes_three_words_and_a_time_is_none_below_0(options, message):
     with pytest.raises(ModelError, match=message):
+        ClikaCompileOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"bias_correction": True}, "bool; it takes a str"),
+        ({"algorithm_seconds": "3"}, "str; it takes a float"),
+        ({"algorithm_seconds": True}, "bool; it takes a float"),
+        ({"check_passes": 1}, "int; it takes a bool"),
+        ({"ranges_file": 1}, "int; it takes a str"),
+    ],
+)
+def test_an_option_of_another_type_says_which_it_takes(options, kind):
+    with pytest.raises(ModelError, match=kind):
         ClikaCompileOptions(**options)
 
 

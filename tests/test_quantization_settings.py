@@ -4,8 +4,16 @@ import copy
 import pickle
 
 import pytest
+import torch
+from torch import nn
 
-from clika_ref import LayerQuantizationSettings, ModelError, QuantizationSettings, clika_compile
+from clika_ref import (
+    DeploymentSettings_ONNXRuntime_ONNX,
+    LayerQuantizationSettings,
+    ModelError,
+    QuantizationSettings,
+    clika_compile,
+)
 
 NUMBER = "a number of bits from 2 to 16"
 
@@ -78,6 +86,35 @@ def test_settings_that_contradict_each_other_are_refused_when_the_second_is_set(
     with pytest.raises(ModelError, match="choose one"):
         settings.automatic_skip_quantization = False
     assert settings.automatic_skip_quantization is True
+
+
+def test_values_that_stay_float_have_no_width():
+    settings = QuantizationSettings(prefer_weights_only_quantization=True, activations_num_bits=8)
+    with pytest.raises(ModelError, match="leaves values between layers float, and activations_num_bits=4 says"):
+        settings.activations_num_bits = 4
+
+
+def test_a_list_that_was_changed_in_place_is_checked_before_data_is_read():
+    widths = [8, 4]
+    settings = QuantizationSettings(weights_num_bits=widths)
+    layers = {"0": LayerQuantizationSettings(weights_num_bits=[8])}
+    widths.append(99)
+
+    def compiled(settings):
+        clika_compile(
+            nn.Sequential(nn.Linear(4, 4)),
+            tracing_inputs=[torch.zeros(1, 4)],
+            calibration_inputs=iter([]),
+            deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+            quantization_settings=settings,
+            layer_quantization_settings=layers,
+        )
+
+    with pytest.raises(ModelError, match=r"QuantizationSettings.weights_num_bits is \[8, 4, 99\]; it takes"):
+        compiled(settings)
+    layers["0"].weights_num_bits.append(0)
+    with pytest.raises(ModelError, match=r"LayerQuantizationSettings.weights_num_bits is \[8, 0\]; it takes"):
+        compiled(QuantizationSettings())
 
 
 @pytest.mark.parametrize(

@@ -254,21 +254,48 @@ def test_ranges_are_saved_when_compilation_is_interrupted_and_begun_with(tmp_pat
     (runs,) = (path.read_text() for path in tmp_path.glob("*.log"))
     assert "6 batches, 5 of them from before" in runs
     assert torch.equal(found(batches(1)[0]), compiled(data=batches(6))(batches(1)[0]))
-    with pytest.raises(ModelError, match=r"holds the ranges of another model, or for another target"):
-        clika_compile(
-            nn.Linear(3, 3),
-            calibration_inputs=[torch.randn(2, 3)],
-            quantization_settings=QuantizationSettings(),
-            deployment_settings=HERE,
-            ranges_file=file,
-        )
+    others = net()
+    with torch.no_grad():
+        others.body.weight += 0.01
+    for other, x in ((nn.Linear(3, 3), torch.randn(2, 3)), (others, batches(1)[0])):
+        with pytest.raises(ModelError, match=r"holds the ranges of another model, or of this one with other weights"):
+            clika_compile(
+                other,
+                calibration_inputs=[x],
+                quantization_settings=QuantizationSettings(),
+                deployment_settings=HERE,
+                ranges_file=file,
+            )
+
+
+def test_an_export_warns_of_weights_that_were_trained_since_their_scales_were_found(tmp_path):
+    module = compiled(logs_dir=tmp_path)
+
+    def warnings():
+        module.clika_export(tmp_path / "model.onnx")
+        return sum("weights have changed since their scales" in log.read_text() for log in tmp_path.glob("*.log"))
+
+    assert not warnings()
+    with torch.no_grad():
+        module.get_parameter("body.weight").mul_(1.5)
+    assert warnings() == 1
+    module.clika_initialize_algorithms()
+    assert warnings() == 1
 
 
 def test_ranges_are_saved_where_quantization_comes_later_too(tmp_path):
     file = tmp_path / "ranges.safetensors"
-    module = clika_compile(net(), tracing_inputs=batches(1), ranges_file=str(file)).eval()
+    module = clika_compile(net(), tracing_inputs=batches(1), ranges_file=file).eval()
     module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
     assert file.exists()
+
+
+def test_a_layer_is_named_as_the_printed_graph_names_it_also_where_batch_norm_is_folded_into_it():
+    names = [node.name for node in clika_compile(net(), tracing_inputs=batches(1)).graph.nodes]
+    assert names[:2] == ["conv2d", "batch_norm"]
+    layers = {"conv2d": LayerQuantizationSettings(skip_quantization=True)}
+    found = compiled(layer_quantization_settings=layers).clika_initialize_algorithms(layer_quantization_settings=layers)
+    assert {x.scope: x.reason for x in found.layers if x.reason} == {"stem.0": "skip_quantization of 'conv2d'"}
 
 
 def test_what_a_goal_left_float_stays_float_for_other_targets_and_an_evaluation_may_train():

@@ -30,6 +30,9 @@ class QuantizationTrait:
 KEEP_FLOAT = QuantizationTrait("keep-float")
 """Computed in float; quantizing its result gains nothing (the default)."""
 
+FLOAT_LAYER = QuantizationTrait("float-layer")
+"""The same of what multiplies by weights, as recurrent networks do: reports name it among the layers."""
+
 OWN_SCALE = QuantizationTrait("own-scale")
 """The result has a range of its own: it needs a scale of its own where it is quantized."""
 

@@ -65,12 +65,15 @@ class Calibration:
     reservoir: Reservoir = field(default_factory=Reservoir)
     is_whole: bool = False
     """Whether the pass has come to its end."""
+    model: str = ""
+    """The `fingerprint` of the graph that it began with, of which ``graph`` is what is going to be written."""
 
     def add(self, inputs: Sequence[Tensor]) -> None:
         """Run the graph on a batch, one tensor for each of its inputs, and remember what its values held.
 
         Raises:
-            ModelError: NaN or an infinity is among the inputs, or NaN among the values; the message says where.
+            ModelError: NaN or an infinity is among the inputs, masks left aside, or NaN among the values; the message
+                says where.
         """
         found: dict[str, Measured] = {}
         number = self.table.batches + 1
@@ -90,22 +93,28 @@ class Calibration:
         self.table.add(found)
 
     def refuse_infinite(self, inputs: Sequence[Tensor]) -> None:
-        """Refuse a next batch that is no data; inside a model, infinities make masks.
+        """Refuse a next batch that is no data; inside a model, infinities make masks, and an input may be one.
 
         Raises:
-            ModelError: NaN or an infinity is among the inputs.
+            ModelError: NaN or an infinity is among the inputs, but for one of nothing else than 0 and -infinity.
         """
         if inputs and not any(x.numel() for x in inputs):
             msg = f"calibration batch {self.table.batches + 1} has no samples; leave it out"
             raise ModelError(msg)
         for value, x in zip(self.graph.inputs, inputs, strict=True):
-            if x.is_floating_point() and not torch.isfinite(x).all():
+            if x.is_floating_point() and not torch.isfinite(x).all() and not _is_mask(x):
                 kind = "NaN" if x.isnan().any() else "an infinite number"
                 msg = (
                     f"calibration batch {self.table.batches + 1}: the input {value.name!r} holds {kind}; "
                     "leave the batch out, or mend it"
                 )
                 raise ModelError(msg)
+
+
+def _is_mask(x: Tensor) -> bool:
+    """Whether a tensor holds nothing but 0 and -infinity, which added to scores takes some of them out."""
+    kept = x == 0
+    return bool(kept.any() and (kept | (x == -torch.inf)).all())
 
 
 def moves_what_was_seen(node: Node) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.quantization.layer_weights import position_of
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
@@ -134,6 +135,9 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def _bytes(node: Node) -> int:
-    """Return what the weight of a layer takes in float32."""
-    weight = node.inputs[position_of(node)]
-    return math.prod(map(int, weight.type.shape)) * 4 if isinstance(weight, Value) and weight.is_constant else 0
+    """Return what the weight of a layer takes in float32; of a recurrent one, all its matrices."""
+    if node.op.trait is FLOAT_LAYER:
+        weights = [v for v in node.inputs if isinstance(v, Value) and v.type.rank == 2]
+    else:
+        weights = [v for v in (node.inputs[position_of(node)],) if isinstance(v, Value)]
+    return sum(math.prod(map(int, weight.type.shape)) * 4 for weight in weights if weight.is_constant)

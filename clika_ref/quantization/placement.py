@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.quantization.calibration import moves_what_was_seen
 from clika_ref.quantization.layer_weights import groups_of, is_own, position_of
 from clika_ref.quantization_scheme import QuantizationScheme, Sums
@@ -29,6 +30,8 @@ class Placement:
     floats: dict[Node, str] = field(default_factory=dict[Node, str])
     """Nodes that multiply and add up, but stay float, and why."""
 
+
+IN_FLOAT = "the target computes {} in float"
 
 SUM = "add"
 """The operator that `Sums` speak of."""
@@ -72,7 +75,9 @@ class _Placing:
 
     def run(self) -> Placement:
         for node in self.graph.nodes:
-            if node.op.trait.kind == COMPUTE:
+            if node.op.trait is FLOAT_LAYER:
+                self.found.floats[node] = self.skipped.get(node, IN_FLOAT.format(node.kind))
+            elif node.op.trait.kind == COMPUTE:
                 reason = self._refusal(node)
                 if reason:
                     self.found.floats[node] = reason
@@ -93,12 +98,12 @@ class _Placing:
         if node in self.skipped:
             return self.skipped[node]
         if node.kind not in self.scheme.layers:
-            return f"the target computes {node.kind} in float"
+            return IN_FLOAT.format(node.kind)
         weight = node.inputs[position_of(node)]
         if not is_own(self.graph, weight):
             return "both operands are computed"
         if weight.type.dtype != torch.float32:
-            return f"its weight is {weight.type.dtype}"
+            return f"its weight is {weight.type.dtype}, and only float32 is quantized: compile model.float()"
         if not self.has_range(_moved_from(_operand(node))):
             return "its input has no range: it is a mask, or calibration saw no element"
         if node.kind in self.scheme.closed and not self.has_range(_moved_from(self._tail(node))):

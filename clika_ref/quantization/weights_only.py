@@ -11,6 +11,7 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.clipping import clipped_scales
 from clika_ref.quantization.compressing import Compressed, rows_of
@@ -44,6 +45,9 @@ class Found:
     """See `varying_share`."""
 
 
+WHOLE = "the target computes {} with whole weights"
+
+
 def compressed_weights(
     calibration: Calibration,
     kind: WeightsOnly,
@@ -67,7 +71,9 @@ def compressed_weights(
     waiting: dict[Node, Iterator[tuple[int, int]]] = {}
     blocks = as_list(settings.weights_only_quantization_block_size)
     for node in graph.nodes:
-        if node.op.trait.kind == COMPUTE:
+        if node.op.trait is FLOAT_LAYER:
+            found.floats[node] = skipped.get(node, WHOLE.format(node.kind))
+        elif node.op.trait.kind == COMPUTE:
             _refuse_widths(node, chosen[node].weights_num_bits, kind)
             reason = skipped.get(node) or _refusal(graph, node, kind)
             taken = [] if reason else _taken(node, chosen[node].weights_num_bits, blocks, kind)
@@ -98,7 +104,7 @@ def _refuse_widths(node: Node, widths: Sequence[int], kind: WeightsOnly) -> None
 def _refusal(graph: Graph, node: Node, kind: WeightsOnly) -> str:
     """Say why the weight of a layer stays as it is; nothing where it need not."""
     if node.kind not in kind.layers:
-        return f"the target computes {node.kind} with whole weights"
+        return WHOLE.format(node.kind)
     weight = node.inputs[position_of(node)]
     if not is_own(graph, weight):
         return "both operands are computed"

@@ -77,6 +77,21 @@ def test_inputs_that_are_no_data_are_refused_and_the_pass_goes_on(bad, kind):
     assert len(found.reservoir.batches) == 2
 
 
+class Added(nn.Module):
+    def forward(self, x, mask):
+        return torch.softmax(x @ x.transpose(-1, -2) + mask, -1) @ x
+
+
+def test_a_mask_of_infinities_may_be_an_input_and_is_in_no_range():
+    mask = torch.tensor([0.0, -torch.inf, 0.0])
+    found = Calibration(graph_of(Added(), torch.zeros(3, 4), torch.zeros(3)))
+    found.add([batches(1, 3, 4)[0], mask])
+    assert found.table.values["mask"].is_unbounded
+    for spoiled in (mask + 1, -mask, torch.full((3,), -torch.inf)):
+        with pytest.raises(ModelError, match="the input 'mask' holds an infinite number"):
+            found.add([batches(1, 3, 4)[0], spoiled])
+
+
 class Root(nn.Module):
     def forward(self, x):
         return torch.sqrt(x - 1) + 1

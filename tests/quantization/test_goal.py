@@ -122,3 +122,22 @@ def test_an_interrupt_leaves_the_best_so_far_or_what_was_there_before(calls):
         module.train().clika_quantize_to_goal(score, 0.5)
     assert module.training
     assert module._clika_quantized.plan is (before if calls == 1 else seen[2]).plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ({"eval_fn": None}, r"eval_fn is None, .* it takes a function that is called as eval_fn\(module\)"),
+        ({"eval_fn": lambda: 1.0}, r"takes \(\), but is called as eval_fn\(module\)"),
+        ({"quantization_settings": {}}, "it takes a QuantizationSettings"),
+        ({"calibration_inputs": torch.zeros(1)}, "calibration_inputs are a Tensor"),
+        ({"layer_quantization_settings": {"conv": True}}, "names of layers and LayerQuantizationSettings"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_before_anything_is_done(arguments, wanted):
+    _, _, module = compiled()
+    with pytest.raises(ModelError, match=wanted):
+        module.clika_quantize_to_goal(**{"eval_fn": lambda module: 1.0, "max_drop": 0.5, **arguments})
+    if "eval_fn" not in arguments:
+        with pytest.raises(ModelError, match=wanted):
+            module.clika_initialize_algorithms(**arguments)

@@ -17,7 +17,7 @@ from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.quantizing import quantize_graph
 from clika_ref.quantization.stages import TAIL, Stages, tail_layers
-from clika_ref.quantization_scheme import Integers
+from clika_ref.quantization_scheme import Integers, WeightsOnly
 
 SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
 
@@ -34,18 +34,18 @@ class Net(nn.Module):
         return self.head(x), torch.sigmoid(self.side(x))
 
 
-def calibrated(batches=4, seed=0):
-    spread = torch.Generator().manual_seed(seed)
-    data = [torch.randn(8, 3, 8, 8, generator=spread) for _ in range(batches)]
-    graph = clika_compile(Net().eval(), tracing_inputs=data[:1]).graph.clone()
+def calibrated(net=None, *shape):
+    spread = torch.Generator().manual_seed(0)
+    data = [torch.randn(8, *(shape or (3, 8, 8)), generator=spread) for _ in range(4)]
+    graph = clika_compile((net or Net()).eval(), tracing_inputs=data[:1]).graph.clone()
     found = Calibration(graph)
     for x in data:
         found.add([x])
     return found
 
 
-def quantized(settings=None, layers=None, scheme=SCHEME):
-    settings, calibration = settings or QuantizationSettings(), calibrated()
+def quantized(settings=None, layers=None, scheme=SCHEME, net=None, shape=()):
+    settings, calibration = settings or QuantizationSettings(), calibrated(net, *shape)
     chosen = choices(calibration.graph, settings, layers or {})
     return calibration, Stages(calibration, scheme, chosen, settings, OPERATORS).decided()
 
@@ -87,7 +87,7 @@ def test_a_threshold_leaves_float_what_is_more_sensitive_and_says_how_much():
 
 
 def test_the_tail_is_what_lies_before_the_outputs():
-    assert [node.origin.scope for node in tail_layers(calibrated(1).graph)] == ["head", "side"]
+    assert [node.origin.scope for node in tail_layers(calibrated().graph)] == ["head", "side"]
     _, found = quantized(QuantizationSettings(skip_tail_quantization=True))
     assert {layer.scope: layer.reason for layer in found.layers if layer.reason} == {"head": TAIL, "side": TAIL}
 
@@ -107,6 +107,12 @@ def test_a_width_that_the_target_lacks_is_named_with_what_it_has(settings):
     message = re.escape(f"of {bits.pop()} bits are asked for ") + r".* in stem\.0.*; the target has 8"
     with pytest.raises(ModelError, match=message):
         quantized(QuantizationSettings(**settings))
+
+
+def test_a_width_that_fewer_bits_of_a_byte_are_used_of_is_still_8():
+    scheme = replace(SCHEME, weights=replace(SCHEME.weights, bits=7))
+    with pytest.raises(ModelError, match="the target has 8, of which it uses 7 here"):
+        quantized(QuantizationSettings(weights_num_bits=4), scheme=scheme)
 
 
 def test_of_several_widths_those_that_the_target_has_are_taken():
@@ -137,3 +143,24 @@ def test_decibels_of_nothing():
     assert decibels(1.0, 0.0) == math.inf
     assert decibels(0.0, 1.0) == -math.inf
     assert decibels(100.0, 1.0) == pytest.approx(20.0)
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.read, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.read(x)[0])
+
+
+@pytest.mark.parametrize("only_weights", [False, True])
+def test_a_recurrent_layer_stands_in_the_table_and_says_that_it_stays_float(only_weights):
+    settings = QuantizationSettings(prefer_weights_only_quantization=only_weights)
+    scheme = replace(SCHEME, weights_only=WeightsOnly(frozenset({"linear"})))
+    _, found = quantized(settings, scheme=scheme, net=Tagger(), shape=(5, 8))
+    rows = {row.scope: row for row in found.layers}
+    assert rows["read"].reason.startswith("the target computes lstm ")
+    assert rows["read"].bytes_before == rows["read"].bytes_after == 4 * 4 * 16 * (8 + 16)
+    assert rows["head"].reason == ""

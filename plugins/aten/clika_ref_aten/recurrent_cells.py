@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
+from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
@@ -32,7 +33,7 @@ def _samples(gates, states):
     return sample
 
 
-@operator(error=COMPOSE)
+@operator(error=COMPOSE, quant=FLOAT_LAYER)
 def lstm_cell(
     x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -70,7 +71,7 @@ def _(draw, s):
     return s.call(x, h, c, *params)
 
 
-@operator(aten.gru_cell.default, error=COMPOSE)
+@operator(aten.gru_cell.default, error=COMPOSE, quant=FLOAT_LAYER)
 def gru_cell(
     x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:
@@ -102,7 +103,7 @@ def _step(activation):
     return lower
 
 
-@operator(aten.rnn_tanh_cell.default, error=COMPOSE)
+@operator(aten.rnn_tanh_cell.default, error=COMPOSE, quant=FLOAT_LAYER)
 def rnn_tanh_cell(
     x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:
@@ -114,7 +115,7 @@ rnn_tanh_cell.onnx(_step("Tanh"))
 rnn_tanh_cell.samples(_samples(1, 1))
 
 
-@operator(aten.rnn_relu_cell.default, error=COMPOSE)
+@operator(aten.rnn_relu_cell.default, error=COMPOSE, quant=FLOAT_LAYER)
 def rnn_relu_cell(
     x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:

@@ -21,6 +21,14 @@ def test_a_product_with_a_weight_becomes_a_linear_layer_that_turns_the_weight_wh
     assert layer.inputs[1].name.startswith("h.weight")
 
 
+@pytest.mark.parametrize("is_returned", [True, False])
+def test_a_layer_keeps_the_name_by_which_people_know_it(sketch, is_returned):
+    found = product(sketch)
+    name = found.name
+    sketch.returns(found if is_returned else sketch("relu", found)).clean(AddmmToLinear())
+    assert [node.name for node in sketch.graph.nodes if node.kind == "linear"] == [name]
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"alpha": 2}, {"beta": 0.5}, {"bias": (1,)}, {"bias": ()}, {"bias": (3, 5)}, {"dtype": torch.int64}],

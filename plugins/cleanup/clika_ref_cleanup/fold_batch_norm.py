@@ -50,13 +50,15 @@ def fold_batch_norm(node: Node, build: Builder):
     scale, shift = _scale_and_shift([v and v.data for v in facts[1:]], node.attrs["eps"])
     if not _stays_finite(weight, scale, shift):
         return Skip("the folded weight overflows", 6)
-    build.origin = layer.origin.through("fold_batch_norm")  # the user knows it as the layer that it was
+    build.origin = layer.origin.through("fold_batch_norm")  # the user knows it as the layer that it was, by its name
     base = weight.name.removesuffix("weight").rstrip(".") or node.name
     gamma, _, _, var = statistics
     made_of = (weight, gamma, var, node.attrs["eps"], layer.kind, layer.attrs.get("groups"))
     scaled = build.constant(_Folded(made_of, layer, scale), weight.name, weight.type)
     shifted = build.constant(shift.to(weight.type.dtype), bias.name if bias else f"{base}.bias")
-    return build(layer.op, x, scaled, shifted, types=(node.output.type,), **layer.attrs)
+    folded = build(layer.op, x, scaled, shifted, types=(node.output.type,), **layer.attrs)
+    folded.name, middle.name = middle.name, folded.name
+    return folded
 
 
 @dataclass(frozen=True)

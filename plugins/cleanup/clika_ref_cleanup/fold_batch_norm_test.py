@@ -48,6 +48,13 @@ def test_it_folds_into_each_layer(sketch, case, bias):
     assert sketch.returns(y).clean(FoldBatchNorm()) == ["tanh", case[0]]
 
 
+def test_a_layer_keeps_the_name_by_which_people_know_it(sketch):
+    found = layer(sketch, LAYERS[0])
+    name = found.name
+    sketch.returns(sketch("relu", normalized(sketch, found))).clean(FoldBatchNorm())
+    assert [node.name for node in sketch.graph.nodes if node.kind == LAYERS[0][0]] == [name]
+
+
 def test_the_folded_weights_are_rounded_once(sketch):
     y = layer(sketch, ("linear", (5, 4), (6, 4), {}), dtype=torch.float16)
     sketch.returns(normalized(sketch, y, dtype=torch.float16)).clean(FoldBatchNorm())
