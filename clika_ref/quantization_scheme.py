@@ -10,6 +10,7 @@ from clika_ref.core.errors import TargetError
 
 if TYPE_CHECKING:
     from clika_ref.core.targets import Target
+    from clika_ref.core.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,19 @@ class QuantizationScheme:
     """Layers that run in integers only if the zero point of what they read is 0."""
     undivided: frozenset[str] = field(default_factory=_none)
     """Layers that run in integers only if their channels are not divided into groups."""
-    has_integer_bias: bool = False
-    """Whether a bias is an integer of 32 bits, whose scale is that of the input times that of the weight."""
+    integer_bias: frozenset[str] = field(default_factory=_none)
+    """Layers whose bias is an integer of 32 bits, its scale that of the input times that of the weight; to others it is
+    added in float."""
+    flat_bias: frozenset[str] = field(default_factory=_none)
+    """Of those, the ones that do so only where what they read has two sides, or none that differs from call to call."""
     weights_only: WeightsOnly | None = None
     """What it takes where values between layers stay float; nothing where None."""
+
+
+def adds_integer_bias(scheme: QuantizationScheme, operator: str, read: TensorType) -> bool:
+    """Whether a layer has an integer for a bias where it reads a tensor of a type."""
+    is_flat = read.rank == 2 or all(isinstance(side, int) for side in read.shape)
+    return operator in scheme.integer_bias and (is_flat or operator not in scheme.flat_bias)
 
 
 def scheme_of(target: Target) -> QuantizationScheme | None:

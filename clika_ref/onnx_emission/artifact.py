@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Artifact
 from clika_ref.onnx_emission.emission import emit
 from clika_ref.onnx_emission.writing import write_model
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 def onnx_refusal(node: Node) -> str | None:
@@ -19,7 +24,14 @@ def onnx_refusal(node: Node) -> str | None:
     return None
 
 
-def write_artifact(graph: Graph, path: Path, target: str, *, external_data: bool = False) -> Artifact:
+def write_artifact(
+    graph: Graph,
+    path: Path,
+    target: str,
+    *,
+    external_data: bool = False,
+    rewrite: Callable[[ir.Model], None] | None = None,
+) -> Artifact:
     """Write a graph as an ONNX file for a target.
 
     Args:
@@ -27,8 +39,11 @@ def write_artifact(graph: Graph, path: Path, target: str, *, external_data: bool
         path: of the file.
         target: its name.
         external_data: whether weights go into a file beside it even where one file could hold them.
+        rewrite: what the target prefers to be written otherwise.
     """
     model = emit(graph)
+    if rewrite is not None:
+        rewrite(model)
     size = write_model(model, path, external_data=external_data)
     inputs = tuple(v.name or "" for v in model.graph.inputs)
     outputs = tuple(v.name or "" for v in model.graph.outputs)

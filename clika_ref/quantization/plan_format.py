@@ -15,7 +15,7 @@ from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.scales import Scale
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
 
-VERSION = 1
+VERSION = 2
 """Of this form; raised whenever what was written before can no longer be read."""
 
 WEIGHTS, ROUNDED, CORRECTIONS, SMOOTHING = "weights", "rounded", "corrections", "smoothing"
@@ -29,7 +29,8 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "version": VERSION,
         "activations": dataclasses.asdict(plan.scheme.activations),
         "weights": dataclasses.asdict(plan.scheme.weights),
-        "has_integer_bias": plan.scheme.has_integer_bias,
+        "integer_bias": sorted(plan.scheme.integer_bias),
+        "flat_bias": sorted(plan.scheme.flat_bias),
         "scales": {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
         "layers": [*plan.weights],
         "rounded": [*plan.moved],
@@ -61,8 +62,8 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             msg = f"the quantization is saved in version {document['version']} of its form, this is {VERSION}"
             raise ModelError(msg)
         activations, weights = (Integers(**document[kind]) for kind in ("activations", "weights"))
-        has_integer_bias = bool(document["has_integer_bias"])
-        plan = Plan(QuantizationScheme(activations, weights, has_integer_bias=has_integer_bias))
+        biases, flat = (frozenset(map(str, document[kind])) for kind in ("integer_bias", "flat_bias"))
+        plan = Plan(QuantizationScheme(activations, weights, integer_bias=biases, flat_bias=flat))
         plan.activations = {name: Scale(float(s), int(zero)) for name, (s, zero) in document["scales"].items()}
         plan.weights = {name: _channels(tensors[f"{WEIGHTS}.{name}"]) for name in document["layers"]}
         plan.moved = {name: _steps(tensors[f"{ROUNDED}.{name}"]) for name in document.get("rounded", ())}

@@ -41,7 +41,7 @@ class Planner:
             find = clipped_scales if self.clips else weight_scales
             self._weights[node] = find(numbers_of(weight_of(node)), node.op.trait.axis, self.scheme.weights)
         bias = bias_of(node)
-        if self.scheme.has_integer_bias and isinstance(bias, Value) and bias.data is not None:
+        if node.kind in self.scheme.integer_bias and isinstance(bias, Value) and bias.data is not None:
             read = plan.activations[node.inputs[0].name].scale
             return raised_for_bias(self._weights[node], bias.data, read)
         return self._weights[node]

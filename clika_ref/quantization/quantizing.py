@@ -17,7 +17,7 @@ from clika_ref.core.types import TensorType
 from clika_ref.quantization.compressing import Compressed, compress_layer
 from clika_ref.quantization.layer_weights import bias_of, numbers_of, position_of, weight_of
 from clika_ref.quantization.scales import Scale, quantized_bias
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.quantization_scheme import Integers, QuantizationScheme, adds_integer_bias
 
 
 @dataclass
@@ -104,7 +104,7 @@ def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str,
     graph.set_input(node, position_of(node), build("dequantize", integers, scale, axis=axis))
     if node.op.trait.bias is not None:
         bias = _corrected(bias_of(node), plan.corrections.get(node.name), build, f"{weight.name}_bias")
-        graph.set_input(node, node.op.trait.bias, _integer_bias(bias, node.inputs[0].name, scales, plan, build))
+        graph.set_input(node, node.op.trait.bias, _integer_bias(bias, node, scales, plan, build))
 
 
 def _corrected(bias: Value | None, correction: Tensor | None, build: Builder, name: str) -> Value | None:
@@ -116,11 +116,13 @@ def _corrected(bias: Value | None, correction: Tensor | None, build: Builder, na
     return build.constant(bias.data.detach() + correction, f"{bias.name}_corrected")
 
 
-def _integer_bias(bias: Value | None, read: str, scales: Tensor, plan: Plan, build: Builder) -> Value | None:
+def _integer_bias(bias: Value | None, node: Node, scales: Tensor, plan: Plan, build: Builder) -> Value | None:
     """Return what integers hold of a bias, where the target adds it to the sum of products."""
-    if not plan.scheme.has_integer_bias or bias is None or bias.data is None or read not in plan.activations:
+    read = node.inputs[0]
+    is_integer = adds_integer_bias(plan.scheme, node.kind, read.type) and read.name in plan.activations
+    if not is_integer or bias is None or bias.data is None:
         return bias
-    steps, own = quantized_bias(bias.data, plan.activations[read].scale, scales)
+    steps, own = quantized_bias(bias.data, plan.activations[read.name].scale, scales)
     whole = build.constant(steps, f"{bias.name}_integers")
     return build("dequantize", whole, build.constant(own, f"{bias.name}_scale"), axis=0 if own.ndim else None)
 

@@ -14,5 +14,5 @@ def scheme_with(weights):
         layers=frozenset({"conv2d", "linear"}),
         closed=frozenset({"conv2d"}),
         absorbed={"relu": {}},
-        has_integer_bias=True,
+        integer_bias=frozenset({"conv2d", "linear"}),
     )

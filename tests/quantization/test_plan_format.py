@@ -11,7 +11,9 @@ from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.scales import Scale
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
 
-SCHEME = QuantizationScheme(Integers(), Integers(bits=7, is_signed=True, is_symmetric=True), has_integer_bias=True)
+SCHEME = QuantizationScheme(
+    Integers(), Integers(bits=7, is_signed=True, is_symmetric=True), integer_bias=frozenset({"linear"})
+)
 
 
 def plan():
@@ -42,7 +44,7 @@ def test_what_is_read_is_what_was_written():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d, _: d.update(version=2), "in version 2 of its form, this is 1"),
+        (lambda d, _: d.update(version=3), "in version 3 of its form, this is 2"),
         (lambda d, _: d.pop("scales"), "damaged: KeyError: 'scales'; quantize the model again"),
         (lambda d, _: d["weights"].update(wide=1), "damaged: TypeError"),
         (lambda d, _: d["layers"].append("lost"), "damaged: KeyError: 'weights.lost'"),

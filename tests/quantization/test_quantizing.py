@@ -14,33 +14,43 @@ from clika_ref.quantization_scheme import Integers, QuantizationScheme
 OPERATORS = load_registry().operators
 
 SCHEME = QuantizationScheme(Integers(), Integers(is_signed=True, is_symmetric=True, is_narrow=True))
-WITH_BIAS = QuantizationScheme(SCHEME.activations, SCHEME.weights, has_integer_bias=True)
+WITH_BIAS = QuantizationScheme(
+    SCHEME.activations, SCHEME.weights, integer_bias=frozenset({"linear"}), flat_bias=frozenset({"linear"})
+)
 
 
-def graph_of(module, x):
+def graph_of(module, *inputs):
     torch.manual_seed(0)
-    return clika_compile(module, tracing_inputs=[x]).graph.clone()
+    return clika_compile(module, tracing_inputs=inputs).graph.clone()
 
 
 def rounded(x, scale, zero=0.0, low=0, high=255):
     return ((x / scale).round().add(zero).clamp(low, high) - zero) * scale
 
 
-@pytest.mark.parametrize("scheme", [SCHEME, WITH_BIAS])
-def test_layers_compute_on_what_integers_hold(scheme):
+@pytest.mark.parametrize(
+    ("scheme", "sides", "is_dynamic", "is_integer"),
+    [
+        (SCHEME, 2, False, False),
+        (WITH_BIAS, 2, True, True),
+        (WITH_BIAS, 3, False, True),
+        (WITH_BIAS, 3, True, False),
+    ],
+)
+def test_layers_compute_on_what_integers_hold(scheme, sides, is_dynamic, is_integer):
     torch.manual_seed(0)
-    module, x = nn.Linear(4, 3), torch.randn(5, 4)
-    graph = graph_of(module, x)
+    module, x = nn.Linear(4, 3), torch.randn(5, 4)[(None,) * (sides - 2)]
+    graph = graph_of(module, x, *[x.repeat_interleave(2, -2)] * is_dynamic)
     (node,) = graph.nodes
     scales = torch.tensor([0.01, 0.02, 0.004])
     plan = Plan(scheme, {graph.inputs[0].name: Scale(0.02, 128)}, {node.name: scales})
     quantize_graph(graph, plan, OPERATORS)
     (found,), _ = interpret(graph, [x])
     weight = rounded(module.weight, scales[:, None], low=-127, high=127)
-    bias = rounded(module.bias, 0.02 * scales, low=-(2**31), high=2**31) if scheme.has_integer_bias else module.bias
+    bias = rounded(module.bias, 0.02 * scales, low=-(2**31), high=2**31) if is_integer else module.bias
     torch.testing.assert_close(found, nn.functional.linear(rounded(x, 0.02, 128), weight, bias))
     stored = [v.data.dtype for name, v in graph.constants.items() if name.endswith("_integers")]
-    assert stored == ([torch.int8, torch.int32] if scheme.has_integer_bias else [torch.int8])
+    assert stored == ([torch.int8, torch.int32] if is_integer else [torch.int8])
 
 
 class Shared(nn.Module):

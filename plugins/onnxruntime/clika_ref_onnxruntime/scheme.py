@@ -21,7 +21,8 @@ X86 = QuantizationScheme(
     absorbed={"relu": {}, "relu6": {}, "hardtanh": {"min_val": 0}},
     elementwise=frozenset({"add", "mul", "cat", "sigmoid", "leaky_relu", "avg_pool2d", "adaptive_avg_pool2d"}),
     moving=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"}),
-    has_integer_bias=True,
+    integer_bias=CONVOLUTIONS | {"linear"},
+    flat_bias=frozenset({"linear"}),
     weights_only=WeightsOnly(layers=frozenset({"linear", "matmul"}), rounds_inputs=True),
 )
 """Unsigned activations times signed weights, of which the instructions for it (VNNI) make sums of 32 bits."""

@@ -22,6 +22,7 @@ from clika_ref_onnxruntime.arithmetic import arithmetic_here
 from clika_ref_onnxruntime.explaining import precisions
 from clika_ref_onnxruntime.kernels import missing_kernel
 from clika_ref_onnxruntime.scheme import scheme_here
+from clika_ref_onnxruntime.sums import keep_apart
 
 PROVIDERS = ["CPUExecutionProvider"]
 
@@ -59,7 +60,9 @@ class OnnxRuntime:
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file."""
-        return write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
+        rewrite = keep_apart if self.optimize else None
+        external_data = options.get("external_data", False)
+        return write_artifact(graph, path, self.name, external_data=external_data, rewrite=rewrite)
 
     def load(self, artifact: Artifact) -> OnnxRuntimeRunner:
         """Load an ONNX file in the runtime.
