@@ -11,7 +11,7 @@ from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.quantization.layer_weights import position_of
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization.sensitivity import Parts, together
+from clika_ref.quantization.sensitivity import Joint, Parts, together
 from clika_ref.quantization.weights_only import Found
 from clika_ref.quantization_scheme import QuantizationScheme
 
@@ -101,23 +101,29 @@ def of_weights_only(graph: Graph, scheme: QuantizationScheme, found: Found) -> Q
             told = node.name, node.origin.scope, node.kind, found.weighed.get(node), found.floats.get(node, "")
             reports.append(LayerReport(*told, (bits, FLOAT_BITS), before, after))
     parts = {node.name: Parts(sensitivity) for node, sensitivity in found.weighed.items()}
-    return Quantization(plan, reports, what_if(reports, parts, found.varying), "")
+    return Quantization(plan, reports, what_if(reports, parts, {}, found.varying), "")
 
 
 def what_if(
-    reports: Sequence[LayerReport], parts: Mapping[str, Parts], varying: float, measured: float | None = None
+    reports: Sequence[LayerReport],
+    parts: Mapping[str, Parts],
+    joints: Mapping[str, Joint],
+    varying: float,
+    measured: float | None = None,
 ) -> list[WhatIf]:
     """Return what each threshold would give at which one more layer is quantized, errors of layers adding up.
 
     Args:
         reports: of all layers, of which those that were weighed count.
         parts: what the errors of these are made of, by name.
+        joints: what they round together.
         varying: the share of the outputs' energy that varies with the input.
         measured: the error of the outputs with what is quantized, as a share of their energy, by which all are
-            corrected: rounding with feedback lessens errors, and those of layers may add up to more, or cancel.
+            corrected: errors of layers may add up to more, or cancel, the more so the more there are. What one layer
+            alone does was estimated right.
     """
-    foreseen = together(parts[r.name] for r in reports if r.name in parts and not r.reason)
-    scale = measured / foreseen if measured and foreseen else 1.0
+    foreseen = together((parts[r.name] for r in reports if r.name in parts and not r.reason), joints)
+    excess = measured / foreseen - 1 if measured and foreseen else 0.0
     weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None]
     whole = sum(r.bytes_before for _, r in weighed)
     rows: list[WhatIf] = []
@@ -125,7 +131,9 @@ def what_if(
     for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):
         saved += layer.bytes_before - layer.bytes_quantized
         quantized.append(parts[layer.name])
-        rows.append(WhatIf(sensitivity, count, whole - saved, decibels(varying, together(quantized) * scale)))
+        error = together(quantized, joints)
+        error *= 1 + excess * min(error / foreseen, 1.0) if foreseen else 1.0
+        rows.append(WhatIf(sensitivity, count, whole - saved, decibels(varying, error)))
     return rows
 
 

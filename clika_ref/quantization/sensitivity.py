@@ -49,10 +49,21 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """A value that no layer rounds, but that is rounded where all are that it is made of, as a sum of integers is."""
+
+    made_of: frozenset[str]
+    share: float
+    """Of the outputs' energy."""
+
+
+@dataclass(frozen=True)
 class Sensitivities:
     """What quantizing each layer alone would do to the outputs."""
 
     parts: Mapping[Node, Parts]
+    joints: Mapping[str, Joint]
+    """What several do beside, by the names of values, in order."""
     outputs: Sequence[Tensor]
     """What the graph returned in float, but for integers."""
 
@@ -62,10 +73,13 @@ class Sensitivities:
         return {node: parts.whole for node, parts in self.parts.items()}
 
 
-def together(parts: Iterable[Parts]) -> float:
+def together(parts: Iterable[Parts], joints: Mapping[str, Joint]) -> float:
     """Return the error with several layers quantized, where errors add up: a value is rounded once for all."""
     every = [*parts]
     values = {name: share for part in every for name, share in part.values.items()}
+    for name, joint in joints.items():
+        if joint.made_of <= values.keys():
+            values[name] = joint.share
     return sum(part.own for part in every) + sum(values.values())
 
 
@@ -101,7 +115,8 @@ def sensitivities(
     Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
     """
     read = {node: _rounded_values(node, tail, placement, plan) for node, tail in placement.layers.items()}
-    values = dict.fromkeys(value for some in read.values() for value in some)
+    joint = {_rounded_as(tail, placement): _operands(node, placement) for node, tail in placement.elementwise.items()}
+    values = dict.fromkeys(value for some in (*read.values(), joint) for value in some)
     tape = taped(graph, {**placement.layers, **{value: value for value in values}}, inputs)
     layers = _Layers(tape.held, plan, operators)
     errors: dict[Node | Value, Tensor] = {node: layers.error(node, tail) for node, tail in placement.layers.items()}
@@ -109,14 +124,24 @@ def sensitivities(
     weighed = tape.weigh(errors, probes=probes)
     shares = {v: weighed.get(v, 0.0) * layers.rarity(v, (seen or {}).get(v.name)) for v in values}
     parts = {n: Parts(weighed.get(n, 0.0), {v.name: shares[v] for v in some}) for n, some in read.items()}
-    return Sensitivities(parts, tape.returned)
+    joints = {v.name: Joint(made_of, shares[v]) for v, made_of in joint.items()}
+    return Sensitivities(parts, joints, tape.returned)
 
 
 def _rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
-    """Return the values that are rounded where only this layer is quantized; of those moved from others, these."""
+    """Return the values that are rounded where only this layer is quantized."""
     ends = [next(v for v in node.inputs if isinstance(v, Value)), *([tail] if node.kind in plan.scheme.closed else [])]
-    found = [placement.scaled_as.get(value, value) for value in ends]
-    return [source if source in placement.scaled_as else end for source, end in zip(found, ends, strict=True)]
+    return [_rounded_as(end, placement) for end in ends]
+
+
+def _rounded_as(value: Value, placement: Placement) -> Value:
+    """Return the value that is rounded: the one that a value was moved from, if it was."""
+    source = placement.scaled_as.get(value, value)
+    return source if source in placement.scaled_as else value
+
+
+def _operands(node: Node, placement: Placement) -> frozenset[str]:
+    return frozenset(_rounded_as(v, placement).name for v in node.inputs if isinstance(v, Value))
 
 
 @dataclass(frozen=True)

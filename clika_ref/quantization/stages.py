@@ -111,7 +111,7 @@ class Stages:
         varying = varying_share(self._weighed.outputs, self._trial.outputs)
         weighed = {node.name: part for node, part in self._weighed.parts.items()}
         parts = {name: replace(part, own=part.own * left.get(name, 1.0)) for name, part in weighed.items()}
-        rows = what_if(reports, parts, varying, self._trial.share(error))
+        rows = what_if(reports, parts, self._weighed.joints, varying, self._trial.share(error))
         return Quantization(plan, reports, rows, self._observer)
 
     def _tried(self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float) -> tuple[Plan, float]:

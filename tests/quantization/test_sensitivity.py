@@ -1,5 +1,7 @@
 """Sensitivity by probes is that of quantizing each layer alone; what reaches no output has none."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_schemes import OPERATORS, scheme_with
@@ -27,14 +29,14 @@ class Net(nn.Module):
         return self.two(torch.tanh(self.one(torch.relu(self.conv(x)).flatten(1))))
 
 
-def made(module, x):
+def made(module, x, scheme=SCHEME):
     torch.manual_seed(0)
     graph = clika_compile(module().eval(), tracing_inputs=[x]).graph
     calibration = Calibration(graph)
     calibration.add([x])
     table = calibration.table
-    placement = place(graph, SCHEME, lambda v: v.name in table.values, {})
-    return graph, placement, Planner(table, SCHEME, clips=False).plan(placement, extremes)
+    placement = place(graph, scheme, lambda v: v.name in table.values, {})
+    return graph, placement, Planner(table, scheme, clips=False).plan(placement, extremes)
 
 
 def test_a_value_that_two_layers_read_is_rounded_once_for_both():
@@ -43,8 +45,33 @@ def test_a_value_that_two_layers_read_is_rounded_once_for_both():
     found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
     one, two = found.parts.values()
     assert [*one.values] == [*two.values] == [graph.inputs[0].name]
-    assert together([one, two]) == pytest.approx(one.own + two.own + one.values[graph.inputs[0].name])
-    assert together([one]) == one.whole < together([one, two]) < one.whole + two.whole
+    assert together([one, two], {}) == pytest.approx(one.own + two.own + one.values[graph.inputs[0].name])
+    assert together([one], {}) == one.whole < together([one, two], {}) < one.whole + two.whole
+
+
+class Summed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        y = self.one(x)
+        return (torch.tanh(self.two(y) + y).flatten(1),)
+
+
+def test_a_sum_that_is_rounded_where_both_its_operands_are_counts_with_both_layers_and_with_none_alone():
+    scheme = replace(SCHEME, elementwise=frozenset({"add"}))
+    x = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    graph, placement, plan = made(Summed, x, scheme)
+    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
+    ((name, joint),) = found.joints.items()
+    assert name == next(node.name for node in graph.nodes if node.kind == "add")
+    one, two = found.parts.values()
+    assert joint.made_of == {*one.values, *two.values} - {graph.inputs[0].name}
+    assert name not in {*one.values, *two.values}
+    assert joint.share > 0
+    assert together([one, two], found.joints) == pytest.approx(together([one, two], {}) + joint.share)
+    assert together([one], found.joints) == together([one], {})
 
 
 def test_what_a_value_holds_in_other_batches_only_counts_as_often_as_it_comes():
