@@ -9,12 +9,14 @@ from torch.nn import functional as F
 
 import clika_ref
 from clika_ref import (
+    ClikaCompileOptions,
     DeploymentSettings_OpenVINO_ONNX,
     DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TensorRT_ONNX,
     QuantizationSettings,
     clika_compile,
     export_configuration,
+    processor,
 )
 from clika_ref.core.errors import ModelError, TargetError
 
@@ -123,6 +125,11 @@ def test_half_precision_keeps_the_interface_and_halves_the_weights(tmp_path):
 @pytest.mark.parametrize("deployment", [DeploymentSettings_TensorRT_ONNX(), DeploymentSettings_OpenVINO_ONNX()])
 def test_integers_between_half_precisions_have_scales_of_that_and_no_casts(form, deployment, tmp_path):
     module = compiled(deployment, WHOLE)
+    if deployment.is_OpenVINO_ONNX() and form == "export_bf16" and "avx512_bf16" in processor.flags():
+        # OpenVINO 2026.4 computes something else at each run there; the comparison keeps such a file from its place.
+        with export_configuration(export_bf16=True), pytest.raises(TargetError, match="does not compute what was"):
+            module.clika_export(tmp_path / "half.onnx")
+        module.clika_configure(deployment, ClikaCompileOptions(compare_after_export=False))
     with export_configuration(**{form: True}):
         artifact = module.clika_export(tmp_path / "half.onnx")
     read, model = dtypes_of(artifact.path)

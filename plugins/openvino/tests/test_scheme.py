@@ -64,6 +64,7 @@ def compiled(layer, behind, x, **settings):
         calibration_inputs=[x],
         quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
         deployment_settings=DeploymentSettings_OpenVINO_ONNX(**settings),
+        smoothing="off",  # whose quotients would stand between layers and what moves integers
     ).eval()
 
 
