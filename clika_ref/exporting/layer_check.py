@@ -19,8 +19,11 @@ from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.exporting.artifact_check import AGREEMENT
 
-MOST_MOVED = 0.01
-"""Of the integers of a result, which may be one step off: sums are rounded to float32 in another order."""
+MOST_MOVED = 1e-4
+"""Of the integers of a result, which may be one step off: sums are rounded to float32 in another order.
+
+Of the 30 layers and sums of resnet18 in ONNX Runtime, the worst has a fifth of that.
+"""
 
 
 @dataclass(frozen=True)
