@@ -41,10 +41,7 @@ KINDS: Mapping[str, tuple[Any, str]] = {
 }
 """What else is of one kind, and how to say so; None is always the default."""
 
-CALLS: Mapping[str, tuple[str, ...]] = {
-    "data_transform_fn": ("element",),
-    "forward_fn": ("model", "args", "kwargs"),
-}
+CALLS: Mapping[str, tuple[str, ...]] = {"data_transform_fn": ("element",), "forward_fn": ("model", "args", "kwargs")}
 """Functions, and what they are called with."""
 
 SCRIPTED = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)
@@ -80,7 +77,7 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
             raise _other(name, value, wanted)
     for name, parameters in CALLS.items():
         if arguments.get(name) is not None:
-            check_call(name, arguments[name], parameters)
+            check_call(name, arguments[name], parameters, is_optional=True)
     if arguments.get("calibration_inputs") is not None:
         refuse_no_list(arguments["calibration_inputs"], "calibration_inputs")
     for name, settings in (arguments.get("layer_quantization_settings") or {}).items():
@@ -104,7 +101,7 @@ def refuse_scripted(module_or_func: Any) -> None:
         raise ModelError(msg)
 
 
-def check_call(name: str, function: Any, parameters: tuple[str, ...]) -> None:
+def check_call(name: str, function: Any, parameters: tuple[str, ...], *, is_optional: bool = False) -> None:
     """Check that a function can be called with parameters.
 
     Raises:
@@ -112,7 +109,7 @@ def check_call(name: str, function: Any, parameters: tuple[str, ...]) -> None:
     """
     form = f"{name}({', '.join(parameters)})"
     if not callable(function):
-        raise _other(name, function, f"a function that is called as {form}")
+        raise _other(name, function, f"a function that is called as {form}{', or None' * is_optional}")
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # Python cannot tell it, as of some builtins

@@ -190,14 +190,14 @@ class ClikaCompileOptions:
         Raises:
             ModelError: a value has another type, a switch is neither on, off nor auto, or a time is negative.
         """
+        for name, of in (*((name, Switch) for name in SWITCHES), ("optimize_for", Goal)):
+            if getattr(self, name) not in get_args(of):
+                msg = f"option {name!r} is {getattr(self, name)!r}; it takes {', '.join(map(repr, get_args(of)))}"
+                raise ModelError(msg)
         for option in dataclasses.fields(self):
             value, wanted = getattr(self, option.name), type(option.default)
             if not isinstance(value, TAKEN[wanted]) or isinstance(value, bool) is not (wanted is bool):
                 msg = f"option {option.name!r} is {value!r}, a {type(value).__name__}; it takes a {wanted.__name__}"
-                raise ModelError(msg)
-        for name, of in (*((name, Switch) for name in SWITCHES), ("optimize_for", Goal)):
-            if getattr(self, name) not in get_args(of):
-                msg = f"option {name!r} is {getattr(self, name)!r}; it takes {', '.join(map(repr, get_args(of)))}"
                 raise ModelError(msg)
         seconds = self.algorithm_seconds
         if not 0 <= seconds < math.inf:

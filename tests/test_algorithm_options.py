@@ -19,6 +19,7 @@ from clika_ref.quantization.weight_rounding import Rounded
     ("options", "message"),
     [
         ({"smoothing": "yes"}, "option 'smoothing' is 'yes'; it takes 'auto', 'on', 'off'"),
+        ({"bias_correction": True}, "option 'bias_correction' is True; it takes 'auto', 'on', 'off'"),
         ({"bias_correction": "On"}, "option 'bias_correction' is 'On'; it takes 'auto', 'on', 'off'"),
         ({"algorithm_seconds": -1.0}, "option 'algorithm_seconds' is -1.0; it takes a number of seconds"),
     ],
@@ -31,7 +32,6 @@ def test_a_switch_takes_three_words_and_a_time_is_none_below_0(options, message)
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"bias_correction": True}, "bool; it takes a str"),
         ({"algorithm_seconds": "3"}, "str; it takes a float"),
         ({"algorithm_seconds": True}, "bool; it takes a float"),
         ({"check_passes": 1}, "int; it takes a bool"),

@@ -359,7 +359,11 @@ def test_a_switch_takes_a_bool_and_nothing_that_counts_as_one(name, value):
         ("clika_compile_options", "", r"is '', a str; it takes a ClikaCompileOptions"),
         ("graph_name", 5, "is 5, a int; it takes a str, or None"),
         ("logs_dir", 5, "is 5, a int; it takes the path of a folder, or None"),
-        ("data_transform_fn", 5, r"is 5, a int; it takes a function that is called as data_transform_fn\(element\)"),
+        (
+            "data_transform_fn",
+            5,
+            r"is 5, a int; it takes a function that is called as data_transform_fn\(element\), or None",
+        ),
         ("data_transform_fn", lambda: 1, r"takes \(\), but is called as data_transform_fn\(element\): too many"),
         ("forward_fn", 5, r"is 5, a int; it takes a function that is called as forward_fn\(model, args, kwargs\)"),
         (
