@@ -122,6 +122,17 @@ def test_where_eager_overflows_only_eager_or_the_exact_value_is_right() -> None:
         assert (found.verdict, found.unstable) == (verdict, 1), found
 
 
+def test_eager_reads_what_lies_in_order_as_kernels_tell_layouts_apart(monkeypatch) -> None:
+    drawing = Drawing(torch.full((3, 4), math.inf))
+    moved = drawing.build("permute", drawing.values[0], dims=(1, 0))
+    drawing.graph.add_output(drawing.build("gelu", moved))
+    gelu = drawing.graph.outputs[0].producer.op
+    whole = gelu.reference
+    monkeypatch.setattr(gelu, "reference", lambda x, **kw: whole(x, **kw) if x.is_contiguous() else x * math.nan)
+    found = drawing.reference().judge([torch.full((4, 3), math.inf)])
+    assert found.verdict in (Verdict.PASS, Verdict.UNSTABLE), found  # the latter with vectors of 512 bits
+
+
 def test_a_case_in_which_eager_is_off_everywhere_judges_nobody() -> None:
     reference = single("soft_margin_loss", torch.tensor([-200.0]), torch.tensor([1.0]), reduction=0)
     assert reference.judge([torch.tensor([7.0])]).verdict is Verdict.UNSTABLE

@@ -29,6 +29,9 @@ def walk(
 ) -> dict[Value, torch.Tensor]:
     """Run a graph node by node with ``compute``; return every value.
 
+    Every result is contiguous, since kernels round by layout, and make NaN or an infinity by it: eager's ``gelu`` of
+    an infinity is NaN where vectors of 512 bits are computed, and the infinity where the elements lie apart.
+
     Args:
         graph: what to run.
         inputs: one tensor for each input of the graph, in order.
@@ -49,7 +52,7 @@ def walk(
         attrs = {name: resolve(v, sizes) for name, v in node.attrs.items()}
         results = compute(node, Call(node.op.name, node.op, operands, attrs))
         for value, result in zip(node.outputs, results, strict=True):
-            values[value] = result
+            values[value] = result.contiguous()
             for symbol in late:
                 if symbol.side.name == value.name:
                     dim = symbol.side.dim

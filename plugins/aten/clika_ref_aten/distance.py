@@ -162,7 +162,9 @@ cdist.from_torch(aten._cdist_forward.default)(lambda *operands: cdist.call(*oper
 def _(op, x1, x2, *, p, compute_mode):
     sides = op.shape(x1)[-2], op.shape(x2)[-2]
     large = not is_symbolic(sides) and max(sides) > 25  # Source: ATen's Distance.cpp, `cdist_impl`
-    if p == EUCLIDEAN and (compute_mode == MATRIX_PRODUCT or (compute_mode is None and large)):
+    by_product = compute_mode == MATRIX_PRODUCT or (compute_mode is None and large)
+    # ONNX Runtime 1.31 leaves in memory what was there where it transposes within a product over no elements
+    if p == EUCLIDEAN and by_product and not op.sizes.may_be_zero(op.shape(x1)[-1]):
         return _by_product(op, x1, x2)
     difference = op.Sub(op.Unsqueeze(x1, op.ints([-2])), op.Unsqueeze(x2, op.ints([-3])))
     if p == math.inf:  # here, and not in pdist, eager passes over NaN

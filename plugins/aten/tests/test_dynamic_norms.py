@@ -161,6 +161,13 @@ def test_one_artifact_serves_sizes_without_elements(op, operands, attrs, sizes):
     torch.testing.assert_close(run_onnx(graph, inputs), expected, equal_nan=True)  # as above, where there are elements
 
 
+def test_only_where_vectors_have_elements_distances_are_made_of_a_product():
+    operands, attrs = [(N, M), (K, M)], {"compute_mode": 1}
+    possible, impossible = (emit(graph_of(distance.cdist, operands, attrs, low)).graph for low in (0, 1))
+    assert "MatMul" in {node.op_type for node in impossible}
+    assert "MatMul" not in {node.op_type for node in possible}
+
+
 def test_a_side_that_cannot_be_empty_costs_a_mean_nothing():
     possible, impossible = (emit(graph_of(reduction.mean, [(N, M)], {"dim": (1,)}, low)).graph for low in (0, 1))
     assert [node.op_type for node in impossible] == ["ReduceMean"]
