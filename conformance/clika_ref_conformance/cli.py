@@ -41,7 +41,13 @@ def run(
     ] = None,
     case_seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", help="After so long a check is a hang. The profiles say 30.", min=0.1, max=86_400),
+        typer.Option(
+            metavar="S",
+            help="After so long, and the time to make a failure small (20 s in quick), a check is a hang. "
+            "The profiles say 30.",
+            min=0.1,
+            max=86_400,
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:

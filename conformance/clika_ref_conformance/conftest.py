@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.run import Execution, execution
 from clika_ref_conformance.pytest_plan import plan_of
-from clika_ref_conformance.reporting.recording import with_reproducers_of_ends
+from clika_ref_conformance.reporting.showing import reported
 
 WHOLE_RUN = "test_the_run_proves_enough"
 
@@ -40,14 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
     """Run the tasks of all tests that are selected; workers go on with the next while results are looked at.
 
-    What a worker died of is run once more when all are done, to be written down (``--conformance-out``).
+    When all are done, what a worker died of is run once more, to be written down, and the report is written
+    (``--conformance-out``).
     """
-    plan = plan_of(request.config)
+    plan, start = plan_of(request.config), time.perf_counter()
     wanted = _tasks_of(request.session.items)
     tasks = [task for task in plan.tasks if task in wanted]
+    part = "" if len(tasks) == len(plan.tasks) else f"{len(tasks):,} of {len(plan.tasks):,} tasks, chosen by pytest"
     with execution(plan, tasks) as running:
         yield running
-        with_reproducers_of_ends(running.record(0.0), plan)
+        reported(replace(running.record(time.perf_counter() - start), part=part), plan)
 
 
 def _tasks_of(items: Sequence[pytest.Item]) -> set[Task]:

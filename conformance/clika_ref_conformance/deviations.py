@@ -1,7 +1,7 @@
 """What a target does otherwise than eager, as it declares it: ``deviations.toml``, read and checked.
 
-The file lies beside the module of the target, or where the target's attribute ``deviations`` says. Each
-``[[deviation]]`` says which nodes and inputs it concerns and what happens instead, in one of four forms:
+The file lies beside the module of the target, or that of its class, or where the target's attribute ``deviations``
+says. Each ``[[deviation]]`` says which nodes and inputs it concerns and what happens instead, in one of four forms:
 
 - ``replace = { inf = "max" }``: elements of the result of one kind become another;
 - ``free = ["nan"]``: elements of the result of these kinds may become anything, with the same elements of other results
@@ -17,7 +17,6 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import importlib
-import inspect
 import re
 import sys
 import tomllib
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -88,6 +88,10 @@ class Deviation:
             and all(_same(node.attrs.get(name), value) for name, value in self.attributes.items())
         )
 
+    def is_reachable(self, profile: Profile) -> bool:
+        """Whether a profile plans calls in a dtype that it names, if it names any that the suite judges."""
+        return not self.dtypes or any(d in profile.dtypes or d not in ALL_DTYPES for d in self.dtypes)
+
     def concerns_run(self, name: str) -> bool:
         """Whether it may show with the inputs of this name."""
         return not self.runs or any(fnmatchcase(name, pattern) for pattern in self.runs)
@@ -139,13 +143,19 @@ class Declarations:
     xfails: tuple[ExpectedFailure, ...] = ()
 
 
-def declarations_of(target: Target, registry: Registry) -> Declarations:
+def declarations_of(target: Target, registry: Registry, given: str = "") -> Declarations:
     """Read what a target declares; nothing where it has no file.
+
+    Args:
+        target: it was loaded.
+        registry: what plugins provide.
+        given: how the user named it: of ``package.module:TARGET``, the module may hold an object of another's class.
 
     Raises:
         TargetError: the file cannot be read, or entries of it make no sense; all of them are named.
     """
-    path = _file_of(target)
+    modules = _modules_of(target, given)
+    path = _file_of(target, modules)
     if path is None:
         return Declarations()
     try:
@@ -153,11 +163,12 @@ def declarations_of(target: Target, registry: Registry) -> Declarations:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         msg = f"{path} cannot be read: {error}"
         raise TargetError(msg) from error
-    reader = _Reader(registry, _targets_known(target, registry))
+    reader = _Reader(registry, _targets_known(target, registry, modules))
     known = {"deviation": Deviation, "xfail": ExpectedFailure}
     reader.refuse_unknown(path.name, document, known)
-    read = {name: [reader.entry(kind, e) for e in document.get(name, ())] for name, kind in known.items()}
-    reader.refuse_twins([e.get("id") for e in document.get("deviation", ())])
+    tables = {name: reader.tables(name, document.get(name, [])) for name in known}
+    read = {name: [reader.entry(kind, table) for table in tables[name]] for name, kind in known.items()}
+    reader.refuse_twins([table.get("id") for table in tables["deviation"]])
     if reader.problems:
         msg = f"{path} has {len(reader.problems)} errors:\n" + "\n".join(f"  {p}" for p in reader.problems)
         raise TargetError(msg)
@@ -167,24 +178,31 @@ def declarations_of(target: Target, registry: Registry) -> Declarations:
     return Declarations(mine["deviation"], mine["xfail"])
 
 
-def declared_deviations(target: Target, registry: Registry) -> tuple[Deviation, ...]:
+def declared_deviations(target: Target, registry: Registry, given: str = "") -> tuple[Deviation, ...]:
     """Read the deviations that a target declares, as `declarations_of`."""
-    return declarations_of(target, registry).deviations
+    return declarations_of(target, registry, given).deviations
 
 
-def _targets_known(target: Target, registry: Registry) -> set[str]:
-    """Return the targets that a file may name: installed ones, and those of the module beside which it lies."""
-    beside = vars(sys.modules[type(target).__module__]).values()
+def _modules_of(target: Target, given: str) -> list[ModuleType]:
+    """Return the module that a target was taken from, and that of its class."""
+    place, colon, _ = given.partition(":")
+    return [sys.modules[name] for name in dict.fromkeys([*([place] if colon else []), type(target).__module__])]
+
+
+def _targets_known(target: Target, registry: Registry, modules: Sequence[ModuleType]) -> set[str]:
+    """Return the targets that a file may name: installed ones, and those of the modules beside which it may lie."""
+    beside = [v for module in modules for v in vars(module).values()]
     named = [getattr(v, "name", None) for v in beside if hasattr(v, "compile") and hasattr(v, "refusal")]
     return {target.name, *registry.targets, *(name for name in named if isinstance(name, str))}
 
 
-def _file_of(target: Target) -> Path | None:
+def _file_of(target: Target, modules: Sequence[ModuleType]) -> Path | None:
     stated = getattr(target, "deviations", None)
     if stated is not None:
         return Path(stated)
-    beside = Path(inspect.getfile(type(target))).with_name(FILE)
-    return beside if beside.exists() else None
+    files = [module.__file__ for module in modules]
+    beside = [Path(file).with_name(FILE) for file in files if file]
+    return next((file for file in beside if file.exists()), None)
 
 
 class _Reader:
@@ -204,12 +222,17 @@ class _Reader:
     def refuse_twins(self, names: Sequence[Any]) -> None:
         self.problems += [f"{name}: the id is used twice" for name in dict.fromkeys(names) if names.count(name) > 1]
 
-    def entry(self, kind: type[Any], table: Any) -> Any:
+    def tables(self, name: str, entries: Any) -> list[dict[str, Any]]:
+        if isinstance(entries, list) and all(isinstance(table, dict) for table in entries):
+            return entries
+        kind = "a single table" if isinstance(entries, dict) else f"{entries!r}"
+        self.problems.append(f"{name} is {kind}: each entry begins with [[{name}]], as there may be several")
+        return []
+
+    def entry(self, kind: type[Any], table: dict[str, Any]) -> Any:
         known = {f.name: f for f in fields(kind)}
-        what = (
-            str(table.get("id", table.get("task", "an entry without id"))) if isinstance(table, dict) else repr(table)
-        )
-        if not isinstance(table, dict) or self.refuse_unknown(what, table, known):
+        what = str(table.get("id", table.get("task", "an entry without id")))
+        if self.refuse_unknown(what, table, known):
             return None
         required = [n for n in ("id", "operators", "task", "reason", "link", "expires") if n in known]
         lacking = [name for name in required if not table.get(name)]

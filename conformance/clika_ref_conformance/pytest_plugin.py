@@ -13,7 +13,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--target", help="The target to test: an installed one, 'identity', or package.module:TARGET.")
     group.addoption("--profile", default="quick", help="How thorough: quick, ci or nightly.")
     group.addoption("--conformance-seed", type=int, default=None, help="Of all that is drawn.")
-    group.addoption("--conformance-out", default=None, help="Write reproducers of failures into this folder.")
+    group.addoption("--conformance-out", default=None, help="Write the report and reproducers into this folder.")
     group.addoption("--conformance-workers", type=int, default=2, help="Processes.")
 
 

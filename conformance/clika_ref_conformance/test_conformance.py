@@ -6,7 +6,7 @@ import pytest
 
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.run import Execution
-from clika_ref_conformance.verdicts import PROVING
+from clika_ref_conformance.verdicts import PROVING, Verdict
 
 SHOWN = 5
 """Failures of a task that are shown."""
@@ -32,6 +32,7 @@ def test_the_run_proves_enough(conformance_run: Execution) -> None:
     """Fail with what is wrong with the run as a whole, as the command line does with its exit status."""
     conformance_run.go()
     record = conformance_run.record(0.0)
-    found = [*record.problems, *record.doubts, *record.imbalance()]
+    passed = [f"{r.task}: {r.name}: {r.comparison.message}" for r in record.results if r.verdict is Verdict.XPASS]
+    found = [*record.problems, *record.doubts, *record.imbalance(), *passed[:SHOWN]]
     if found:
         pytest.fail("\n".join(found), pytrace=False)

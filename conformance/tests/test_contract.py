@@ -108,6 +108,15 @@ def test_a_lowering_that_hands_all_attributes_on_reads_them(tmp_path):
     assert outcome(bare, tmp_path, "consumption").verdict is Verdict.PASS
 
 
+def test_a_call_that_the_operator_does_not_take_is_blamed_on_the_samples_that_return_it(tmp_path):
+    bare = declared()
+    bare.samples(lambda draw, s: s.call(draw(s.tensor()), kay=draw(s.choice(1, 2)), note="a"))
+    message = outcome(bare, tmp_path, "samples").comparison.message
+    assert re.search(r"\(in test_contract\.py, line \d+: in what the samples that begin there return\)", message), (
+        message
+    )
+
+
 def test_samples_that_raise_are_blamed_with_what_they_had_drawn_and_leave_the_rest_unknown(tmp_path):
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor(rank=0, dtype=(float32,))), k=draw(s.choice(3)) // 0))
@@ -150,7 +159,8 @@ def test_a_vacuous_attribute_says_so(tmp_path):
     found = outcome(bare, tmp_path, "sensitivity-note")
     assert found.verdict is Verdict.NOT_RUN
     assert found.comparison.message == (
-        "note never changes what the samples of bare draw: whether a target honours it is not tested"
+        "note never changes what the samples of bare draw, on typical elements: that a target honours it shows only in "
+        "calls that differ in more, and on special elements"
     )
 
 

@@ -14,6 +14,7 @@ from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.levels import LEVELS, refuse_strange
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from odd_targets import Odd
 from small_cases import REGISTRY, case_of, suite_for
@@ -206,12 +207,22 @@ def test_the_file_is_read(tmp_path):
         ('runs = ["nan-*"]', "attributes = { dimm = 1 }", r"relu-nan: relu has no attribute 'dimm'"),
         ('runs = ["nan-*"]', 'targets = ["identiti"]', r"relu-nan: no target is called 'identiti'"),
         ("[[xfail]]", "[[xfial]]", r"there is no 'xfial'; did you mean xfail"),
+        ("[[xfail]]", "[xfail]", r"xfail is a single table: each entry begins with \[\[xfail\]\]"),
+        (GOOD, 'deviation = ["a", 3]', r"deviation is \['a', 3\]: each entry begins with \[\[deviation\]\]"),
     ],
 )
 def test_a_file_without_sense_is_refused(tmp_path, old, new, message):
     assert old in GOOD
     with pytest.raises(TargetError, match=re.compile(message, re.DOTALL)):
         declarations_in(tmp_path, GOOD.replace(old, new, 1))
+
+
+def test_the_file_lies_beside_the_module_that_a_target_is_taken_from(tmp_path, monkeypatch):
+    (tmp_path / "borrowing.py").write_text("from odd_targets import Odd\nTARGET = Odd()\n")
+    (tmp_path / "deviations.toml").write_text(GOOD, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    given = "borrowing:TARGET"
+    assert [d.id for d in declarations_of(load_target(given, REGISTRY), REGISTRY, given).deviations] == ["relu-nan"]
 
 
 def test_a_file_that_is_stated_must_be_there(tmp_path):
@@ -287,6 +298,9 @@ def test_a_deviation_that_concerns_nothing_is_a_problem_of_a_full_run_that_could
     ]
     half = Declarations((deviation(dtypes=("float16",), replace={"nan": "0"}),))
     assert problems(half, passed(), is_full=True) == []  # the profile has no float16
+    never = Declarations((deviation(dtypes=("complex64",), replace={"nan": "0"}),))
+    (problem,) = problems(never, passed(), is_full=True)  # no profile has it
+    assert "concerns nothing in the plan" in problem
 
 
 def test_what_expired_is_a_problem():

@@ -9,6 +9,7 @@ from clika_ref_conformance import test_conformance
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.process import Progress
 from clika_ref_conformance.record import Result
+from clika_ref_conformance.reporting.json_report import read_json
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 WRONG = """
@@ -26,6 +27,18 @@ class Wrong(Identity):
 @dataclass(frozen=True)
 class Expected(Wrong):
     name: str = "expected"
+
+@dataclass(frozen=True)
+class Six(Identity):
+    name: str = "six"
+
+    def load(self, artifact):
+        right = super().load(artifact)
+        return lambda inputs: [t.clamp(max=6) for t in right(inputs)]
+
+@dataclass(frozen=True)
+class Mended(Identity):
+    name: str = "mended"
 
 @dataclass(frozen=True)
 class Refusing(Identity):
@@ -51,6 +64,13 @@ reason = "it adds one"
 link = "https://example.org"
 expires = "2020-01-31"
 targets = ["expected"]
+
+[[xfail]]
+task = "operators/relu*/*"
+reason = "what it returns is 6 at most"
+link = "https://example.org"
+expires = "2999-01-01"
+targets = ["six", "mended"]
 """
 
 
@@ -99,6 +119,20 @@ def test_a_task_that_fails_is_a_test_that_fails_and_leaves_a_reproducer(run, tmp
     assert "1 failed" in output
     assert "fail:value: " in output
     assert list((tmp_path / "out" / "cases").glob("operators-relu6-float32-*.zip"))
+    found = read_json(tmp_path / "out" / "report.json")
+    assert [str(task.task) for task in found.tasks] == ["operators/relu6/float32"]
+    assert found.part.endswith(" tasks, chosen by pytest")
+    assert "operators/relu6" in (tmp_path / "out" / "junit.xml").read_text()
+    assert (tmp_path / "out" / "index.html").exists()
+
+
+def test_an_expected_failure_of_several_tasks_is_one_where_one_of_them_fails(run):
+    chosen = "operators and (relu6 or relu) and float32 and not _relu and not elu"
+    _, output = run("--target", "wrong_target:Six", "-k", chosen)
+    assert "operators/relu6/float32" not in output, output  # it passes, and the same expectation is met in relu
+    code, output = run("--target", "wrong_target:Mended")
+    assert (code, "1 failed, 1 passed" in output) == (1, True), output
+    assert "expected to fail (what it returns is 6 at most, https://example.org), and passes: remove" in output
 
 
 def test_a_task_that_its_run_gave_up_is_no_test_that_is_skipped():

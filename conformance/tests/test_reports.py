@@ -194,7 +194,9 @@ def set_at(*path, value):
 
 
 DAMAGES = {
-    "a newer schema": (set_at("schema", value=99), "schema 99, this suite reads up to 1; update it"),
+    "a newer schema": (set_at("schema", value=99), "schema 99, this suite reads 1 to 1; update it"),
+    "no schema": (set_at("schema", value=0), "schema 0, this suite reads 1 to 1\n"),
+    "another plan": (set_at("planned", value=999), "999 checks were planned, "),
     "no tasks": (set_at("tasks", value=None), "is no report of a conformance run, or is damaged: TypeError"),
     "an unknown verdict": (set_at("tasks", 0, "verdicts", value={"fine": 1}), "'fine' is not a valid Verdict"),
     "a negative count": (set_at("tasks", 0, "verdicts", value={"pass": -1}), "pass is -1, not a count"),

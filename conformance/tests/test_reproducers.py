@@ -20,7 +20,7 @@ from clika_ref_conformance.reporting.replaying import read_reproducer, replay
 from clika_ref_conformance.reproducing import archives, tensors
 from clika_ref_conformance.reproducing.archives import pack, unpack
 from clika_ref_conformance.reproducing.errors import ReportError
-from clika_ref_conformance.reproducing.repro_script import AGREES
+from clika_ref_conformance.reproducing.repro_script import AGREES, UNTRIED
 from clika_ref_conformance.reproducing.reproducers import reproducer, write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
@@ -193,7 +193,7 @@ def test_the_script_of_a_reproducer_exits_1_while_the_target_differs(suite, modu
 
 @pytest.mark.parametrize(
     ("verdict", "repeats", "status"),
-    [(Verdict.VALUE, False, AGREES), (Verdict.CRASH, False, AGREES), (Verdict.CONTRACT, True, 1)],
+    [(Verdict.VALUE, False, AGREES), (Verdict.CRASH, False, AGREES), (Verdict.CONTRACT, True, UNTRIED)],
 )
 def test_the_script_needs_the_suite_only_to_repeat_a_check(suite, tmp_path, verdict, repeats, status):
     outcome = failed(relu_case(torch.rand(2, 3)), verdict)
@@ -208,8 +208,21 @@ def test_the_script_needs_the_suite_only_to_repeat_a_check(suite, tmp_path, verd
     command = [sys.executable, "-c", lacking, str(tmp_path / "repro.py"), "child"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
-    assert ("No module named 'clika_ref_conformance" in done.stderr) == repeats
+    assert ("cannot be tried here: " in done.stdout and "clika_ref_conformance" in done.stdout) == repeats
     assert ("the target agrees with what is stored" in done.stdout) != repeats
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("gone_since:TARGET", "No module named 'gone_since'; run this in the folder that holds it, or install it"),
+        ("{module}:GONE", "has no attribute 'GONE'"),
+    ],
+)
+def test_a_finding_on_a_target_that_is_not_there_is_none_that_is_still_there(suite, module, tmp_path, named, said):
+    path = write_reproducer(failed(relu_case(torch.rand(2, 3))), TASK, suite, named.format(module=module), tmp_path)
+    done = run_script(tmp_path / path, tmp_path)
+    assert (done.returncode, "this cannot be tried here: " in done.stdout, said in done.stdout) == (2, True, True), done
 
 
 def test_replay_finds_the_fault_again_and_not_where_it_is_gone(suite, module, tmp_path):

@@ -80,10 +80,19 @@ def blaming(op: Operator) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if type(error).__module__.partition(".")[0] in PASSED_ON:
             raise
-        frames = traceback.extract_tb(error.__traceback__)
-        at = next((f for f in reversed(frames) if f.filename != __file__), frames[-1])
-        place = f" (in {Path(at.filename).name}, line {at.lineno}: {at.line})"
-        raise SampleError(op, f"raise {type(error).__name__}: {error}", place) from error
+        raise SampleError(op, f"raise {type(error).__name__}: {error}", _place(op, error)) from error
+
+
+def _place(op: Operator, error: BaseException) -> str:
+    """Say in which line of the samples an error came up, or else where they begin, as their call was not possible."""
+    code = getattr(op.sampler, "__code__", None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = [f for f in frames if code is not None and f.filename == code.co_filename]
+    if code is not None and not own:
+        where = f"in {Path(code.co_filename).name}, line {code.co_firstlineno}"
+        return f" ({where}: in what the samples that begin there return)"
+    at = (own or frames)[-1]
+    return f" (in {Path(at.filename).name}, line {at.lineno}: {at.line})"
 
 
 def sampled(op: Operator, draw: Draw) -> Call:

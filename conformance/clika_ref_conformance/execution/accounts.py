@@ -13,8 +13,16 @@ from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import PROVING, Comparison, Verdict
 
 
-def with_expected_failures(results: Sequence[Result], xfails: Sequence[ExpectedFailure]) -> list[Result]:
-    """Return the results with those that were expected to fail as XFAIL, or as XPASS where none of an entry failed."""
+def with_expected_failures(
+    results: Sequence[Result], xfails: Sequence[ExpectedFailure], *, is_all: bool = True
+) -> list[Result]:
+    """Return the results with those that were expected to fail as XFAIL, or as XPASS where none of an entry failed.
+
+    Args:
+        results: of a run.
+        xfails: what is expected.
+        is_all: whether there are no others, in which an entry may have failed: without them, none is XPASS.
+    """
     changed = list(results)
     for entry in xfails:
         mine = [i for i, r in enumerate(results) if entry.concerns(r)]
@@ -23,7 +31,7 @@ def with_expected_failures(results: Sequence[Result], xfails: Sequence[ExpectedF
         for i in failed:
             message = f"expected ({entry.reason}, {entry.link}): {results[i].verdict}: {results[i].comparison.message}"
             changed[i] = _with(results[i], Verdict.XFAIL, message)
-        for i in passed if not failed else ():
+        for i in passed if is_all and not failed else ():
             message = f"expected to fail ({entry.reason}, {entry.link}), and passes: remove [[xfail]] {entry.task}"
             changed[i] = _with(results[i], Verdict.XPASS, message)
     return changed
@@ -62,13 +70,12 @@ def problems_of(record: RunRecord, declarations: Declarations, profile: Profile,
     problems: list[str] = []
     for d in declarations.deviations:
         account = counts[d.id]
-        reachable = not d.dtypes or not set(d.dtypes).isdisjoint(profile.dtypes)
         if is_full and account["watched"] and not account["seen"]:
             problems.append(
                 f"xpass: the deviation {d.id} was not seen in {account['watched']} checks that could have shown it: "
                 "the target does as eager does now; remove the entry"
             )
-        if is_full and reachable and not account["watched"]:
+        if is_full and d.is_reachable(profile) and not account["watched"]:
             problems.append(f"the deviation {d.id} concerns nothing in the plan: correct its matcher, or remove it")
     ran = {result.task for result in record.results}
     problems += [

@@ -36,7 +36,8 @@ def case_check(name: str, suite: Suite, make: Callable[[], Case]) -> Check:
 def run_case(case: Case, suite: Suite) -> Outcome:
     """Compile a case for the target, run it on all its inputs and judge what comes back.
 
-    The first failure is the verdict. Otherwise it is a deviation where one was seen, and the worst comparison is kept.
+    The first failure is the verdict, or that another run on the same inputs gives something else. Otherwise it is a
+    deviation where one was seen, and the worst comparison is kept.
     """
     other = unjudged_in(case.graph)
     if other is not None:
@@ -135,15 +136,21 @@ class Trial:
         It is called with the results of each run, but of those that fail as declared.
         """
         runner = self._runner(graph, "model.onnx")
+        is_random = any(node.is_random for node in graph.nodes)
         kept: list[tuple[Run, list[torch.Tensor], list[torch.Tensor]]] = []
         for run in self.case.runs:
             self.run = run.name
             self.watched |= {d.id for d in errors_expected(self.case.graph, run, self.suite.deviations)}
             results = self._results(runner, run, len(graph.outputs))
             if results is not None:
-                judge(run, results)
+                try:
+                    judge(run, results)
+                except _Stop:
+                    if not is_random:  # what changes by itself is not wrong by its numbers
+                        self._same(runner, run, results, "on a second run")
+                    raise
                 kept.append((run, results, [t.clone() for t in results]))
-        if kept and not any(node.is_random for node in graph.nodes):
+        if kept and not is_random:
             self._repeat(runner, graph, kept)
 
     def worst(self) -> Comparison:
@@ -269,7 +276,7 @@ class Trial:
         again = self._results(runner, run, len(results))
         for index, (old, new) in enumerate(zip(results, again or (), strict=again is not None)):
             if not same_bits(old, new):
-                raise _Stop(Verdict.NONDETERMINISTIC, f"output {index} is {new} {when}, and was {old}")
+                raise _Stop(Verdict.NONDETERMINISTIC, _change(index, old, new, when))
 
 
 class _Found(_Stop):
@@ -292,7 +299,11 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return torch.equal(a, b)
     if torch.equal(a.view(AS_INTEGER[a.itemsize]), b.view(AS_INTEGER[b.itemsize])):
         return True
-    return bool((((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())).all())
+    return bool(_alike(a, b).all())
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return ((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())
 
 
 def same_type(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -325,6 +336,18 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _change(index: int, old: torch.Tensor, new: torch.Tensor, when: str) -> str:
+    """Say where an output is another one, with digits enough to tell the two apart."""
+    if not same_type(old, new):
+        now, before = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (new, old))
+        return f"output {index} is {now} {when}, and was {before}"
+    other = ~_alike(old, new)
+    place = other.nonzero()[0].tolist()
+    now, before = (t[tuple(place)].item() for t in (new, old))
+    counts = f"{int(other.sum()):,} of {old.numel():,} elements are others"
+    return f"output {index}{place or ''} is {now!r} {when}, and was {before!r}; {counts}"
 
 
 def _kind(results: Any) -> str:

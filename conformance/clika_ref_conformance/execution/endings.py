@@ -19,7 +19,8 @@ def verdict_of(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
     """Return the verdict on the check that a worker died of, and a message that quotes what it had written."""
     quoted = f"; it had written:\n{words}" if words else ""
     if worker.overdue:
-        return Verdict.HANG, f"no end within the time of the profile; the worker was killed{quoted}"
+        said = f"no end within {worker.seconds:g} s (--case-seconds, and what makes a failure small)"
+        return Verdict.HANG, f"{said}; the worker was killed{quoted}"
     if tells_of_memory(words):
         return Verdict.MEMORY, f"the worker reached its memory limit ({manner_of(worker)}){quoted}"
     return Verdict.CRASH, f"the worker died ({manner_of(worker)}){quoted}"

@@ -76,7 +76,7 @@ class WorkerProcess:
         self.progress: Progress | None = None
         self.checks = 0
         self.is_ready = False
-        self.deadline = time.monotonic() + START_SECONDS
+        self.expect(START_SECONDS)
         self.overdue = False
         """Whether it was killed because it was not heard of in time."""
         self.stderr = tempfile.TemporaryFile("w+b", dir=setup.folder)  # noqa: SIM115 - closed with the process
@@ -120,6 +120,7 @@ class WorkerProcess:
 
     def expect(self, seconds: float) -> None:
         """Allow it so long until it is heard of again."""
+        self.seconds = seconds
         self.deadline = time.monotonic() + seconds
 
     def kill(self) -> None:

@@ -107,7 +107,7 @@ def plan_run(request: RunRequest) -> Plan:
     """
     registry = load_registry()
     target = load_target(request.target, registry)
-    declarations = declarations_of(target, registry)
+    declarations = declarations_of(target, registry, request.target)
     levels = chosen_levels(request.levels, request.catalogue)
     suite = Suite(registry, target, request.profile, Path(), tuple(request.subjects), declarations.deviations)
     refuse_strange(declarations.xfails, suite, request.catalogue)
@@ -193,11 +193,11 @@ class Execution:
             self._wait()
 
     def results_of(self, task: Task) -> list[Result]:
-        """Go on until a task is done, and return its results."""
+        """Go on until a task is done, and return its results; what passes unexpectedly, only all tasks together say."""
         progress = self.every[task]
         while not progress.is_ended and self.workers:
             self._wait()
-        return with_expected_failures(list(progress.results.values()), self.plan.declarations.xfails)
+        return with_expected_failures([*progress.results.values()], self.plan.declarations.xfails, is_all=False)
 
     def abandon(self, reason: str) -> None:
         """Enter everything that has no result as not run, so that the run proves too little."""

@@ -86,7 +86,7 @@ def make_suite(setup: Setup) -> Suite:
     registry = load_registry()
     target = load_target(setup.target, registry)
     folder = Path(tempfile.mkdtemp(dir=setup.folder))
-    deviations = declared_deviations(target, registry)
+    deviations = declared_deviations(target, registry, setup.target)
     trusts_eager = setup.profile.trusts_eager and not isinstance(target, Identity)  # eager is what is on trial there
     profile = replace(setup.profile, trusts_eager=trusts_eager)
     suite = Suite(registry, target, profile, folder, deviations=deviations, setup=setup.as_json())

@@ -203,12 +203,15 @@ class Contract:
         return None
 
     def sensitivity(self, name: str) -> str | None:
-        """Say whether no drawn call depends on an attribute: nobody can see then whether a target honours it."""
+        """Say whether no call that was looked at depends on an attribute: only by chance others show who ignores it."""
         if self.pairs.get(name):
             return None
         self._say_unjudged()
         known = f"{name} never changes what" if name in self.pairs else f"no two calls differ in {name} alone that"
-        return f"{known} the samples of {self.op.name} draw: whether a target honours it is not tested"
+        return (
+            f"{known} the samples of {self.op.name} draw, on typical elements: that a target honours it shows only in "
+            "calls that differ in more, and on special elements"
+        )
 
     @functools.cached_property
     def pairs(self) -> Mapping[str, Sequence[tuple[Call, Call]]]:

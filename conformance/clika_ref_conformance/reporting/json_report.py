@@ -98,9 +98,10 @@ def read_json(path: Path) -> Report:
 
 
 def _read(document: Mapping[str, Any]) -> Report:
-    if document["schema"] > SCHEMA:
-        msg = f"the report has schema {document['schema']}, this suite reads up to {SCHEMA}; update it"
-        raise ReportError(msg)
+    schema = _count(document["schema"], "schema")
+    if not 0 < schema <= SCHEMA:
+        msg = f"the report has schema {schema}, this suite reads 1 to {SCHEMA}; " + "update it" * (schema > SCHEMA)
+        raise ReportError(msg.removesuffix("; "))
     report = Report(
         str(document["target"]),
         str(document["profile"]),
@@ -117,6 +118,11 @@ def _read(document: Mapping[str, Any]) -> Report:
     stated, summed = document["verdicts"], {str(v): c for v, c in report.counts.items()}
     if stated != summed:
         msg = f"the accounts do not add up: the report states {stated}, its tasks have {summed}; write it anew"
+        raise ReportError(msg)
+    if report.planned != sum(summed.values()) and not report.problems:
+        msg = (
+            f"the accounts do not add up: {report.planned:,} checks were planned, {sum(summed.values()):,} have results"
+        )
         raise ReportError(msg)
     return report
 

@@ -86,7 +86,7 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
         raise ReportError(msg)
     with TemporaryDirectory() as folder:
         tested = load_target(name, registry)
-        deviations = declared_deviations(tested, registry)
+        deviations = declared_deviations(tested, registry, name)
         setup = Setup(name, found.profile, {}, folder, path=tuple(map(os.path.abspath, sys.path))).as_json()
         suite = Suite(registry, tested, found.profile, Path(folder), deviations=deviations, setup=setup)
         again = _AGAIN.get(found.task.level, lambda one, suite: run_case(one.case, suite))

@@ -11,7 +11,7 @@ from rich.console import Console
 from clika_ref.core.errors import ClikaError
 from clika_ref.reporting.console import duration, is_quiet, progress_console, result_console
 from clika_ref.reporting.progress import SimpleProgressBar
-from clika_ref_conformance.execution.run import Execution, RunRequest, execute, plan_run
+from clika_ref_conformance.execution.run import Execution, Plan, RunRequest, execute, plan_run
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.reporting.gathering import report_of
 from clika_ref_conformance.reporting.html_matrix import FILE as PAGE
@@ -73,16 +73,22 @@ def run_and_show(request: RunRequest) -> RunRecord:
     plan = plan_run(request)
     with SimpleProgressBar[None](total=len(plan.tasks), desc=f"Conformance of {request.target}", unit="tasks") as bar:
         record = execute(plan, Watch(request.target, bar, progress_console()))
-    record = with_reproducers_of_ends(record, plan)
-    if request.out is not None:
-        write_report(record, request.out)
+    record = reported(record, plan)
     show(record, result_console())
     if request.out is not None:
         result_console().print(f"Report in {request.out / PAGE}", markup=False)
     return record
 
 
-def write_report(record: RunRecord, out: Path) -> None:
+def reported(record: RunRecord, plan: Plan) -> RunRecord:
+    """Write the report of a run where its plan asks for one; return the record with all reproducers."""
+    record = with_reproducers_of_ends(record, plan)
+    if plan.request.out is not None:
+        _write_report(record, plan.request.out)
+    return record
+
+
+def _write_report(record: RunRecord, out: Path) -> None:
     """Write every form of the report into a folder."""
     report = report_of(record, out)
     write_json(report, out / "report.json")

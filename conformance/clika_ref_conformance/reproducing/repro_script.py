@@ -1,4 +1,4 @@
-"""Repeats one finding of the conformance suite: exits 1 while the target differs, and 0 once it does not.
+"""Repeats one finding of the conformance suite: exits 1 while the target differs, 0 once it does not, 2 if not tried.
 
 It needs torch, numpy and the target, which brings clika-ref along; where it compiles the graph, the plugins of its
 operators as well. Unpack the archive, then run ``python repro.py``. Where no graph alone shows it (a declaration, a
@@ -36,21 +36,25 @@ from clika_ref.saving.graph_format import decode, graph_from_json
 
 Arrays = dict[str, np.ndarray]
 
-AGREES, DIFFERS = 64, 1
+AGREES, DIFFERS, UNTRIED = 64, 1, 65
 """How the process that runs the target ends: any other status is the target's doing, 0 too."""
+
+
+class NotThereError(Exception):
+    """What the finding needs is not installed, nor in this folder."""
 
 
 def in_child(folder: Path) -> int:
     """Run the target in a process of its own, which it may end; return the exit status."""
     command = [sys.executable, "-u", str(folder / "repro.py"), "child"]  # a crash loses what is still in a buffer
     status = subprocess.run(command, check=False).returncode  # noqa: S603 - this file
-    if status not in (AGREES, DIFFERS):
+    if status not in (AGREES, DIFFERS, UNTRIED):
         print(f"the target ended its process, with status {status}")
-    return 0 if status == AGREES else 1
+    return {AGREES: 0, UNTRIED: 2}.get(status, 1)
 
 
 def main(folder: Path) -> int:
-    """Run the target on the stored inputs; print how it differs from what is stored, and return the exit status."""
+    """Run the target on the stored inputs; print how it differs from what is stored, and return how to end."""
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     inputs, expected = (dict(np.load(folder / f"{name}.npz", allow_pickle=False)) for name in ("inputs", "expected"))
     print(f"{meta['task']['level']} of {meta['task']['subject']} on {meta['target']}: {meta['verdict']}")
@@ -61,8 +65,9 @@ def main(folder: Path) -> int:
     with TemporaryDirectory() as scratch:
         if meta["repeats"] or meta["task"]["level"] == "artifacts" or has_operators_of_suite(folder):
             return ask_suite(folder, meta["target"], Path(scratch) / "case.zip")
+        target = find_target(meta["target"], load_registry())
         try:
-            runner = runner_for(folder, meta, Path(scratch))
+            runner = runner_for(folder, meta, target, Path(scratch))
             for index, run in enumerate(meta["runs"]):
                 found = differences(runner, run, index, inputs, expected)
                 problems += [f"on the inputs {run['name']!r}: {problem}" for problem in found]
@@ -70,7 +75,7 @@ def main(folder: Path) -> int:
             problems.append(f"{type(error).__name__}: {error}")
     faulthandler.cancel_dump_traceback_later()
     print("\n".join(problems) if problems else "the target agrees with what is stored")
-    return 1 if problems else 0
+    return DIFFERS if problems else AGREES
 
 
 def limit_memory(limit: int) -> None:
@@ -87,21 +92,32 @@ def has_operators_of_suite(folder: Path) -> bool:
 
 
 def ask_suite(folder: Path, target: str, path: Path) -> int:
-    """Let the suite repeat a finding, from a zip as this one was; return the exit status."""
+    """Let the suite repeat a finding, from a zip as this one was; return how to end."""
     with ZipFile(path, "w") as archive:
         for file in folder.rglob("*"):
             if file.is_file():
                 archive.write(file, file.relative_to(folder))
     sys.path.insert(0, str(Path.cwd()))
-    outcome = importlib.import_module("clika_ref_conformance.reporting.replaying").replay(path, load_registry(), target)
+    outcome = imported("clika_ref_conformance.reporting.replaying").replay(path, load_registry(), target)
     print(f"{outcome.verdict}: {outcome.comparison.message}")
-    return 1 if outcome.verdict.is_failure else 0
+    return DIFFERS if outcome.verdict.is_failure else AGREES
 
 
-def runner_for(folder: Path, meta: dict[str, Any], scratch: Path) -> Callable[..., Any]:
+def imported(name: str) -> Any:
+    """Import a module.
+
+    Raises:
+        NotThereError: there is none.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise NotThereError(f"{error}; run this in the folder that holds it, or install it") from error
+
+
+def runner_for(folder: Path, meta: dict[str, Any], target: Any, scratch: Path) -> Callable[..., Any]:
     """Load the stored artifact; where there is none, compile the stored graph first."""
     registry = load_registry()
-    target = find_target(meta["target"], registry)
     stored = meta["artifact"]
     if stored is not None:
         names = tuple(stored["input_names"]), tuple(stored["output_names"])
@@ -128,7 +144,10 @@ def find_target(name: str, registry: Registry) -> Any:
     place = "clika_ref_conformance.targets.identity:Identity" if name == "identity" else name
     sys.path.insert(0, str(Path.cwd()))  # where `clika-ref conformance run` also looks
     module, _, attribute = place.partition(":")
-    found: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    try:
+        found: Any = functools.reduce(getattr, attribute.split("."), imported(module))
+    except AttributeError as error:
+        raise NotThereError(str(error)) from error
     return found() if isinstance(found, type) or not hasattr(found, "compile") else found
 
 
@@ -245,4 +264,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    sys.exit((DIFFERS if main(here) else AGREES) if sys.argv[1:] == ["child"] else in_child(here))
+    if sys.argv[1:] != ["child"]:
+        sys.exit(in_child(here))
+    try:
+        sys.exit(main(here))
+    except NotThereError as error:
+        print(f"this cannot be tried here: {error}")
+        sys.exit(UNTRIED)

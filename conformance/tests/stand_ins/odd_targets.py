@@ -74,6 +74,13 @@ def _reuses(results, inputs, state):
     return state["kept"]
 
 
+def _nudged(x):
+    """Return the next elements: in floats the smallest change that there is."""
+    if x.dtype is torch.bool:
+        return ~x
+    return x.nextafter(torch.full_like(x, torch.inf)) if x.is_floating_point() else x + 1
+
+
 FAULTS = {
     "run-raises": _raises,
     "no-list": lambda r, i, s: r[0],
@@ -89,8 +96,9 @@ FAULTS = {
     "writes": _writes,
     "writes-alike": _writes_alike,
     "reuses": _reuses,
-    "drifts": lambda r, i, s: [t * (1 + 1e-6 * (s["runs"] > 2)) for t in r],
-    "depends-on-compilation": lambda r, i, s: [t * (1 + 1e-6 * (s["compilations"] > 1)) for t in r],
+    "drifts": lambda r, i, s: [_nudged(t) if s["runs"] > 2 else t for t in r],
+    "depends-on-compilation": lambda r, i, s: [_nudged(t) if s["compilations"] > 1 else t for t in r],
+    "wrong-in-turn": lambda r, i, s: [t + s["runs"] % 2 for t in r],
     "value": lambda r, i, s: [t + 1 for t in r],
     "no-nan": lambda r, i, s: [t.nan_to_num(0.0, torch.inf, -torch.inf) for t in r],
     "no-inf": lambda r, i, s: [t.nan_to_num(torch.nan) for t in r],
