@@ -162,7 +162,8 @@ class ClikaCompileOptions:
 
     observer: str = "auto"
     """What of a value its integers cover: ``"min-max"``, ``"mean of extremes"``, ``"99.99 %"`` or ``"99.999 %"`` of its
-    elements, or what has the ``"least error"``; ``"auto"`` takes whichever is best on data."""
+    elements, or what has the ``"least error"``; ``"auto"`` gives each value the mean or the least error, by which the
+    outputs come nearer."""
 
     smoothing: Switch = "auto"
     """Make channels that linear layers read smaller where they are much larger than others, and the weights behind them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from clika_ref.core.ir import Node, Value
 from clika_ref.quantization.clipping import clipped_scales
 from clika_ref.quantization.layer_weights import bias_of, numbers_of, weight_of
-from clika_ref.quantization.observers import Observer
+from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
@@ -27,11 +28,19 @@ class Planner:
     """Whether scales of weights are those that miss least, or cover all."""
     _weights: dict[Node, Tensor] = field(default_factory=dict[Node, Tensor])
 
-    def plan(self, placement: Placement, observer: Observer) -> Plan:
-        """Return the scales of a placement, ranges being what an observer makes of the table."""
+    def plan(self, placement: Placement, observer: str, own: Mapping[str, str] | None = None) -> Plan:
+        """Return the scales of a placement, ranges being what observers make of the table.
+
+        Args:
+            placement: what becomes integers.
+            observer: one of `OBSERVERS`, of all values but those that have their own.
+            own: by the names of values.
+        """
+        own = own or {}
         plan = Plan(self.scheme, floats={node.name: reason for node, reason in placement.floats.items()})
         for value, source in placement.scaled_as.items():
-            plan.activations[value.name] = scale_of(observer(self.table.values[source.name]), self.scheme.activations)
+            covered = OBSERVERS[own.get(source.name, observer)](self.table.values[source.name])
+            plan.activations[value.name] = scale_of(covered, self.scheme.activations)
         for node in placement.layers:
             plan.weights[node.name] = self._scales(node, plan)
         return plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -66,11 +66,27 @@ class Sensitivities:
     """What several do beside, by the names of values, in order."""
     outputs: Sequence[Tensor]
     """What the graph returned in float, but for integers."""
+    rivals: Sequence[Mapping[str, float]] = ()
+    """What the rounding of each value would do with the scales of other plans, by its name."""
 
     @property
     def of(self) -> Mapping[Node, float]:
         """By layer: ``||Q - F||^2 / ||F||^2``."""
         return {node: parts.whole for node, parts in self.parts.items()}
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """What the rounding of each value does, by its name."""
+        read = {name: share for parts in self.parts.values() for name, share in parts.values.items()}
+        return {**{name: joint.share for name, joint in self.joints.items()}, **read}
+
+    def with_shares(self, shares: Mapping[str, float]) -> Sensitivities:
+        """Return the same with other scales of some values, whose rounding does something else."""
+        parts = {
+            n: replace(p, values={v: shares.get(v, s) for v, s in p.values.items()}) for n, p in self.parts.items()
+        }
+        joints = {v: replace(joint, share=shares.get(v, joint.share)) for v, joint in self.joints.items()}
+        return replace(self, parts=parts, joints=joints)
 
 
 def together(parts: Iterable[Parts], joints: Mapping[str, Joint]) -> float:
@@ -91,6 +107,7 @@ def sensitivities(
     inputs: Sequence[Tensor],
     *,
     seen: Mapping[str, Statistics] | None = None,
+    rivals: Sequence[Plan] = (),
     probes: int | None = None,
 ) -> Sensitivities:
     """Return of each layer ``||Q - F||^2 / ||F||^2`` at the outputs, were only that layer quantized.
@@ -110,6 +127,7 @@ def sensitivities(
         inputs: a batch.
         seen: what values held in all batches, by their names: what integers miss of rare elements counts as often as
             these come, and not as often as they happen to be in the batch.
+        rivals: other plans for the same placement, whose scales of values are weighed as well.
         probes: how many; by default as many as make `DRAWS` with the samples of the batch.
 
     Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
@@ -117,15 +135,19 @@ def sensitivities(
     read = {node: _rounded_values(node, tail, placement, plan) for node, tail in placement.layers.items()}
     joint = {_rounded_as(tail, placement): _operands(node, placement) for node, tail in placement.elementwise.items()}
     values = dict.fromkeys(value for some in (*read.values(), joint) for value in some)
-    tape = taped(graph, {**placement.layers, **{value: value for value in values}}, inputs)
-    layers = _Layers(tape.held, plan, operators)
-    errors: dict[Node | Value, Tensor] = {node: layers.error(node, tail) for node, tail in placement.layers.items()}
-    errors |= {value: layers.moved(value) for value in values}
+    rounded_by = {(value, number): value for number in range(1 + len(rivals)) for value in values}
+    tape = taped(graph, {**placement.layers, **rounded_by}, inputs)
+    plans = [_Layers(tape.held, each, operators) for each in (plan, *rivals)]
+    errors: dict[Any, Tensor] = {node: plans[0].error(node, tail) for node, tail in placement.layers.items()}
+    errors |= {(value, number): plans[number].moved(value) for value, number in rounded_by}
     weighed = tape.weigh(errors, probes=probes)
-    shares = {v: weighed.get(v, 0.0) * layers.rarity(v, (seen or {}).get(v.name)) for v in values}
-    parts = {n: Parts(weighed.get(n, 0.0), {v.name: shares[v] for v in some}) for n, some in read.items()}
-    joints = {v.name: Joint(made_of, shares[v]) for v, made_of in joint.items()}
-    return Sensitivities(parts, joints, tape.returned)
+    shares, *others = (
+        {v.name: weighed.get((v, number), 0.0) * layers.rarity(v, (seen or {}).get(v.name)) for v in values}
+        for number, layers in enumerate(plans)
+    )
+    parts = {n: Parts(weighed.get(n, 0.0), {v.name: shares[v.name] for v in some}) for n, some in read.items()}
+    joints = {v.name: Joint(made_of, shares[v.name]) for v, made_of in joint.items()}
+    return Sensitivities(parts, joints, tape.returned, others)
 
 
 def _rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,11 +16,11 @@ from clika_ref.quantization.bias_correction import bias_corrections
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization, layer_reports, of_weights_only, what_if
 from clika_ref.quantization.layers import Choice
-from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.placement import Placement, place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
+from clika_ref.quantization.ranging import FIRST, Ranging, ranged
 from clika_ref.quantization.sensitivity import Sensitivities, sensitivities, too_sensitive, varying_share
 from clika_ref.quantization.trials import Trial
 from clika_ref.quantization.weight_rounding import rounded_weights
@@ -28,13 +28,6 @@ from clika_ref.quantization.weights_only import compressed_weights
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.quantization_settings import QuantizationSettings
 from clika_ref.settings import ClikaCompileOptions, Switch
-
-TRIED = ("mean of extremes", "least error")
-"""The observers that are tried on each model.
-
-The first is the better one where rare elements matter, as in convolutional networks, and the second where they belong
-to a few tokens, as in transformers.
-"""
 
 FITTED = 4
 """Batches from which weights are rounded where that is asked for; where it is not, the first one has to do."""
@@ -97,22 +90,22 @@ class Stages:
         return of_weights_only(self._graph, self.scheme, found)
 
     def _of_values(self, settings: QuantizationSettings) -> Quantization:
-        too_sensitive = _too_sensitive(self._weighed, settings)
-        placement, plan, error = self._placement, replace(self._plan), self._errors[self._observer]
+        ranging = self._ranging
+        weighed, placement, plan, error = ranging.weighed, self._placement, replace(ranging.plan), ranging.error
+        too_sensitive = _too_sensitive(weighed, settings)
         if too_sensitive:
             placement = self._placed({**self._skipped, **too_sensitive})
-            plan = self._planner.plan(placement, OBSERVERS[self._observer])
+            plan = self._planner.plan(placement, ranging.observer, ranging.own)
             error = self._trial.error(plan)
         left: dict[str, float] = {}
         plan, error = self._tried(self.options.weight_rounding, lambda p: self._rounded(p, left), plan, error)
         left = {name: share for name, share in left.items() if name in plan.moved}
         plan, error = self._tried(self.options.bias_correction, self._corrected, plan, error)
-        reports = layer_reports(placement, self._weighed.of, self.scheme)
-        varying = varying_share(self._weighed.outputs, self._trial.outputs)
-        weighed = {node.name: part for node, part in self._weighed.parts.items()}
-        parts = {name: replace(part, own=part.own * left.get(name, 1.0)) for name, part in weighed.items()}
-        rows = what_if(reports, parts, self._weighed.joints, varying, self._trial.share(error))
-        return Quantization(plan, reports, rows, self._observer)
+        reports = layer_reports(placement, weighed.of, self.scheme)
+        varying = varying_share(weighed.outputs, self._trial.outputs)
+        parts = {n.name: replace(part, own=part.own * left.get(n.name, 1.0)) for n, part in weighed.parts.items()}
+        rows = what_if(reports, parts, weighed.joints, varying, self._trial.share(error))
+        return Quantization(plan, reports, rows, ranging.observers)
 
     def _tried(self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a changed plan and its error on data, or those before it where it is switched off, or no better."""
@@ -174,27 +167,14 @@ class Stages:
         return Trial(self._graph, self.operators, self.calibration.reservoir.batches[:2][-1])
 
     @cached_property
-    def _plans(self) -> dict[str, Plan]:
+    def _ranging(self) -> Ranging:
         chosen = self.options.observer
-        tried = TRIED[: 1 if self._is_late else None] if chosen == "auto" else (chosen,)
-        return {name: self._planner.plan(self._placement, OBSERVERS[name]) for name in tried}
+        observer = FIRST if chosen == "auto" and self._is_late else "" if chosen == "auto" else chosen
+        return ranged(self._planner, self._placement, self._trial, self._weigh, observer)
 
-    @cached_property
-    def _errors(self) -> dict[str, float]:
-        return {name: self._trial.error(plan) for name, plan in self._plans.items()}
-
-    @cached_property
-    def _observer(self) -> str:
-        return min(self._errors, key=lambda name: self._errors[name])
-
-    @property
-    def _plan(self) -> Plan:
-        return self._plans[self._observer]
-
-    @cached_property
-    def _weighed(self) -> Sensitivities:
-        seen = self.calibration.table.values
-        return sensitivities(self._graph, self._placement, self._plan, self.operators, self._inputs, seen=seen)
+    def _weigh(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:
+        seen, inputs = self.calibration.table.values, self._inputs
+        return sensitivities(self._graph, self._placement, plan, self.operators, inputs, seen=seen, rivals=rivals)
 
 
 def _refuse_widths(chosen: Mapping[Node, Choice], scheme: QuantizationScheme) -> None:

@@ -9,7 +9,6 @@ from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.quantization.bias_correction import bias_corrections
 from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import quantize_graph
@@ -38,7 +37,7 @@ def made():
     calibration = Calibration(graph)
     calibration.add([images(0)])
     placement = place(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
-    return graph, Planner(calibration.table, SCHEME).plan(placement, extremes)
+    return graph, Planner(calibration.table, SCHEME).plan(placement, "min-max")
 
 
 @torch.no_grad()
@@ -85,6 +84,6 @@ def test_nothing_is_corrected_where_rounding_changes_nothing():
     calibration = Calibration(graph)
     calibration.add([x])
     placement = place(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
-    plan = Planner(calibration.table, SCHEME, clips=False).plan(placement, extremes)
+    plan = Planner(calibration.table, SCHEME, clips=False).plan(placement, "min-max")
     (found,) = bias_corrections(graph, plan, OPERATORS, [x]).values()
     assert found.tolist() == pytest.approx([0.0, 0.0], abs=1e-5)

@@ -10,7 +10,6 @@ from torch import nn
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan, quantize_graph
@@ -36,7 +35,7 @@ def made(module, x, scheme=SCHEME):
     calibration.add([x])
     table = calibration.table
     placement = place(graph, scheme, lambda v: v.name in table.values, {})
-    return graph, placement, Planner(table, scheme, clips=False).plan(placement, extremes)
+    return graph, placement, Planner(table, scheme, clips=False).plan(placement, "min-max")
 
 
 def test_a_value_that_two_layers_read_is_rounded_once_for_both():

@@ -1,16 +1,20 @@
 """Trials: what a whole plan does to the outputs, and that it is this by which ranges and corrections are kept."""
 
+from dataclasses import replace
+
 import torch
 from small_schemes import OPERATORS, scheme_with
 from torch import nn
 
 from clika_ref import QuantizationSettings, clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.quantization import stages
+from clika_ref.quantization import planning, ranging, stages
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.observers import OBSERVERS, Range
 from clika_ref.quantization.quantizing import Plan, quantize_graph
+from clika_ref.quantization.scales import scale_of
+from clika_ref.quantization.sensitivity import sensitivities
 from clika_ref.quantization.trials import Trial
 from clika_ref.quantization_scheme import Integers
 
@@ -45,12 +49,36 @@ def test_the_error_of_a_plan_is_that_of_the_graph_which_it_makes():
     assert trial.error(Plan(SCHEME)) == 0
 
 
-def test_the_observer_is_the_one_whose_plan_is_nearest(monkeypatch):
-    for right in stages.TRIED:
-        bad = {name: (lambda _: Range(0, 1e-3)) for name in stages.TRIED if name != right}
-        with monkeypatch.context() as patch:
-            patch.setattr(stages, "OBSERVERS", {**OBSERVERS, **bad})
-            assert quantized(calibrated()).observer == right
+def test_each_value_has_the_observer_that_moves_the_outputs_less(monkeypatch):
+    calibration = calibrated()
+    first, rival = (planning.OBSERVERS[name] for name in (ranging.FIRST, ranging.RIVAL))
+    values = [*quantized(calibration).plan.activations]
+    one = calibration.table.values[values[1]]  # of which the first covers next to nothing, and of others the rival
+    bad = Range(0, 1e-3)
+    spoilt = {
+        ranging.FIRST: lambda s: bad if s is one else first(s),
+        ranging.RIVAL: lambda s: rival(s) if s is one else bad,
+    }
+    monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **spoilt})
+    found = quantized(calibration)
+    assert found.observer == "mean of extremes, of 1 values by least error"
+    covered = [(rival if v == values[1] else first)(calibration.table.values[v]) for v in values]
+    assert [*found.plan.activations.values()] == [scale_of(c, SCHEME.activations) for c in covered]
+
+
+def test_one_observer_for_all_stays_where_others_for_some_are_no_better_on_other_data(monkeypatch):
+    weighed = []
+
+    def misled(*args, **kwargs):
+        weighed.append(sensitivities(*args, **kwargs))
+        return replace(weighed[-1], rivals=[dict.fromkeys(weighed[-1].shares, 0.0)])
+
+    bad = {ranging.RIVAL: lambda _: Range(0, 1e-3)}
+    monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **bad})
+    monkeypatch.setattr(stages, "sensitivities", misled)
+    found = quantized(calibrated())
+    assert found.observer == ranging.FIRST
+    assert [layer.sensitivity for layer in found.layers] == [*weighed[0].of.values()]
 
 
 def test_corrections_are_kept_only_where_another_batch_comes_nearer(monkeypatch):

@@ -10,7 +10,6 @@ from torch import nn
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import integers_of, quantize_graph
@@ -42,7 +41,7 @@ def planned(layer, shape):
     calibration = Calibration(clika_compile(layer.eval(), tracing_inputs=[correlated(shape, 8, 0)]).graph.clone())
     calibration.add([correlated(shape, 8, 0)])
     placement = place(calibration.graph, SCHEME, lambda _: True, {})
-    return calibration.graph, Planner(calibration.table, SCHEME).plan(placement, extremes)
+    return calibration.graph, Planner(calibration.table, SCHEME).plan(placement, "min-max")
 
 
 def missed(graph, plan, x):

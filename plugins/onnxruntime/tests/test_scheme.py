@@ -15,7 +15,6 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
 from clika_ref.exporting.export import lower
 from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.observers import extremes
 from clika_ref.quantization.placement import place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import quantize_graph
@@ -43,7 +42,7 @@ def quantized(module, x, folder, scheme=TARGET.scheme):
     calibration.add([x])
     values = calibration.table.values
     placement = place(graph, scheme, lambda v: v.name in values and not values[v.name].is_unbounded, {})
-    plan = Planner(calibration.table, scheme).plan(placement, extremes)
+    plan = Planner(calibration.table, scheme).plan(placement, "min-max")
     quantize_graph(graph, plan, REGISTRY.operators)
     graph.drop_unused_constants()
     artifact = TARGET.compile(graph, folder / "model.onnx")
