@@ -186,7 +186,8 @@ def declared_deviations(target: Target, registry: Registry, given: str = "") -> 
 def _modules_of(target: Target, given: str) -> list[ModuleType]:
     """Return the module that a target was taken from, and that of its class."""
     place, colon, _ = given.partition(":")
-    return [sys.modules[name] for name in dict.fromkeys([*([place] if colon else []), type(target).__module__])]
+    names = [place, type(target).__module__] if colon else [type(target).__module__]
+    return [sys.modules[name] for name in names]
 
 
 def _targets_known(target: Target, registry: Registry, modules: Sequence[ModuleType]) -> set[str]:
