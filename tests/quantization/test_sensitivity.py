@@ -48,6 +48,21 @@ def test_a_value_that_two_layers_read_is_rounded_once_for_both():
     assert together([one], {}) == one.whole < together([one, two], {}) < one.whole + two.whole
 
 
+def test_rivals_are_weighed_as_if_they_were_the_plan():
+    x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    graph, placement, plan = made(Summed, x, replace(SCHEME, elementwise=frozenset({"add"})))
+    rival = replace(plan, activations={n: replace(s, scale=s.scale / 3) for n, s in plan.activations.items()})
+    found = sensitivities(graph, placement, plan, OPERATORS, [x], rivals=[rival])
+    alone = sensitivities(graph, placement, rival, OPERATORS, [x])
+    (shares,) = found.rivals
+    assert shares == alone.shares != found.shares
+    assert found.shares.keys() == plan.activations.keys()
+    assert found.joints, "a value that several layers round together is among them"
+    other = found.with_shares(shares)
+    assert (other.shares, other.of.keys()) == (shares, found.of.keys())
+    assert [part.own for part in other.parts.values()] == [part.own for part in found.parts.values()]
+
+
 class Summed(nn.Module):
     def __init__(self):
         super().__init__()
