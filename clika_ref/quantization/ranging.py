@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,17 +49,33 @@ def ranged(planner: Planner, placement: Placement, trial: Trial, weigh: Weigh, o
         placement: what becomes integers.
         trial: what decides.
         weigh: tells what integers of each value do to the outputs.
-        observer: one for all; where it is not given, each value has the better one of two.
+        observer: one for all; where it is not given, each value has the better one of two, and where that helps, the
+            second one for all is tried as well.
     """
     if observer:
         plan = planner.plan(placement, observer)
         return Ranging(observer, plan, trial.error(plan), weigh(plan, []))
-    plan = planner.plan(placement, FIRST)
-    weighed = weigh(plan, [planner.plan(placement, RIVAL)])
-    one = Ranging(FIRST, plan, trial.error(plan), weighed)
-    (rival,) = weighed.rivals
-    better = {name: rival[name] for name, share in weighed.shares.items() if rival[name] < share}
-    own = dict.fromkeys(better, RIVAL)
-    mixed = planner.plan(placement, FIRST, own)
-    other = Ranging(FIRST, mixed, trial.error(mixed), weighed.with_shares(better), own)
-    return min(one, other, key=lambda ranging: ranging.error)
+    plan, rival = planner.plan(placement, FIRST), planner.plan(placement, RIVAL)
+    weighed = weigh(plan, [rival])
+    found = Ranging(FIRST, plan, trial.error(plan), weighed)
+    mixed = _mixed(found, planner, placement, trial)
+    if mixed.error >= found.error:
+        return found
+    whole = Ranging(RIVAL, rival, trial.error(rival), weighed.with_shares(weighed.rivals[0]))
+    return min(mixed, whole, key=lambda ranging: ranging.error)
+
+
+def _mixed(found: Ranging, planner: Planner, placement: Placement, trial: Trial) -> Ranging:
+    """Return ranges of which the rival gives those by which outputs come nearer, were each alone.
+
+    What is moved has the range of what it was before: of both together one observer is the better one.
+    """
+    sources = {value.name: source.name for value, source in placement.scaled_as.items()}
+    shares, (rival,) = found.weighed.shares, found.weighed.rivals
+    gains: defaultdict[str, float] = defaultdict(float)
+    for name, share in shares.items():
+        gains[sources.get(name, name)] += share - rival[name]
+    own = {name: RIVAL for name, gain in gains.items() if gain > 0}
+    plan = planner.plan(placement, found.observer, own)
+    better = {name: rival[name] for name in shares if sources.get(name, name) in own}
+    return Ranging(found.observer, plan, trial.error(plan), found.weighed.with_shares(better), own)

@@ -51,6 +51,7 @@ def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
     part = "" if len(tasks) == len(plan.tasks) else f"{len(tasks):,} of {len(plan.tasks):,} tasks, chosen by pytest"
     with execution(plan, tasks) as running:
         yield running
+        running.abandon("pytest ended before they were")
         reported(replace(running.record(time.perf_counter() - start), part=part), plan)
 
 

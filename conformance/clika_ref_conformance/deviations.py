@@ -201,7 +201,7 @@ def _file_of(target: Target, modules: Sequence[ModuleType]) -> Path | None:
     stated = getattr(target, "deviations", None)
     if stated is not None:
         return Path(stated)
-    files = [module.__file__ for module in modules]
+    files = [getattr(module, "__file__", None) for module in modules]
     beside = [Path(file).with_name(FILE) for file in files if file]
     return next((file for file in beside if file.exists()), None)
 
@@ -221,7 +221,8 @@ class _Reader:
         return bool(unknown)
 
     def refuse_twins(self, names: Sequence[Any]) -> None:
-        self.problems += [f"{name}: the id is used twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+        texts = [name for name in names if isinstance(name, str)]
+        self.problems += [f"{name}: the id is used twice" for name in dict.fromkeys(texts) if texts.count(name) > 1]
 
     def tables(self, name: str, entries: Any) -> list[dict[str, Any]]:
         if isinstance(entries, list) and all(isinstance(table, dict) for table in entries):

@@ -11,7 +11,7 @@ from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, declarations_of, is_expired
 from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
 from clika_ref_conformance.execution.case_checks import run_case
-from clika_ref_conformance.execution.levels import LEVELS, refuse_strange
+from clika_ref_conformance.execution.levels import LEVELS, scopes_of
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.targets.loading import load_target
@@ -198,6 +198,7 @@ def test_the_file_is_read(tmp_path):
         ('link = "https://example.org/1"', "", r"relu-nan: link is missing"),
         ('"2999-01-01"\n\n[[dev', '"soon"\n\n[[dev', r"relu-nan: expires = 'soon' is neither a date"),
         ('id = "of-another"', 'id = "relu-nan"', r"relu-nan: the id is used twice"),
+        ('id = "of-another"', 'id = ["relu-nan"]', r"id = \['relu-nan'\] must be str"),
         ('error = "x"', 'error = "("', r"of-another: error = '\(' is no regular expression"),
         ('error = "x"', 'replica = "module.function"', r"replica = 'module\.function' is not of the form"),
         ('error = "x"', 'replica = "nowhere:sevens"', r"of-another: replica = 'nowhere:sevens' cannot be imported"),
@@ -235,15 +236,15 @@ def test_an_expected_failure_of_a_task_that_no_level_holds_is_refused_before_a_p
     entries = [xfail(task="operators/relu66/float32"), xfail(task="nothing/*"), xfail(task="operators/relu/*")]
     said = r"names no task of any level: 'operators/relu66/float32' \(did you mean '\S+'\?\), 'nothing/\*'$"
     with pytest.raises(TargetError, match=said):
-        refuse_strange(entries, suite, LEVELS)
-    refuse_strange([*entries[2:], xfail(task="operators/*/float16")], suite, LEVELS)
+        scopes_of(entries, suite, LEVELS)
+    scopes_of([*entries[2:], xfail(task="operators/*/float16")], suite, LEVELS)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_expected_failure_of_an_artifact_is_known_whichever_of_them_a_seed_chooses(tmp_path, seed):
     suite = suite_for(tmp_path, "")
     suite = replace(suite, profile=replace(suite.profile, seed=seed))
-    refuse_strange([xfail(task="artifacts/abs"), xfail(task="artifacts/softmax")], suite, LEVELS)
+    scopes_of([xfail(task="artifacts/abs"), xfail(task="artifacts/softmax")], suite, LEVELS)
 
 
 def test_an_expected_failure_of_a_check_that_its_task_lacks_is_told_in_a_part_of_the_plan_too():
@@ -315,13 +316,16 @@ def xfail(**changes):
 def test_expected_failures_fail_and_tell_when_they_pass():
     failed = Result(TASK, "second", Comparison(Verdict.VALUE, "off by 3"))
     entry = xfail()
-    found = with_expected_failures([passed(), failed], [entry])
+    here, more = {entry: frozenset({TASK})}, {entry: frozenset({TASK, Task("operators", "relu", "float16")})}
+    found = with_expected_failures([passed(), failed], here)
     assert [r.verdict for r in found] == [Verdict.PASS, Verdict.XFAIL]
     assert "off by 3" in found[1].comparison.message
-    (gone,) = with_expected_failures([passed()], [entry])
+    (gone,) = with_expected_failures([passed()], here)
     assert gone.verdict is Verdict.XPASS
     assert "expected to fail (it does, nowhere), and passes" in gone.comparison.message
-    assert with_expected_failures([failed], [xfail(check="first")]) == [failed]
+    assert with_expected_failures([passed()], more) == [passed()]  # it may fail in what was not run
+    assert with_expected_failures([passed()], more, is_full=True) == [gone]
+    assert with_expected_failures([failed], {xfail(check="first"): frozenset({TASK})}) == [failed]
     assert problems(Declarations((), (xfail(task="passes/*"),)), passed(), is_full=True) == [
         "xfail passes/* * concerns nothing in the plan: correct its patterns, or remove it"
     ]

@@ -21,11 +21,11 @@ from clika_ref.quantization_scheme import Integers
 SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
 
 
-def calibrated():
+def calibrated(net=None, shape=(16,)):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
-    data = [torch.randn(32, 16) for _ in range(3)]
-    found = Calibration(clika_compile(net, tracing_inputs=data[:1]).graph.clone())
+    net = net or nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+    data = [torch.randn(32, *shape) for _ in range(3)]
+    found = Calibration(clika_compile(net.eval(), tracing_inputs=data[:1]).graph.clone())
     for x in data:
         found.add([x])
     return found
@@ -64,6 +64,44 @@ def test_each_value_has_the_observer_that_moves_the_outputs_less(monkeypatch):
     assert found.observer == "mean of extremes, of 1 values by least error"
     covered = [(rival if v == values[1] else first)(calibration.table.values[v]) for v in values]
     assert [*found.plan.activations.values()] == [scale_of(c, SCHEME.activations) for c in covered]
+
+
+class Moved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.two(torch.sin(self.one(x)).transpose(1, 2))
+
+
+def test_what_is_moved_has_the_observer_of_what_it_was_before(monkeypatch):
+    calibration = calibrated(Moved(), (8, 6))
+    sin, moved = (next(n for n in calibration.graph.nodes if n.kind == kind).name for kind in ("sin", "permute"))
+    one = calibration.table.values[sin]
+    first, rival = (planning.OBSERVERS[name] for name in (ranging.FIRST, ranging.RIVAL))
+    spoilt = {
+        ranging.FIRST: lambda s: Range(0, 1e-3) if s is one else first(s),
+        ranging.RIVAL: lambda s: rival(s) if s is one else Range(0, 1e-3),
+    }
+    monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **spoilt})
+    found = quantized(calibration)
+    assert found.observer == "mean of extremes, of 1 values by least error"
+    assert moved in found.plan.activations
+    assert found.plan.activations[moved] == scale_of(rival(one), SCHEME.activations)
+
+
+def test_the_second_observer_has_all_values_where_that_is_nearer_than_only_those_that_it_gains_alone(monkeypatch):
+    bad = {ranging.FIRST: lambda _: Range(0, 1e-3)}
+    monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **bad})
+
+    def misled(*args, **kwargs):
+        found = sensitivities(*args, **kwargs)
+        name = min(found.shares, key=found.shares.get)
+        return replace(found, rivals=[{**dict.fromkeys(found.shares, 1e9), name: 0.0}])  # as if it gained one alone
+
+    monkeypatch.setattr(stages, "sensitivities", misled)
+    assert quantized(calibrated()).observer == ranging.RIVAL
 
 
 def test_one_observer_for_all_stays_where_others_for_some_are_no_better_on_other_data(monkeypatch):

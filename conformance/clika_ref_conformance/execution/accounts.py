@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired
 from clika_ref_conformance.profiles import Profile
 from clika_ref_conformance.record import Result, RunRecord
@@ -14,24 +15,25 @@ from clika_ref_conformance.verdicts import PROVING, Comparison, Verdict
 
 
 def with_expected_failures(
-    results: Sequence[Result], xfails: Sequence[ExpectedFailure], *, is_all: bool = True
+    results: Sequence[Result], scopes: Mapping[ExpectedFailure, frozenset[Task]], *, is_full: bool = False
 ) -> list[Result]:
     """Return the results with those that were expected to fail as XFAIL, or as XPASS where none of an entry failed.
 
     Args:
         results: of a run.
-        xfails: what is expected.
-        is_all: whether there are no others, in which an entry may have failed: without them, none is XPASS.
+        scopes: what is expected, and which tasks it concerns: where some were not run, it may have failed in them.
+        is_full: whether all that there is was run.
     """
     changed = list(results)
-    for entry in xfails:
+    ran = {result.task for result in results}
+    for entry, scope in scopes.items():
         mine = [i for i, r in enumerate(results) if entry.concerns(r)]
         failed = [i for i in mine if results[i].verdict.is_failure]
         passed = [i for i in mine if results[i].verdict in (Verdict.PASS, Verdict.DEVIATION)]
         for i in failed:
             message = f"expected ({entry.reason}, {entry.link}): {results[i].verdict}: {results[i].comparison.message}"
             changed[i] = _with(results[i], Verdict.XFAIL, message)
-        for i in passed if is_all and not failed else ():
+        for i in passed if (is_full or scope <= ran) and not failed else ():
             message = f"expected to fail ({entry.reason}, {entry.link}), and passes: remove [[xfail]] {entry.task}"
             changed[i] = _with(results[i], Verdict.XPASS, message)
     return changed

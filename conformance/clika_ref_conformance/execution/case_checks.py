@@ -143,13 +143,14 @@ class Trial:
             self.watched |= {d.id for d in errors_expected(self.case.graph, run, self.suite.deviations)}
             results = self._results(runner, run, len(graph.outputs))
             if results is not None:
+                copies = [t.clone() for t in results]
                 try:
                     judge(run, results)
-                except _Stop:
+                except _Stop as wrong:
                     if not is_random:  # what changes by itself is not wrong by its numbers
-                        self._same(runner, run, results, "on a second run")
+                        self._refuse_change(runner, run, copies, wrong)
                     raise
-                kept.append((run, results, [t.clone() for t in results]))
+                kept.append((run, results, copies))
         if kept and not is_random:
             self._repeat(runner, graph, kept)
 
@@ -270,6 +271,16 @@ class Trial:
         self._same(runner, run, results, "on a second run")
         if is_chosen(self.case.name, self.suite.profile.share_of_artifacts):
             self._same(self._runner(graph, "again.onnx"), run, results, "after a second compilation")
+
+    def _refuse_change(self, runner: Runner, run: Run, results: list[torch.Tensor], wrong: _Stop) -> None:
+        """Run once more what is wrong; refuse it as a change where it gives something else, or fails."""
+        try:
+            self._same(runner, run, results, "on a second run")
+        except _Stop as other:
+            if other.comparison.verdict is Verdict.NONDETERMINISTIC:
+                raise
+            message = f"on a second run: {other.comparison.message}; on the first: {wrong.comparison.message}"
+            raise _Stop(Verdict.NONDETERMINISTIC, message) from other
 
     def _same(self, runner: Runner, run: Run, results: list[torch.Tensor], when: str) -> None:
         self.run = run.name

@@ -6,7 +6,6 @@ import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import cast
 
 from clika_ref.core.errors import ClikaError, TargetError
@@ -72,21 +71,26 @@ def tasks_of(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
     return [task for task in every if _is_wanted(task, suite.subjects)]
 
 
-def refuse_strange(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapping[str, str]) -> None:
-    """Refuse expected failures of tasks that no level holds, before a part of a plan as well, which may lack them.
+Scopes = Mapping[ExpectedFailure, frozenset[Task]]
+"""Of each expected failure all tasks that it concerns, whatever part of them is run."""
+
+
+def scopes_of(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapping[str, str]) -> Scopes:
+    """Return which tasks expected failures concern; those that no level holds are refused, before a part of a plan too.
 
     Raises:
         TargetError: there are such; all of them are named.
     """
     whole = replace(suite, profile=replace(suite.profile, share_of_artifacts=1.0))  # a seed leaves some out by chance
-    names = [str(task) for module in catalogue.values() for task in level_at(module).tasks(whole)] if xfails else []
-    mine = (entry for entry in xfails if entry.is_reachable(suite.profile))
-    strange = [entry.task for entry in mine if not any(fnmatchcase(name, entry.task) for name in names)]
+    tasks = [task for module in catalogue.values() for task in level_at(module).tasks(whole)] if xfails else []
+    scopes = {entry: frozenset(filter(entry.is_of, tasks)) for entry in xfails}
+    strange = [entry.task for entry, mine in scopes.items() if not mine and entry.is_reachable(suite.profile)]
     if strange:
-        near = [difflib.get_close_matches(task, names, 1) for task in strange]
+        near = [difflib.get_close_matches(entry, [*map(str, tasks)], 1) for entry in strange]
         told = [f"{t!r}{f' (did you mean {n[0]!r}?)' if n else ''}" for t, n in zip(strange, near, strict=True)]
         msg = f"[[xfail]] names no task of any level: {', '.join(told)}"
         raise TargetError(msg)
+    return scopes
 
 
 def _is_wanted(task: Task, words: Sequence[str]) -> bool:

@@ -17,10 +17,10 @@ from typing import Any
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.deviations import Declarations, declarations_of
+from clika_ref_conformance.deviations import Declarations, ExpectedFailure, declarations_of
 from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
 from clika_ref_conformance.execution.endings import manner_of, verdict_of, was_ended_by_others, was_killed
-from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, refuse_strange, tasks_of
+from clika_ref_conformance.execution.levels import LEVELS, Scopes, chosen_levels, scopes_of, tasks_of
 from clika_ref_conformance.execution.messages import Setup, result_of_json
 from clika_ref_conformance.execution.process import (
     PLAN_SECONDS,
@@ -92,6 +92,8 @@ class Plan:
     levels: Mapping[str, str]
     tasks: Sequence[Task]
     declarations: Declarations
+    scopes: Scopes = field(default_factory=dict[ExpectedFailure, frozenset[Task]])
+    """Of the failures that are declared as expected."""
 
     @property
     def is_full(self) -> bool:
@@ -110,8 +112,8 @@ def plan_run(request: RunRequest) -> Plan:
     declarations = declarations_of(target, registry, request.target)
     levels = chosen_levels(request.levels, request.catalogue)
     suite = Suite(registry, target, request.profile, Path(), tuple(request.subjects), declarations.deviations)
-    refuse_strange(declarations.xfails, suite, request.catalogue)
-    return Plan(request, levels, tasks_of(suite, levels), declarations)
+    scopes = scopes_of(declarations.xfails, suite, request.catalogue)
+    return Plan(request, levels, tasks_of(suite, levels), declarations, scopes)
 
 
 Notice = Callable[[Result | None, "Execution"], None]
@@ -150,17 +152,9 @@ def execution(plan: Plan, tasks: Sequence[Task], notice: Notice | None = None) -
 
 def setup_of(plan: Plan, folder: str = "") -> Setup:
     """Return what the workers of a plan are told."""
-    request = plan.request
-    return Setup(
-        request.target,
-        request.profile,
-        plan.levels,
-        folder,
-        str(request.out or ""),
-        tuple(sys.path),
-        request.arrange,
-        request.argument,
-    )
+    asked, out = plan.request, str(plan.request.out or "")
+    places = folder, out, tuple(sys.path)
+    return Setup(asked.target, asked.profile, plan.levels, *places, asked.arrange, asked.argument)
 
 
 class Execution:
@@ -193,11 +187,11 @@ class Execution:
             self._wait()
 
     def results_of(self, task: Task) -> list[Result]:
-        """Go on until a task is done, and return its results; what passes unexpectedly, only all tasks together say."""
+        """Go on until a task is done, and return its results."""
         progress = self.every[task]
         while not progress.is_ended and self.workers:
             self._wait()
-        return with_expected_failures([*progress.results.values()], self.plan.declarations.xfails, is_all=False)
+        return with_expected_failures([*progress.results.values()], self.plan.scopes)
 
     def abandon(self, reason: str) -> None:
         """Enter everything that has no result as not run, so that the run proves too little."""
@@ -373,7 +367,8 @@ class Execution:
         planned = {p.task: tuple(p.plan or ()) for p in every}
         results = [p.results[name] for p in every for name in p.plan or () if name in p.results]
         results += [r for p in every for name, r in p.results.items() if name not in (p.plan or ())]
-        results = with_expected_failures(results, self.plan.declarations.xfails)
+        is_full = self.plan.is_full and set(self.plan.tasks) <= self.every.keys()  # pytest selects tasks itself
+        results = with_expected_failures(results, self.plan.scopes, is_full=is_full)
         record = RunRecord(
             request.target,
             request.profile.name,
@@ -386,7 +381,6 @@ class Execution:
             is_given_up=not all(p.is_ended for p in every),
             part=request.part,
         )
-        is_full = self.plan.is_full and set(self.plan.tasks) <= self.every.keys()  # pytest selects tasks itself
         gone = problems_of(record, self.plan.declarations, request.profile, is_full=is_full)
         return replace(record, problems=(*self.problems, *gone), doubts=(*self.doubts, *doubts_of(record)))
 

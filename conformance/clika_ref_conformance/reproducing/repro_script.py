@@ -10,6 +10,7 @@ target ``identity``.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import importlib
@@ -17,22 +18,27 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from zipfile import ZipFile
 
-import numpy as np
-import torch
+try:
+    import numpy as np
+    import torch
 
-from clika_ref.core.execution import interpret
-from clika_ref.core.invariants import verify
-from clika_ref.core.registry import Registry, load_registry
-from clika_ref.core.targets import Artifact
-from clika_ref.exporting.export import lower
-from clika_ref.exporting.interface import name_interface
-from clika_ref.saving.graph_format import decode, graph_from_json
+    from clika_ref.core.errors import ClikaError
+    from clika_ref.core.execution import interpret
+    from clika_ref.core.invariants import verify
+    from clika_ref.core.registry import Registry, load_registry
+    from clika_ref.core.targets import Artifact
+    from clika_ref.exporting.export import lower
+    from clika_ref.exporting.interface import name_interface
+    from clika_ref.saving.graph_format import decode, graph_from_json
+except ImportError as missing:
+    print(f"this cannot be tried here: {missing}; install it")
+    sys.exit(2)
 
 Arrays = dict[str, np.ndarray]
 
@@ -42,6 +48,21 @@ AGREES, DIFFERS, UNTRIED = 64, 1, 65
 
 class NotThereError(Exception):
     """What the finding needs is not installed, nor in this folder."""
+
+
+@contextlib.contextmanager
+def needed() -> Iterator[None]:
+    """Take what is raised within the block for something that is not there: nothing was tried yet.
+
+    Raises:
+        NotThereError: anything was.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise NotThereError(f"{error}; run this in the folder that holds it, or install it") from error
+    except (ClikaError, AttributeError) as error:
+        raise NotThereError(str(error)) from error
 
 
 def in_child(folder: Path) -> int:
@@ -65,9 +86,14 @@ def main(folder: Path) -> int:
     with TemporaryDirectory() as scratch:
         if meta["repeats"] or meta["task"]["level"] == "artifacts" or has_operators_of_suite(folder):
             return ask_suite(folder, meta["target"], Path(scratch) / "case.zip")
-        target = find_target(meta["target"], load_registry())
+        with needed():
+            target, registry = found_target(meta["target"])
+            graph = None if meta["artifact"] else read_graph(folder, registry)
         try:
-            runner = runner_for(folder, meta, target, Path(scratch))
+            if meta["artifact"]:
+                runner = loaded(folder, meta["artifact"], target)
+            else:
+                runner = compiled(meta, graph, target, registry, Path(scratch))
             for index, run in enumerate(meta["runs"]):
                 found = differences(runner, run, index, inputs, expected)
                 problems += [f"on the inputs {run['name']!r}: {problem}" for problem in found]
@@ -98,34 +124,22 @@ def ask_suite(folder: Path, target: str, path: Path) -> int:
             if file.is_file():
                 archive.write(file, file.relative_to(folder))
     sys.path.insert(0, str(Path.cwd()))
-    outcome = imported("clika_ref_conformance.reporting.replaying").replay(path, load_registry(), target)
+    with needed():
+        replaying = importlib.import_module("clika_ref_conformance.reporting.replaying")
+        outcome = replaying.replay(path, load_registry(), target)
     print(f"{outcome.verdict}: {outcome.comparison.message}")
     return DIFFERS if outcome.verdict.is_failure else AGREES
 
 
-def imported(name: str) -> Any:
-    """Import a module.
-
-    Raises:
-        NotThereError: there is none.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise NotThereError(f"{error}; run this in the folder that holds it, or install it") from error
+def loaded(folder: Path, stored: dict[str, Any], target: Any) -> Callable[..., Any]:
+    """Load the stored artifact."""
+    names = tuple(stored["input_names"]), tuple(stored["output_names"])
+    facts = {key: decode(value) for key, value in stored["facts"].items()}
+    return target.load(Artifact(folder / "artifact" / stored["file"], target.name, *names, facts))
 
 
-def runner_for(folder: Path, meta: dict[str, Any], target: Any, scratch: Path) -> Callable[..., Any]:
-    """Load the stored artifact; where there is none, compile the stored graph first."""
-    registry = load_registry()
-    stored = meta["artifact"]
-    if stored is not None:
-        names = tuple(stored["input_names"]), tuple(stored["output_names"])
-        facts = {key: decode(value) for key, value in stored["facts"].items()}
-        return target.load(Artifact(folder / "artifact" / stored["file"], target.name, *names, facts))
-    weights = read_weights(folder / "weights.safetensors")
-    document = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
-    graph = graph_from_json(document, registry.operators.get, weights)
+def compiled(meta: dict[str, Any], graph: Any, target: Any, registry: Registry, scratch: Path) -> Callable[..., Any]:
+    """Compile the stored graph, or run the pass on it that is the subject."""
     if meta["task"]["level"] == "passes":
         passes = {**registry.passes, **{p.name: p for p in target.passes()}}
         passes[meta["task"]["subject"]](graph, registry.operators)
@@ -137,18 +151,29 @@ def runner_for(folder: Path, meta: dict[str, Any], target: Any, scratch: Path) -
     return target.load(target.compile(graph, scratch / "model"))
 
 
-def find_target(name: str, registry: Registry) -> Any:
-    """Return the target of a plugin, or the object that ``package.module:OBJECT`` names."""
-    if name in registry.targets:
-        return registry.targets[name]
-    place = "clika_ref_conformance.targets.identity:Identity" if name == "identity" else name
-    sys.path.insert(0, str(Path.cwd()))  # where `clika-ref conformance run` also looks
-    module, _, attribute = place.partition(":")
-    try:
-        found: Any = functools.reduce(getattr, attribute.split("."), imported(module))
-    except AttributeError as error:
-        raise NotThereError(str(error)) from error
-    return found() if isinstance(found, type) or not hasattr(found, "compile") else found
+def read_graph(folder: Path, registry: Registry) -> Any:
+    """Return the stored graph, of the operators that plugins declare."""
+    weights = read_weights(folder / "weights.safetensors")
+    document = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+    return graph_from_json(document, registry.operators.get, weights)
+
+
+def found_target(name: str) -> tuple[Any, Registry]:
+    """Return the target of a plugin, or the object that ``package.module:OBJECT`` names, and what plugins provide."""
+    registry = load_registry()
+    found: Any = registry.targets.get(name)
+    if found is None and ":" not in name and name != "identity":
+        raise NotThereError(f"no plugin that is installed provides the target {name}")
+    if found is None:
+        place = "clika_ref_conformance.targets.identity:Identity" if name == "identity" else name
+        sys.path.insert(0, str(Path.cwd()))  # where `clika-ref conformance run` also looks
+        module, _, attribute = place.partition(":")
+        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        found = found() if isinstance(found, type) or not hasattr(found, "compile") else found
+    problem = found.missing()
+    if problem is not None:
+        raise NotThereError(problem)
+    return found, registry
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:

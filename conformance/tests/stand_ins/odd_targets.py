@@ -98,6 +98,8 @@ FAULTS = {
     "reuses": _reuses,
     "drifts": lambda r, i, s: [_nudged(t) if s["runs"] > 2 else t for t in r],
     "depends-on-compilation": lambda r, i, s: [_nudged(t) if s["compilations"] > 1 else t for t in r],
+    "wrong-then-raises": lambda r, i, s: _raises(r, i, s) if s["runs"] > 1 else [t + 1 for t in r],
+    "wrong-in-turn-reused": lambda r, i, s: _reuses([t + s["runs"] % 2 for t in r], i, s),
     "wrong-in-turn": lambda r, i, s: [t + s["runs"] % 2 for t in r],
     "value": lambda r, i, s: [t + 1 for t in r],
     "no-nan": lambda r, i, s: [t.nan_to_num(0.0, torch.inf, -torch.inf) for t in r],
