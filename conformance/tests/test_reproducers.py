@@ -191,6 +191,15 @@ def test_the_script_of_a_reproducer_exits_1_while_the_target_differs(suite, modu
     assert f"operators of relu on {module}:{target}: {verdict}" in done.stdout
 
 
+def run_lacking(path, folder, module):
+    """Run the script of a reproducer, as its child does, where a module is not installed."""
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)
+    code = f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_path(sys.argv.pop(1), {{}}, '__main__')"
+    command = [sys.executable, "-c", code, str(folder / "repro.py"), "child"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(
     ("verdict", "repeats", "status"),
     [(Verdict.VALUE, False, AGREES), (Verdict.CRASH, False, AGREES), (Verdict.CONTRACT, True, UNTRIED)],
@@ -199,46 +208,27 @@ def test_the_script_needs_the_suite_only_to_repeat_a_check(suite, tmp_path, verd
     outcome = failed(relu_case(torch.rand(2, 3)), verdict)
     outcome = replace(outcome, case=None) if repeats else outcome
     path = tmp_path / write_reproducer(outcome, TASK, suite, "onnxruntime", tmp_path)
-    with zipfile.ZipFile(path) as archive:
-        archive.extractall(tmp_path)
-    lacking = (
-        "import runpy, sys; sys.modules['clika_ref_conformance'] = None; "
-        "path = sys.argv[1]; del sys.argv[1]; runpy.run_path(path, {}, '__main__')"
-    )
-    command = [sys.executable, "-c", lacking, str(tmp_path / "repro.py"), "child"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_lacking(path, tmp_path, "clika_ref_conformance")
     assert done.returncode == status, done.stdout + done.stderr
     assert ("cannot be tried here: " in done.stdout and "clika_ref_conformance" in done.stdout) == repeats
     assert ("the target agrees with what is stored" in done.stdout) != repeats
 
 
 @pytest.mark.parametrize("repeats", [False, True])
-@pytest.mark.parametrize(
-    "finding", [("gone_since:TARGET", "gone_since"), ("{module}:GONE", "GONE"), ("nobody", "nobody")]
-)
-def test_a_finding_on_a_target_that_is_not_there_is_none_that_is_still_there(suite, module, tmp_path, finding, repeats):
-    named, said = finding
+@pytest.mark.parametrize("named", ["gone_since:TARGET", "{module}:GONE", "nobody"])
+def test_a_finding_on_a_target_that_is_not_there_is_none_that_is_still_there(suite, module, tmp_path, named, repeats):
     outcome = failed(relu_case(torch.rand(2, 3)), Verdict.CONTRACT if repeats else Verdict.VALUE)
     outcome = replace(outcome, case=None) if repeats else outcome
-    path = write_reproducer(outcome, TASK, suite, named.format(module=module), tmp_path)
-    done = run_script(tmp_path / path, tmp_path)
-    told = [line for line in done.stdout.splitlines() if line.startswith("this cannot be tried here: ")]
-    assert (done.returncode, len(told)) == (2, 1), done
-    assert said in told[0]
-    assert not done.stderr
+    path = tmp_path / write_reproducer(outcome, TASK, suite, named.format(module=module), tmp_path)
+    done = run_script(path, tmp_path)
+    assert (done.returncode, done.stderr) == (2, ""), done
+    assert "this cannot be tried here: " in done.stdout
 
 
 @pytest.mark.parametrize("lacking", ["torch", "onnxruntime", "clika_ref_aten"])
 def test_a_finding_where_something_is_not_installed_is_none_that_is_still_there(suite, tmp_path, lacking):
     path = write_reproducer(failed(relu_case(torch.rand(2, 3)), Verdict.CRASH), TASK, suite, "onnxruntime", tmp_path)
-    with zipfile.ZipFile(tmp_path / path) as archive:
-        archive.extractall(tmp_path)
-    hidden = (
-        f"import runpy, sys; sys.modules[{lacking!r}] = None; "
-        "path = sys.argv[1]; del sys.argv[1]; runpy.run_path(path, {}, '__main__')"
-    )
-    command = [sys.executable, "-c", hidden, str(tmp_path / "repro.py"), "child"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_lacking(tmp_path / path, tmp_path, lacking)
     assert done.returncode == (2 if lacking == "torch" else UNTRIED), done
     assert "this cannot be tried here: " in done.stdout
 
