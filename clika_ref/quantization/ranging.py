@@ -76,6 +76,8 @@ def _mixed(found: Ranging, planner: Planner, placement: Placement, trial: Trial)
     for name, share in shares.items():
         gains[sources.get(name, name)] += share - rival[name]
     own = {name: RIVAL for name, gain in gains.items() if gain > 0}
+    if not own:
+        return found
     plan = planner.plan(placement, found.observer, own)
     better = {name: rival[name] for name in shares if sources.get(name, name) in own}
     return Ranging(found.observer, plan, trial.error(plan), found.weighed.with_shares(better), own)

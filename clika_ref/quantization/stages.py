@@ -168,8 +168,9 @@ class Stages:
 
     @cached_property
     def _ranging(self) -> Ranging:
-        chosen = self.options.observer
-        observer = FIRST if chosen == "auto" and self._is_late else "" if chosen == "auto" else chosen
+        observer = self.options.observer
+        if observer == "auto":
+            observer = FIRST if self._is_late else ""
         return ranged(self._planner, self._placement, self._trial, self._weigh, observer)
 
     def _weigh(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:

@@ -100,8 +100,9 @@ def read_json(path: Path) -> Report:
 def _read(document: Mapping[str, Any]) -> Report:
     schema = _count(document["schema"], "schema")
     if not 0 < schema <= SCHEMA:
-        msg = f"the report has schema {schema}, this suite reads 1 to {SCHEMA}; " + "update it" * (schema > SCHEMA)
-        raise ReportError(msg.removesuffix("; "))
+        remedy = "; update it" if schema > SCHEMA else ""
+        msg = f"the report has schema {schema}, this suite reads 1 to {SCHEMA}{remedy}"
+        raise ReportError(msg)
     report = Report(
         str(document["target"]),
         str(document["profile"]),
