@@ -20,9 +20,9 @@ from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref_onnxruntime.arithmetic import arithmetic_here
 from clika_ref_onnxruntime.explaining import precisions
+from clika_ref_onnxruntime.kept_apart import keep_apart
 from clika_ref_onnxruntime.kernels import missing_kernel
 from clika_ref_onnxruntime.scheme import scheme_here
-from clika_ref_onnxruntime.sums import keep_apart
 
 PROVIDERS = ["CPUExecutionProvider"]
 

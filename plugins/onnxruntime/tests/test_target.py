@@ -1,15 +1,11 @@
 """The target ``onnxruntime``: what it writes, loads, runs and refuses, and what it says where it cannot."""
 
-import onnx
-import onnxruntime
 import pytest
 import torch
 from clika_ref_onnxruntime import target as target_module
 from clika_ref_onnxruntime.plugin import clika_ref_targets
 from clika_ref_onnxruntime.target import OnnxRuntime
-from torch import nn
 
-from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.core.errors import TargetError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
@@ -183,52 +179,3 @@ def test_a_number_is_rounded_to_half_precision_before_it_is_compared(tmp_path):
     number = torch.tensor(50.013)
     x = torch.stack([number.half(), torch.tensor(49.0).half()])
     assert runner([x, number])[0].tolist() == torch.eq(x, number).tolist() == [True, False]
-
-
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
-
-    def forward(self, x):
-        return self.norm(self.inner(x) + x)
-
-
-class Biased(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return torch.tanh(self.inner(torch.relu(x)))
-
-
-@pytest.mark.parametrize("sides", [(), (2, 3)])
-def test_a_bias_behind_a_product_of_integers_stays_where_sides_are_fixed_later(tmp_path, sides):
-    module = clika_compile(
-        Biased().eval(),
-        calibration_inputs=[torch.randn(2, 3, 8), torch.randn(5, 6, 8)],
-        quantization_settings=QuantizationSettings(),
-        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
-    )
-    path = module.clika_export(tmp_path / "biased.onnx").path
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    for dim, side in zip(onnx.load(path).graph.input[0].type.tensor_type.shape.dim, sides, strict=False):
-        options.add_free_dimension_override_by_name(dim.dim_param, side)
-    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    kinds = [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
-    assert {"MatMulIntegerToFloat", "Sum"} <= {*kinds}
-    assert "DequantizeLinear" not in kinds
-
-
-def test_sums_before_layer_norms_stay_sums_and_norms(tmp_path):
-    module = clika_compile(Residual().eval(), tracing_inputs=[torch.randn(2, 3, 4), torch.randn(5, 6, 4)])
-    path = module.clika_export(tmp_path / "residual.onnx").path
-    assert [node.op_type for node in onnx.load(path).graph.node].count("Sum") == 1
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    kinds = [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
-    assert {"Sum", "LayerNormalization"} <= {*kinds}
-    assert "SkipLayerNormalization" not in kinds

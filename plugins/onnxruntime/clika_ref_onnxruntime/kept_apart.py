@@ -1,0 +1,81 @@
+"""Nodes that ONNX Runtime must not fuse, as it would make something slower of them, written so that it does not."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+from onnx_ir import tensor_adapters
+
+
+def keep_apart(model: ir.Model) -> None:
+    """Write some nodes as others that compute the same numbers and are not fused (ONNX Runtime 1.31).
+
+    A sum becomes ``Sum``:
+
+    - Before a layer norm it would become SkipLayerNormalization, which adds up row by row: 53 µs on 26 tokens of 384
+      channels, beside 4 for a sum and 9 for a norm.
+    - A bias in float behind a product of integers would become a Gemm where the sides are fixed later on, and that Gemm
+      computes in float.
+
+    A ``Relu`` or ``Clip`` becomes ``Max`` and ``Min``: behind a product with a weight in integers that returns floats
+    it would become one Gemm with it, or be looked behind for integers that are not there, and the product computes in
+    float, with the weight made a float at each call: 1.2 ms instead of 0.1 for 4 rows and a weight of 768 by 768.
+    """
+    for node in [*model.graph]:
+        result = node.outputs[0]
+        if node.op_type == "Add" and result.dtype == ir.DataType.FLOAT and (_is_normed(result) or _is_bias(node)):
+            node.op_type = "Sum"
+        elif node.op_type in ("Relu", "Clip") and result.dtype == ir.DataType.FLOAT and _is_open(node):
+            _cut_otherwise(model.graph, node)
+
+
+def _is_normed(value: ir.Value) -> bool:
+    return any(use.node.op_type == "LayerNormalization" for use in value.uses())
+
+
+def _is_bias(node: ir.Node) -> bool:
+    """Whether a constant in float is added to the product of integers."""
+    product, bias = (value.producer() if value is not None else None for value in node.inputs)
+    if product is None or product.op_type != "MatMul" or bias is not None:
+        return False
+    return all(_is_dequantized(factor) for factor in product.inputs)
+
+
+def _is_open(node: ir.Node) -> bool:
+    """Whether a node cuts off a product with a weight in integers, and somebody reads floats of it."""
+    readers = [use.node.op_type for use in node.outputs[0].uses()]
+    if readers == ["QuantizeLinear"]:
+        return False
+    made = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if made is not None and made.op_type in ("Add", "Sum"):  # of a bias
+        made = next((m for v in made.inputs if v is not None and (m := v.producer()) is not None), None)
+    return made is not None and made.op_type in ("Gemm", "MatMul") and _is_dequantized(made.inputs[1])
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    made = value.producer() if value is not None else None
+    if made is not None and made.op_type == "Transpose":
+        return _is_dequantized(made.inputs[0])
+    return made is not None and made.op_type == "DequantizeLinear"
+
+
+def _cut_otherwise(graph: ir.Graph, node: ir.Node) -> None:
+    """Write what cuts off as the larger of two numbers, and the smaller of two."""
+    x, result = node.inputs[0], node.outputs[0]
+    low, high = (_zero(graph, node, result), None) if node.op_type == "Relu" else (*node.inputs[1:], None, None)[:2]
+    bounds = [(kind, end) for kind, end in (("Max", low), ("Min", high)) if end is not None]
+    made: list[ir.Node] = []
+    for kind, end in bounds:
+        made.append(ir.node(kind, [x, end], name=f"{node.name}/{kind}"))
+        x = made[-1].outputs[0]
+        x.type, x.shape = result.type, result.shape
+    if made:
+        ir.convenience.replace_nodes_and_values(graph, node, [node], made, [result], [x])
+
+
+def _zero(graph: ir.Graph, node: ir.Node, result: ir.Value) -> ir.Value:
+    name = f"{node.name}/zero"
+    tensor = tensor_adapters.TorchTensor(torch.zeros(()), name=name)
+    zero = ir.Value(name=name, shape=ir.Shape(()), type=result.type, const_value=tensor)
+    graph.register_initializer(zero)
+    return zero
