@@ -10,6 +10,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from clika_ref.core.registry import Registry, load_registry
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization, decibels
 from clika_ref.quantization.layers import choices
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.ranging import FIRST
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization.trials import Trial
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
@@ -40,7 +43,7 @@ EXACT_SAMPLES = 16
 JUDGED_SAMPLES = 256
 """Of the test data, on which predictions of whole plans are judged."""
 
-ALONE = ClikaCompileOptions(weight_rounding="off", bias_correction="on")
+ALONE = ClikaCompileOptions(observer=FIRST, weight_rounding="off", bias_correction="on")
 """How a layer alone is quantized: rounded to the nearest with its bias corrected, which is what is estimated."""
 
 
@@ -92,15 +95,16 @@ class Weighing:
         return Stages(self.calibration, self.scheme, chosen, settings, operators, options, dict(slow or {})).decided()
 
     def rank_correlation(self) -> float:
-        """Return Spearman's coefficient of estimates and of exact runs of one layer alone."""
+        """Return Spearman's coefficient of estimates and of exact runs of one layer alone, with the same ranges."""
         found = self.decided(ClikaCompileOptions())
         estimates = {layer.name: layer.sensitivity for layer in found.layers if layer.sensitivity is not None}
-        options = ClikaCompileOptions(**{**vars(ALONE), "observer": found.observer})
         layers = {node.name: node for node in self.graph.nodes if node.name in estimates}
         exact: list[float] = []
         for name in estimates:
             others = {node: "another one is looked at" for other, node in layers.items() if other != name}
-            exact.append(self._share(self.decided(options, others), EXACT_SAMPLES))
+            alone = self.decided(ALONE, others).plan
+            ranges = {value: found.plan.activations.get(value, scale) for value, scale in alone.activations.items()}
+            exact.append(self._share(replace(alone, activations=ranges), EXACT_SAMPLES))
         return spearman(list(estimates.values()), exact)
 
     def predictions(self) -> list[tuple[int, float, float]]:
@@ -123,10 +127,10 @@ class Weighing:
                 count += len(inputs[0])
         return trials
 
-    def _share(self, found: Quantization, samples: int) -> float:
+    def _share(self, plan: Plan, samples: int) -> float:
         trials = self._trials(samples)
         energy = sum(float(o.double().square().sum()) for trial in trials for o in trial.outputs)
-        return sum(trial.error(found.plan) for trial in trials) / energy
+        return sum(trial.error(plan) for trial in trials) / energy
 
     def _sqnr(self, found: Quantization) -> float:
         trials = self._trials(JUDGED_SAMPLES)
