@@ -30,6 +30,7 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization, decibels
+from clika_ref.quantization.energy import energy
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranging import FIRST
@@ -129,14 +130,14 @@ class Weighing:
 
     def _share(self, plan: Plan, samples: int) -> float:
         trials = self._trials(samples)
-        energy = sum(float(o.double().square().sum()) for trial in trials for o in trial.outputs)
-        return sum(trial.error(plan) for trial in trials) / energy
+        return sum(trial.error(plan) for trial in trials) / len(trials)
 
     def _sqnr(self, found: Quantization) -> float:
         trials = self._trials(JUDGED_SAMPLES)
         outputs = torch.cat([trial.outputs[0] for trial in trials]).double()
         varying = float((outputs - outputs.mean(0)).square().sum())
-        return decibels(varying, sum(trial.error(found.plan) for trial in trials))
+        noise = sum(trial.error(found.plan) * energy(trial.outputs[0]) for trial in trials)
+        return decibels(varying, noise)
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:

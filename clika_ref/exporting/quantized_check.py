@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 
 import torch
+from torch import Tensor
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
@@ -55,33 +57,83 @@ def compare_quantized(
         return f"not compared: {problem}"
     if any(node.is_random for node in graph.nodes):
         return "not compared: the model draws random numbers"
+    noises = _noises(artifact, target, graph, examples, expected)
+    whole, samples = sum(noises.values(), _Noise()), sum(map(sample_count, examples))
+    margin = MARGIN_DB if samples >= FEWEST_SAMPLES and not _has_halves(graph) else WIDE_MARGIN_DB
+    problem = _too_noisy(whole, margin)
+    for name, noise in noises.items() if len(noises) > 1 else ():
+        alone = _too_noisy(noise, WIDE_MARGIN_DB)
+        problem = problem or (alone and f"{alone}, of its output {name!r}")
+    if problem:
+        msg = (
+            f"{place_of(target)} runs the artifact {problem}, over {samples} samples: it does not compute what was "
+            f"planned. {first_broken_layer(target, graph, examples[0])}. "
+            "No file was put in place; compile with compare_after_export=False to look at one"
+        )
+        raise TargetError(msg)
+    told = f"{whole.by_artifact:.1f} dB over {samples} samples in {place_of(target)}, simulated {whole.by_graph:.1f} dB"
+    exactly = f", {decibels(whole.signal, whole.exact):.1f} dB without what it rounds as it multiplies"
+    return told + exactly * (whole.simulated != whole.exact)
+
+
+def _too_noisy(noise: _Noise, margin: float) -> str:
+    """Say how far an artifact is from the float model, if it is further than its graph by more than a margin."""
+    if noise.by_artifact >= noise.by_graph - margin:
+        return ""
+    return f"at {noise.by_artifact:.1f} dB where its graph has {noise.by_graph:.1f} dB"
+
+
+def _noises(
+    artifact: Artifact,
+    target: Target,
+    graph: Graph,
+    examples: Sequence[Sequence[Tensor]],
+    expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+) -> dict[str, _Noise]:
+    """Return what is missed of each output of floats, by its name, over all examples."""
     runner, rounding = target.load(artifact), _rounding_layers(graph, target)
-    signal = simulated_noise = noise = exact_noise = 0.0
-    samples = 0
+    noises = {i: _Noise() for i, v in enumerate(graph.outputs) if v.type.dtype.is_floating_point}
     for inputs in examples:
         wanted = expected(inputs)
         with torch.no_grad():
             exact, _ = interpret(graph, [t.clone() for t in inputs])
             simulated = as_multiplied(graph, inputs, rounding) if rounding else exact
         found = runner(inputs)
-        signal += sum(energy(w) for w in wanted if w.is_floating_point())
-        simulated_noise += _distance(wanted, simulated)
-        exact_noise += _distance(wanted, exact)
-        noise += _distance(wanted, found)
-        samples += sample_count(inputs)
-    by_graph, by_artifact = decibels(signal, simulated_noise), decibels(signal, noise)
-    margin = MARGIN_DB if samples >= FEWEST_SAMPLES and not _has_halves(graph) else WIDE_MARGIN_DB
-    if not by_artifact >= by_graph - margin:
-        msg = (
-            f"{place_of(target)} runs the artifact at {by_artifact:.1f} dB over {samples} samples, where its graph has "
-            f"{by_graph:.1f} dB: it does not compute what was planned. "
-            f"{first_broken_layer(target, graph, examples[0])}. "
-            "No file was put in place; compile with compare_after_export=False to look at one"
-        )
-        raise TargetError(msg)
-    told = f"{by_artifact:.1f} dB over {samples} samples in {place_of(target)}, simulated {by_graph:.1f} dB"
-    exactly = f", {decibels(signal, exact_noise):.1f} dB without what it rounds as it multiplies"
-    return told + exactly * (simulated_noise != exact_noise)
+        for i, noise in noises.items():
+            noise.add(wanted[i], exact[i], simulated[i], found[i])
+    return {f"{i}, {graph.outputs[i].name}": noise for i, noise in noises.items()}
+
+
+@dataclass
+class _Noise:
+    """Energies of an output, and of what is missed of it."""
+
+    signal: float = 0.0
+    exact: float = 0.0
+    """By the graph."""
+    simulated: float = 0.0
+    """By the graph, with what the runtime rounds as it multiplies."""
+    artifact: float = 0.0
+
+    def add(self, wanted: Tensor, exact: Tensor, simulated: Tensor, found: Tensor) -> None:
+        """Count one more batch."""
+        self.signal += energy(wanted)
+        self.exact += missed(exact, wanted)
+        self.simulated += missed(simulated, wanted)
+        self.artifact += missed(found, wanted)
+
+    def __add__(self, other: _Noise) -> _Noise:
+        return _Noise(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def by_graph(self) -> float:
+        """What is left of the signal in the graph, in dB."""
+        return decibels(self.signal, self.simulated)
+
+    @property
+    def by_artifact(self) -> float:
+        """The same in the artifact."""
+        return decibels(self.signal, self.artifact)
 
 
 def _has_halves(graph: Graph) -> bool:
@@ -93,7 +145,3 @@ def _rounding_layers(graph: Graph, target: Target) -> dict[Node, int]:
     """Return the layers that a target rounds the inputs of as it multiplies, and how many elements share a scale."""
     scheme = scheme_of(target)
     return rounding_layers(graph, scheme.weights_only) if scheme and scheme.weights_only else {}
-
-
-def _distance(wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> float:
-    return sum(missed(f, w) for w, f in zip(wanted, found, strict=True) if w.is_floating_point())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -183,38 +184,57 @@ class Tape:
     def weigh(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
         """Return what errors at places do to the outputs, each alone, as shares of their energy: `sensitivities`.
 
-        `UNKNOWN` where no slope says what becomes of an error, as behind an argmax or a comparison.
+        Of several outputs, the mean of what becomes of each. `UNKNOWN` where no slope says what becomes of an error, as
+        behind an argmax or a comparison, or one that is infinite.
         """
         probes = probes or -(-DRAWS // sample_count(self.inputs))
-        whole = sum(energy(o) for o in self.outputs)
         if not self.outputs:
             return {place: UNKNOWN * bool(error.any()) for place, error in errors.items()}
         found = dict.fromkeys(errors, 0.0)
-        if not whole or not errors:
+        weights = _weights_of(self.outputs)
+        if not any(weights) or not errors:
             return found
         leaves = [self.held[self.places[place]] for place in errors]
         for number in range(probes):
-            for (place, error), slope in zip(errors.items(), self._slopes(leaves, number), strict=True):
+            for (place, error), slope in zip(errors.items(), self._slopes(leaves, weights, number), strict=True):
                 if slope is None:
                     found[place] = UNKNOWN * bool(error.any())
                 else:
-                    moved = slope.mul(error)
-                    moved = moved.flatten(1).sum(1) if _has_samples(error, self.inputs) else moved.sum()
-                    found[place] += float(moved.double().square().sum()) / (probes * whole)
+                    found[place] += self._square(slope, error) / probes
         return found
 
-    def _slopes(self, leaves: Sequence[Tensor], seed: int) -> Sequence[Tensor | None]:
-        """Return the slopes of a sum of all outputs with random weights, None where there is no way to them."""
+    def _square(self, slope: Tensor, error: Tensor) -> float:
+        """Return the squares of what an error becomes along a slope, samples apart where there are some."""
+        moved = slope.mul(error)
+        if not moved.isfinite().all():
+            moved = moved.masked_fill_(error == 0, 0.0)  # nothing becomes of nothing, however steep it is
+        moved = moved.flatten(1).sum(1) if _has_samples(error, self.inputs) else moved.sum()
+        square = float(moved.double().square().sum())
+        return square if math.isfinite(square) else UNKNOWN
+
+    def _slopes(self, leaves: Sequence[Tensor], weights: Sequence[float], seed: int) -> Sequence[Tensor | None]:
+        """Return the slopes of a sum of all outputs in random directions, None where there is no way to them."""
         spread = torch.Generator(self.outputs[0].device).manual_seed(seed)
-        directions = [torch.randn(o.shape, generator=spread, dtype=o.dtype, device=o.device) for o in self.outputs]
+        directions = [
+            torch.randn(o.shape, generator=spread, dtype=o.dtype, device=o.device) * weight
+            for o, weight in zip(self.outputs, weights, strict=True)
+        ]
         return torch.autograd.grad(self.outputs, leaves, directions, retain_graph=True, allow_unused=True)
+
+
+def _weights_of(outputs: Sequence[Tensor]) -> list[float]:
+    """Return what to multiply outputs by so that the squares of errors become means of shares of their energies."""
+    energies = [energy(o) for o in outputs]
+    count = sum(map(bool, energies))
+    return [1 / math.sqrt(whole * count) if whole else 0.0 for whole in energies]
 
 
 def too_sensitive(sensitivity: float, limit: float) -> str:
     """Say that a sensitivity is above a threshold."""
     if sensitivity >= UNKNOWN:
         return (
-            "it cannot be weighed: only an argmax, a comparison or the like leads from it to the outputs; "
+            "it cannot be weighed: what leads from it to the outputs has no slope, as an argmax or a comparison, or an "
+            "infinite one, as a root at 0; "
             "automatic_skip_quantization=False quantizes it all the same"
         )
     return f"too sensitive: {sensitivity:.2g} is above quantization_sensitivity_threshold={limit:g}"
@@ -223,18 +243,22 @@ def too_sensitive(sensitivity: float, limit: float) -> str:
 def varying_share(*batches: Sequence[Tensor]) -> float:
     """Return the share of the outputs' energy that varies with the input: those of random weights are mostly constant.
 
+    Of several outputs, the mean of their shares.
+
     Args:
         batches: the outputs of each, whose samples lie along side 0; further ones count where their sides agree.
     """
-    whole = varying = 0.0
+    shares: list[float] = []
     for outputs in zip(*batches, strict=True):
         first = bounded(outputs[0].detach())
         alike = [bounded(o.detach()) for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
         samples = torch.cat(alike) if alike else first
-        whole += energy(samples)
+        whole, varying = energy(samples), 0.0
         if alike and len(samples) > 1:  # a mean of few samples takes its share of what varies
-            varying += energy(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
-    return min(varying / whole, 1.0) if whole else 0.0
+            varying = energy(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
+        if whole:
+            shares.append(min(varying / whole, 1.0))
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 def _has_samples(error: Tensor, inputs: Sequence[Tensor]) -> bool:

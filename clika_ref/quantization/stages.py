@@ -104,7 +104,7 @@ class Stages:
         reports = layer_reports(placement, weighed.of, self.scheme)
         varying = varying_share(weighed.outputs, self._trial.outputs)
         parts = {n.name: replace(part, own=part.own * left.get(n.name, 1.0)) for n, part in weighed.parts.items()}
-        rows = what_if(reports, parts, weighed.joints, varying, self._trial.share(error))
+        rows = what_if(reports, parts, weighed.joints, varying, error)
         return Quantization(plan, reports, rows, ranging.observers)
 
     def _tried(self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float) -> tuple[Plan, float]:

@@ -30,16 +30,11 @@ class Trial:
         with torch.no_grad():
             return [o for o in interpret(self.graph, self.inputs)[0] if o.is_floating_point()]
 
-    def share(self, error: float) -> float:
-        """Return an `error` as a share of ``||F||^2``."""
-        whole = sum(map(energy, self.outputs))
-        return error / whole if whole else 0.0
-
     @torch.no_grad()
     def error(self, plan: Plan) -> float:
-        """Return ``||Q - F||^2`` over all float outputs."""
+        """Return ``||Q - F||^2 / ||F||^2``, the mean of it over all float outputs that are not 0."""
         twin = self.graph.clone()
         quantize_graph(twin, plan, self.operators)
         found = [o for o in interpret(twin, self.inputs)[0] if o.is_floating_point()]
-        pairs = zip(found, self.outputs, strict=True)
-        return sum(missed(q, f) for q, f in pairs)
+        shares = [missed(q, f) / whole for q, f in zip(found, self.outputs, strict=True) if (whole := energy(f))]
+        return sum(shares) / len(shares) if shares else 0.0

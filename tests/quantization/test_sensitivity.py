@@ -1,5 +1,6 @@
 """Sensitivity by probes is that of quantizing each layer alone; what reaches no output has none."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -169,3 +170,38 @@ def test_where_the_output_is_zero_nothing_is_sensitive():
     x = torch.ones(2, 4)
     graph, placement, plan = made(Nothing, x)
     assert [*sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()] == [0.0]
+
+
+class Rooted(nn.Module):
+    """A root at 0, where the slope is infinite, of what rounding leaves as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.two(torch.sqrt(torch.relu(self.one(x))))
+
+
+def test_an_infinite_slope_makes_no_sensitivity_that_is_not_a_number():
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    graph, placement, plan = made(Rooted, x)
+    found = sensitivities(graph, placement, plan, OPERATORS, [x])
+    assert all(math.isfinite(sensitivity) for sensitivity in found.of.values())
+    assert next(iter(found.of.values())) > 0
+
+
+class Outputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(x))), x * 1e6
+
+
+def test_a_large_output_does_not_hide_what_a_layer_does_to_a_small_one():
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    graph, placement, plan = made(Outputs, x)
+    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=16)
+    assert min(found.of.values()) > 1e-6

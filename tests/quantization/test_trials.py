@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from small_schemes import OPERATORS, scheme_with
 from torch import nn
@@ -44,9 +45,31 @@ def test_the_error_of_a_plan_is_that_of_the_graph_which_it_makes():
     twin = calibration.graph.clone()
     quantize_graph(twin, plan, OPERATORS)
     with torch.no_grad():
-        missed = interpret(twin, x)[0][0] - interpret(calibration.graph, x)[0][0]
-    assert trial.error(plan) == float(missed.double().square().sum()) > 0
+        wanted = interpret(calibration.graph, x)[0][0]
+        missed = interpret(twin, x)[0][0] - wanted
+    share = float(missed.double().square().sum()) / float(wanted.double().square().sum())
+    assert trial.error(plan) == pytest.approx(share, rel=1e-12)
+    assert share > 0
     assert trial.error(Plan(SCHEME)) == 0
+
+
+class TwoHeads(nn.Module):
+    """Two outputs, of which one is far larger and hardly moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.small = nn.Linear(16, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return self.small(torch.relu(self.body(x))), x * 1e6
+
+
+def test_a_large_output_does_not_hide_what_becomes_of_a_small_one():
+    calibration = calibrated(TwoHeads())
+    plan, x = quantized(calibration).plan, calibration.reservoir.batches[1]
+    both = Trial(calibration.graph, OPERATORS, x).error(plan)
+    alone = Trial(calibration.graph.clone(calibration.graph.outputs[:1]), OPERATORS, x).error(plan)
+    assert both >= alone / 2 > 0
 
 
 def test_each_value_has_the_observer_that_moves_the_outputs_less(monkeypatch):
