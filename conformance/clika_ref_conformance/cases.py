@@ -13,6 +13,7 @@ import torch
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Value
+from clika_ref.core.targets import Artifact
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 
@@ -62,6 +63,15 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """An artifact with its files, as their folder goes with the check that has compiled it."""
+
+    artifact: Artifact
+    files: Mapping[str, bytes]
+    """The content of all files of its folder, by their names."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of one check."""
 
@@ -76,6 +86,8 @@ class Outcome:
     watched: Sequence[str] = ()
     """Identifiers of the declared deviations that could have been seen in it."""
     seconds: float = 0.0
+    compiled: Compiled | None = None
+    """The artifact that failed; None where nothing was compiled, or not as files of one folder."""
 
     @property
     def verdict(self) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -48,7 +49,9 @@ def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
     plan, start = plan_of(request.config), time.perf_counter()
     wanted = _tasks_of(request.session.items)
     tasks = [task for task in plan.tasks if task in wanted]
-    part = "" if len(tasks) == len(plan.tasks) else f"{len(tasks):,} of {len(plan.tasks):,} tasks, chosen by pytest"
+    which = f"{zlib.crc32(' '.join(map(str, tasks)).encode()):08x}"  # of other tasks, as many are another part
+    chosen = f"{len(tasks):,} of {len(plan.tasks):,} tasks, chosen by pytest: {which}"
+    part = "" if len(tasks) == len(plan.tasks) else chosen
     with execution(plan, tasks) as running:
         yield running
         running.abandon("pytest ended before they were")

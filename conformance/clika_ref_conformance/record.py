@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clika_ref_conformance.cases import Outcome, Task
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Result:
     def verdict(self) -> Verdict:
         """What became of the check."""
         return self.comparison.verdict
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the run, or what it tried of the task, had ended before: nothing follows from it."""
+        return self.comparison.reason == Reason.GIVEN_UP
 
     @classmethod
     def of(cls, task: Task, outcome: Outcome, reproducer: str = "") -> Result:

@@ -127,6 +127,17 @@ def test_inputs_that_come_back_in_another_order_are_found(tmp_path):
     assert "output 0 differs where another process loads the artifact" in found.comparison.message
 
 
+def test_results_that_change_by_chance_are_no_fault_of_the_artifact(tmp_path):
+    class Rolling(Changed):
+        def load(self, artifact):
+            runner = RUNTIME.load(artifact)
+            return lambda inputs: [t + secrets.randbelow(2**20) for t in runner(inputs)]
+
+    (found,) = outcomes("files", suite_of(tmp_path, Rolling()), "inputs of one shape").values()
+    assert found.verdict is Verdict.NONDETERMINISTIC
+    assert "once more in one process" in found.comparison.message
+
+
 def test_what_the_other_process_raises_or_dies_of_is_told_apart(tmp_path):
     fresh = FreshProcess(suite_of(tmp_path))
     broken = tmp_path / "broken.onnx"

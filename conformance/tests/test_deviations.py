@@ -15,7 +15,7 @@ from clika_ref_conformance.execution.levels import LEVELS, scopes_of
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.targets.loading import load_target
-from clika_ref_conformance.verdicts import Comparison, Verdict
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 from odd_targets import Odd
 from small_cases import REGISTRY, case_of, suite_for
 
@@ -331,6 +331,11 @@ def test_expected_failures_fail_and_tell_when_they_pass():
     ]
     half = Declarations((), (xfail(task="operators/*/float16"),))
     assert problems(half, passed(), is_full=True) == []  # the profile has no float16
+
+
+def test_of_a_task_that_was_given_up_nothing_follows_for_an_expected_failure():
+    given_up = Result(TASK, "second", not_run(Reason.GIVEN_UP, "the run was interrupted"))
+    assert with_expected_failures([passed(), given_up], {xfail(): frozenset({TASK})}) == [passed(), given_up]
 
 
 def test_the_declarations_that_come_with_the_project_make_sense():

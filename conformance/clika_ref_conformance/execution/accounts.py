@@ -25,7 +25,7 @@ def with_expected_failures(
         is_full: whether all that there is was run.
     """
     changed = list(results)
-    ran = {result.task for result in results}
+    ran = {result.task for result in results} - {result.task for result in results if result.is_given_up}
     for entry, scope in scopes.items():
         mine = [i for i, r in enumerate(results) if entry.concerns(r)]
         failed = [i for i in mine if results[i].verdict.is_failure]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from clika_ref.core.ir import Graph
-from clika_ref.core.targets import Runner
-from clika_ref_conformance.cases import Case, Check, Outcome, Run
+from clika_ref.core.targets import Artifact, Runner
+from clika_ref_conformance.cases import Case, Check, Compiled, Outcome, Run
 from clika_ref_conformance.execution.blaming import blamed
 from clika_ref_conformance.execution.declared_types import mistyped
 from clika_ref_conformance.execution.deviating import errors_expected, expected_error, judge_run
@@ -50,8 +50,9 @@ def run_case(case: Case, suite: Suite) -> Outcome:
             found = trial.worst()
         except _Stop as stop:
             found = stop.comparison
+        compiled = trial.compiled() if found.verdict.is_failure else None
     seconds = time.perf_counter() - start
-    return Outcome(case.name, found, trial.run, case, sorted(trial.seen), sorted(trial.watched), seconds)
+    return Outcome(case.name, found, trial.run, case, sorted(trial.seen), sorted(trial.watched), seconds, compiled)
 
 
 def most_telling(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
@@ -118,6 +119,8 @@ class Trial:
         self.run = ""
         """The inputs that decide."""
         self.found: list[tuple[str, Comparison]] = []
+        self.artifact: Artifact | None = None
+        """What was compiled last."""
         self.seen: set[str] = set()
         self.watched: set[str] = set()
         self._weights = {n: v.data for n, v in case.graph.constants.items() if v.formula is None and v.data is not None}
@@ -159,6 +162,17 @@ class Trial:
         self.run, worst = most_telling(self.found)
         return worst
 
+    def compiled(self) -> Compiled | None:
+        """Return what was compiled last with its files; None where it lies elsewhere, or where a folder is among them.
+
+        Compiled anew it may be another one, as targets choose kernels by how fast they are just then.
+        """
+        paths = sorted(self.folder.iterdir())
+        is_whole = isinstance(self.artifact, Artifact) and self.artifact.path in paths
+        if self.artifact is None or not is_whole or not all(path.is_file() for path in paths):
+            return None
+        return Compiled(self.artifact, {path.name: path.read_bytes() for path in paths})
+
     def _lowered(self) -> Graph:
         try:
             return self.suite.lowered(self.case)
@@ -188,10 +202,10 @@ class Trial:
         target, verdict = self.suite.target, Verdict.UNDECLARED
         self.run = ""
         try:
-            artifact = target.compile(graph.clone(), self.folder / file)
+            self.artifact = target.compile(graph.clone(), self.folder / file)
             self._refuse_written_weights()
             verdict = Verdict.ARTIFACT
-            return target.load(artifact)
+            return target.load(self.artifact)
         except _Stop:
             raise
         except blamed() as error:

@@ -45,11 +45,16 @@ def run_check(check: Check) -> Outcome:
         outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))
     if outcome.verdict is Verdict.MEMORY:  # which may be full of graphs, and they refer to themselves
         gc.collect()
+    return settled(outcome)
+
+
+def settled(outcome: Outcome) -> Outcome:
+    """Undo what a target did to torch itself; where it did anything, that is what became of the check."""
     altered = settle_torch()
-    if altered:
-        message = f"the target {altered} in this process, which changes what eager computes"
-        outcome = replace(outcome, comparison=Comparison(Verdict.CONTRACT, message))
-    return outcome
+    if not altered:
+        return outcome
+    message = f"the target {altered} in this process, which changes what eager computes"
+    return replace(outcome, comparison=Comparison(Verdict.CONTRACT, message))
 
 
 def settle_torch() -> str:

@@ -367,7 +367,8 @@ class Execution:
         planned = {p.task: tuple(p.plan or ()) for p in every}
         results = [p.results[name] for p in every for name in p.plan or () if name in p.results]
         results += [r for p in every for name, r in p.results.items() if name not in (p.plan or ())]
-        is_full = self.plan.is_full and set(self.plan.tasks) <= self.every.keys()  # pytest selects tasks itself
+        is_whole = set(self.plan.tasks) <= self.every.keys()  # pytest selects tasks itself
+        is_full = self.plan.is_full and is_whole and not any(r.is_given_up for r in results)
         results = with_expected_failures(results, self.plan.scopes, is_full=is_full)
         record = RunRecord(
             request.target,

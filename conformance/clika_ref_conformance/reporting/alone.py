@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import subprocess
 import sys
 import tempfile
@@ -62,7 +63,9 @@ def main() -> None:
             status = replay_and_show(Path(path), target)
     except typer.Exit as stated:
         status = stated.exit_code
-    sys.exit(OURS + status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(OURS + status)  # what a runtime does as its process ends is no finding of a run either
 
 
 def _guard(profile: Profile) -> None:

@@ -25,7 +25,7 @@ from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.deviations import declared_deviations
 from clika_ref_conformance.drawing.motifs.rebuilding import OWN_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
-from clika_ref_conformance.execution.checking import BROKEN_PLAN, planned, run_check
+from clika_ref_conformance.execution.checking import BROKEN_PLAN, planned, run_check, settled
 from clika_ref_conformance.execution.levels import LEVELS, level_at
 from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.judging.pass_rules import check_passes
@@ -91,7 +91,7 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
         suite = Suite(registry, tested, found.profile, Path(folder), deviations=deviations, setup=setup)
         again = _AGAIN.get(found.task.level, lambda one, suite: run_case(one.case, suite))
         again = _check_again if found.repeats else again
-        return replace(again(found, suite), name=found.check)
+        return settled(replace(again(found, suite), name=found.check))
 
 
 def _check_again(found: Reproducer, suite: Suite) -> Outcome:

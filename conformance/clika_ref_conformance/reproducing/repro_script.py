@@ -2,8 +2,8 @@
 
 It needs torch, numpy and the target, which brings clika-ref along; where it compiles the graph, the plugins of its
 operators as well. Unpack the archive, then run ``python repro.py``. Where no graph alone shows it (a declaration, a
-damaged file, what another process makes of an artifact) it asks the suite, clika-ref-conformance, which also has the
-target ``identity``.
+damaged file, what another process makes of an artifact), or where no numbers do and it sees nothing itself, it asks the
+suite, clika-ref-conformance, which also has the target ``identity``.
 """
 
 # ruff: noqa: T201 - it prints: that is its output
@@ -15,6 +15,7 @@ import faulthandler
 import functools
 import importlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -42,8 +43,14 @@ except ImportError as missing:
 
 Arrays = dict[str, np.ndarray]
 
-AGREES, DIFFERS, UNTRIED = 64, 1, 65
+Kept = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors that the target has returned, each with a copy of what it held then."""
+
+AGREES, UNTRIED, DIFFERS = 64, 65, 66
 """How the process that runs the target ends: any other status is the target's doing, 0 too."""
+
+BEYOND_NUMBERS = ("fail:contract", "fail:nondeterministic")
+"""Verdicts of which right numbers prove nothing: a rule is broken, or one compilation is not like another."""
 
 
 class NotThereError(Exception):
@@ -63,6 +70,8 @@ def needed() -> Iterator[None]:
         raise NotThereError(f"{error}; run this in the folder that holds it, or install it") from error
     except (ClikaError, AttributeError) as error:
         raise NotThereError(str(error)) from error
+    except (Exception, SystemExit) as error:
+        raise NotThereError(f"{type(error).__name__}: {error}") from error
 
 
 def in_child(folder: Path) -> int:
@@ -83,6 +92,7 @@ def main(folder: Path) -> int:
     faulthandler.dump_traceback_later(meta["limit_seconds"], exit=True)  # a target that hangs fails, too
     limit_memory(meta["limit_bytes"])
     problems: list[str] = []
+    kept: Kept = []
     with TemporaryDirectory() as scratch:
         if meta["repeats"] or meta["task"]["level"] == "artifacts" or has_operators_of_suite(folder):
             return ask_suite(folder, meta["target"], Path(scratch) / "case.zip")
@@ -95,10 +105,14 @@ def main(folder: Path) -> int:
             else:
                 runner = compiled(meta, graph, target, registry, Path(scratch))
             for index, run in enumerate(meta["runs"]):
-                found = differences(runner, run, index, inputs, expected)
+                found = differences(runner, run, index, inputs, expected, kept=kept)
                 problems += [f"on the inputs {run['name']!r}: {problem}" for problem in found]
+            if not all(same_bits(output, copy) for output, copy in kept):
+                problems.append("a later run changed the tensors that an earlier one had returned")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a target raises is its failure
             problems.append(f"{type(error).__name__}: {error}")
+        if not problems and meta["verdict"] in BEYOND_NUMBERS:
+            return ask_suite(folder, meta["target"], Path(scratch) / "case.zip")
     faulthandler.cancel_dump_traceback_later()
     print("\n".join(problems) if problems else "the target agrees with what is stored")
     return DIFFERS if problems else AGREES
@@ -218,9 +232,12 @@ def tensor_of(layout: dict[str, Any], elements: np.ndarray) -> torch.Tensor:
 
 
 def differences(
-    runner: Callable[..., Any], run: dict[str, Any], index: int, inputs: Arrays, expected: Arrays
+    runner: Callable[..., Any], run: dict[str, Any], index: int, inputs: Arrays, expected: Arrays, *, kept: Kept
 ) -> list[str]:
-    """Run twice; compare with what is stored, the second run with the first, and the inputs with what they were."""
+    """Run twice; compare with what is stored, the second run with the first, and the inputs with what they were.
+
+    What is returned is kept, for a look at it after all runs; of random calls no two runs return the same.
+    """
     given = [tensor_of(layout, inputs[f"run{index}_input{i}"]) for i, layout in enumerate(run["inputs"])]
     first = list(runner(tuple(given)))
     if len(first) != len(run["outputs"]):
@@ -239,9 +256,10 @@ def differences(
             problems.append(f"input {i} was changed")
     if run["random"]:
         return problems
-    kept = [output.clone() for output in first]
+    copies = [output.clone() for output in first]
+    kept += zip(first, copies, strict=True)
     second = list(runner(tuple(given)))
-    if len(second) != len(kept) or not all(map(same_bits, kept, second)):
+    if len(second) != len(copies) or not all(map(same_bits, copies, second)):
         problems.append("a second run gave other results")
     return problems
 
@@ -292,7 +310,9 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["child"]:
         sys.exit(in_child(here))
     try:
-        sys.exit(main(here))
+        status = main(here)
     except NotThereError as error:
         print(f"this cannot be tried here: {error}")
-        sys.exit(UNTRIED)
+        status = UNTRIED
+    sys.stdout.flush()
+    os._exit(status)  # what a runtime does as its process ends is no finding

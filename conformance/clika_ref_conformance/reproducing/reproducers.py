@@ -10,18 +10,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
 
-from clika_ref.core.errors import ClikaError, ModelError
+from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.saving.graph_format import encode, graph_to_json
 from clika_ref.storage import write_atomically
-from clika_ref_conformance.cases import Case, Outcome, Task
+from clika_ref_conformance.cases import Case, Compiled, Outcome, Task
 from clika_ref_conformance.judging.judge import Reference
 from clika_ref_conformance.reproducing.archives import ARTIFACT, is_artifact_file, pack
 from clika_ref_conformance.reproducing.expectations import expectation
@@ -35,9 +34,6 @@ FORMAT = 1
 
 CASES = "cases"
 """The folder of reproducers beside the report."""
-
-UNSAFE = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.MEMORY, Verdict.UNDECLARED})
-"""Verdicts after which the target is not asked to compile once more."""
 
 DIGITS = 8
 """Of the checksum in the name of a reproducer."""
@@ -98,10 +94,8 @@ def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes
     weights = {n: v.data.detach().cpu().contiguous() for n, v in case.graph.constants.items() if v.data is not None}
     files["weights.safetensors"] = safetensors.torch.save({name: data.clone() for name, data in weights.items()})
     files["graph.json"] = _json(graph_to_json(case.graph))
-    compiled = outcome.case and outcome.verdict not in UNSAFE and task.level != "passes"
-    artifact = _artifact(case, suite, files) if compiled else None
     meta = _facts_of(outcome, case, task, target) | {
-        "artifact": artifact,
+        "artifact": _artifact(outcome.compiled, files),
         "profile": suite.profile.name,
         "seed": suite.profile.seed,
         "repeats": outcome.case is None,
@@ -164,21 +158,19 @@ def _expect(
     return [layout_of(one.eager.contiguous()) for one in expected]
 
 
-def _artifact(case: Case, suite: Suite, files: dict[str, bytes]) -> dict[str, Any] | None:
-    """Compile the case and add the files; return what is known of them.
+def _artifact(compiled: Compiled | None, files: dict[str, bytes]) -> dict[str, Any] | None:
+    """Add the files of an artifact; return what is known of it.
 
-    None where the target fails, or makes what a zip cannot hold: the reproducer then compiles the graph itself.
+    None where nothing was compiled, or what a zip cannot hold: the reproducer then compiles the graph itself.
     """
-    with TemporaryDirectory(dir=suite.folder) as folder:
-        try:
-            made = suite.target.compile(suite.lowered(case), Path(folder) / "model.onnx")
-            facts = {key: encode(value) for key, value in made.facts.items()}
-        except (ClikaError, Exception):  # noqa: BLE001 - the reproducer fails likewise
-            return None
-        written = {ARTIFACT + path.name: path for path in sorted(Path(folder).iterdir())}
-        if not all(path.is_file() and is_artifact_file(name) for name, path in written.items()):
-            return None
-        files.update({name: path.read_bytes() for name, path in written.items()})
+    if compiled is None or not all(is_artifact_file(ARTIFACT + name) for name in compiled.files):
+        return None
+    made = compiled.artifact
+    try:
+        facts = {key: encode(value) for key, value in made.facts.items()}
+    except ModelError:
+        return None
+    files.update({ARTIFACT + name: content for name, content in compiled.files.items()})
     return {
         "file": made.path.name,
         "input_names": list(made.input_names),

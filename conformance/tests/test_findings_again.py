@@ -1,0 +1,144 @@
+"""Findings that no number shows: replay and the script of a reproducer find them again, and no others."""
+
+import atexit
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.drawing.calls.realizing import graph_of
+from clika_ref_conformance.execution.case_checks import case_check
+from clika_ref_conformance.execution.checking import run_check
+from clika_ref_conformance.profiles import PROFILES
+from clika_ref_conformance.reporting.replaying import replay
+from clika_ref_conformance.reproducing.reproducers import reproducer, write_reproducer
+from clika_ref_conformance.suite import Suite
+from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.verdicts import Comparison, Verdict
+from small_cases import run_script
+
+from clika_ref.core.registry import load_registry
+
+REGISTRY = load_registry()
+TASK = Task("operators", "relu", "float32")
+
+TARGETS = '''
+import atexit
+import os
+
+import torch
+from clika_ref_onnxruntime.target import OnnxRuntime
+
+if os.environ.get("BROKEN"):
+    raise ImportError("libruntime.so.10: cannot open shared object file")
+
+
+class Widening(OnnxRuntime):
+    def load(self, artifact):
+        torch.set_default_dtype(torch.float64)
+        return super().load(artifact)
+
+
+class Reusing(OnnxRuntime):
+    def load(self, artifact):
+        runner, kept = super().load(artifact), []
+        def run(inputs):
+            kept[:] = kept or runner(inputs)
+            for old, new in zip(kept, runner(inputs)):
+                old.copy_(new)
+            return list(kept)
+        return run
+
+
+class Silent(OnnxRuntime):
+    def refusal(self, node):
+        return ""
+
+
+class Choosing(OnnxRuntime):
+    """Every artifact that is compiled after the first is right."""
+
+    compiled = 0
+
+    def compile(self, graph, path, **options):
+        made = super().compile(graph, path, **options)
+        path.with_name("choice").write_text("wrong" if not Choosing.compiled else "right")
+        Choosing.compiled += 1
+        return made
+
+    def load(self, artifact):
+        runner = super().load(artifact)
+        off = artifact.path.with_name("choice").read_text() == "wrong"
+        return lambda inputs: [t + off for t in runner(inputs)]
+
+
+class Aborting(OnnxRuntime):
+    def load(self, artifact):
+        atexit.register(os.abort)
+        return super().load(artifact)
+'''
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Return what makes the outcome of a relu on a target, and its reproducer."""
+    (tmp_path / "odd_findings.py").write_text(TARGETS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(name, verdict=None):
+        profile = replace(PROFILES["quick"], share_of_artifacts=0.0)
+        suite = Suite(REGISTRY, load_target(f"odd_findings:{name}", REGISTRY), profile, tmp_path)
+        runs = [Run("one", (torch.rand(2, 3),)), Run("two", (torch.rand(2, 3),))]
+        case = Case("relu", graph_of(REGISTRY.operators["relu"], [runs[0].inputs[0]], {}), runs)
+        outcome = run_check(case_check("row", suite, lambda: case))
+        if verdict is not None:
+            outcome = replace(outcome, comparison=Comparison(verdict, "it was"))
+        return outcome, tmp_path / write_reproducer(outcome, TASK, suite, f"odd_findings:{name}", tmp_path)
+
+    yield make
+    atexit.unregister(os.abort)
+    sys.modules.pop("odd_findings", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "said"),
+    [
+        ("Widening", Verdict.CONTRACT, "fail:contract: the target set another default dtype in this process"),
+        ("Reusing", Verdict.CONTRACT, "a later run changed the tensors that an earlier one had returned"),
+        ("Silent", Verdict.CONTRACT, "fail:contract: refusal("),
+        ("Choosing", Verdict.VALUE, "elements are wrong"),
+    ],
+)
+def test_the_script_of_a_finding_finds_it_again(made, tmp_path, name, verdict, said):
+    outcome, path = made(name)
+    assert outcome.verdict is verdict, outcome.comparison
+    if name != "Choosing":  # what it compiles now is right
+        assert replay(path, REGISTRY, f"odd_findings:{name}").verdict is verdict
+    done = run_script(path, tmp_path)
+    assert (done.returncode, said in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+def test_a_runtime_that_dies_as_its_process_ends_agrees_all_the_same(made, tmp_path):
+    done = run_script(made("Aborting", Verdict.VALUE)[1], tmp_path)
+    assert (done.returncode, "the target agrees" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_target_that_cannot_be_imported_is_not_tried(made, tmp_path, monkeypatch):
+    path = made("Aborting", Verdict.VALUE)[1]
+    monkeypatch.setenv("BROKEN", "1")
+    done = run_script(path, tmp_path)
+    assert (done.returncode, done.stderr) == (2, ""), done
+    assert "this cannot be tried here: ImportError: libruntime.so.10" in done.stdout
+
+
+def test_a_finding_about_an_artifact_replays_in_another_process(tmp_path):
+    suite = Suite(REGISTRY, REGISTRY.targets["onnxruntime"], PROFILES["quick"], tmp_path)
+    x = torch.rand(2, 3)
+    case = Case("relu", graph_of(REGISTRY.operators["relu"], [x], {}), [Run("one", (x,))])
+    outcome = Outcome("relu-1", Comparison(Verdict.VALUE, "off"), "one", case)
+    path = tmp_path / "case.zip"
+    task = Task("artifacts", "relu", "float32")
+    path.write_bytes(reproducer(outcome, task, suite, "onnxruntime"))
+    assert replay(path, REGISTRY).verdict is Verdict.PASS
