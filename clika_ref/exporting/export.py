@@ -71,11 +71,11 @@ def export(
     """
     target = target_for(deployment, registry)
     path = require_path(request.file)
-    observed = [read_sizes(request.graph, inputs) for inputs in request.seen]
     with log.stage("Fusing") as stage:
         graph, examples = _fused(request, registry, target, log)
         stage.done(f"{len(graph):,} nodes")
     refuse(graph, target)
+    observed = [read_sizes(graph, inputs) for inputs in fitting(graph, request.seen)]  # by the names in the file
     with staged(path) as place:
         with log.stage("Writing") as stage:
             artifact = target.compile(graph, place, external_data=request.options.external_data, observed=observed)

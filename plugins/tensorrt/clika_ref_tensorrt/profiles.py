@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph
-from clika_ref.core.symbols import evaluate
+from clika_ref.core.symbols import evaluate, resolve
+
+SEPARATORS = frozenset(",:")
+"""What ``trtexec`` puts between inputs and their sizes."""
 
 PARTS = ("minShapes", "optShapes", "maxShapes")
 """The flags of ``trtexec`` for the three sizes of a profile."""
@@ -26,25 +31,58 @@ def command(
         chosen: least, usual and largest size by the names of symbols, in place of what was observed.
 
     Raises:
-        TargetError: a range is chosen for no symbol of the graph, is in no order, or lies outside what was traced.
+        TargetError: a range is chosen for no symbol of the graph, is in no order, or lies outside what was traced; the
+            name of an input cannot be written.
     """
+    _refuse_odd_shapes(graph, chosen)
     sizes = [dict[str, int]() for _ in PARTS]
-    unknown = sorted(chosen.keys() - graph.symbols.keys())
-    if unknown:
-        known = ", ".join(map(repr, graph.symbols)) or "none"
-        msg = f"shapes: {unknown[0]!r} is no dynamic side of {graph.name}, which has {known}"
-        raise TargetError(msg)
     for name in graph.symbols:
         for part, size in zip(sizes, _range(graph, name, observed, chosen.get(name)), strict=True):
             part[name] = size
+    for part in sizes if chosen else ():
+        _refuse_guarded(graph, part)
     dynamic = [value for value in graph.inputs if not value.type.is_static]
+    odd = [value.name for value in dynamic if SEPARATORS & {*value.name}]
+    if odd:
+        msg = f"trtexec separates by ',' and ':', which the input {odd[0]!r} has in its name; give other input_names"
+        raise TargetError(msg)
     shapes = [
         f"--{flag}=" + ",".join(f"{v.name}:{'x'.join(str(evaluate(s, part)) for s in v.type.shape)}" for v in dynamic)
         for flag, part in zip(PARTS, sizes, strict=True)
     ]
-    return " ".join(
-        ["trtexec", f"--onnx={file.name}", f"--saveEngine={file.stem}.engine", *(shapes if dynamic else [])]
-    )
+    files = [f"--onnx={file.name}", f"--saveEngine={beside(file, '.engine').name}"]
+    return shlex.join(["trtexec", *files, *(shapes if dynamic else [])])
+
+
+def beside(file: Path, suffix: str) -> Path:
+    """Return the path of what belongs to an ONNX file, of another one for each file."""
+    return file.with_name(f"{file.name.removesuffix('.onnx')}{suffix}")
+
+
+def _refuse_odd_shapes(graph: Graph, chosen: Any) -> None:
+    """Refuse what says no sizes of dynamic sides."""
+    if not isinstance(chosen, Mapping):
+        msg = f"shapes is {chosen!r}; give {{side: (least, usual, largest)}}"
+        raise TargetError(msg)
+    for name, given in chosen.items():
+        if name not in graph.symbols:
+            known = ", ".join(map(repr, graph.symbols)) or "none"
+            msg = f"shapes: {name!r} is no dynamic side of {graph.name}, which has {known}"
+            raise TargetError(msg)
+        are_sizes = (
+            isinstance(given, Sequence) and len(given) == len(PARTS) and all(type(size) is int for size in given)
+        )
+        if not are_sizes:
+            msg = f"shapes: {name!r} is to be {given!r}; give three whole numbers: the least, the usual, the largest"
+            raise TargetError(msg)
+
+
+def _refuse_guarded(graph: Graph, sizes: Mapping[str, int]) -> None:
+    """Refuse sizes that the graph was not traced for."""
+    for guard in graph.guards:
+        if not resolve(guard.relation, dict(sizes)):
+            msg = f"shapes: {dict(sizes)} contradict {guard}, for which the model was traced; choose others"
+            raise TargetError(msg)
 
 
 def _range(
@@ -56,7 +94,7 @@ def _range(
         example = symbol.example or max(symbol.low or 1, 1)
         return (seen[0], statistics.mode(seen), seen[-1]) if seen else (example, example, example)
     low, usual, high = chosen
-    if not low <= usual <= high:
+    if not low <= usual <= high or high < 1:
         msg = f"shapes: {name!r} is to be {low}, {usual}, {high}; give the least, the usual and the largest"
         raise TargetError(msg)
     if (symbol.low is not None and low < symbol.low) or (symbol.high is not None and high > symbol.high):

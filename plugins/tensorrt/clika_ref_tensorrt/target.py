@@ -25,7 +25,7 @@ from clika_ref.settings import BaseDeploymentSettings
 from clika_ref.violations import Violation
 from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, rounding_to_bfloat16
 from clika_ref_tensorrt.explaining import precisions
-from clika_ref_tensorrt.profiles import command
+from clika_ref_tensorrt.profiles import beside, command
 from clika_ref_tensorrt.rules import violations
 from clika_ref_tensorrt.scheme import EXPLICIT
 
@@ -68,7 +68,9 @@ class TensorRt:
         """
         line = command(graph, path, options.get("observed", ()), self.shapes)
         artifact = write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
-        path.with_suffix(".trtexec.sh").write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        script = beside(path, ".trtexec.sh")
+        script.write_text(f'#!/bin/sh\ncd "$(dirname "$0")" || exit\n{line}\n', encoding="utf-8")
+        script.chmod(script.stat().st_mode | 0o111)  # for whoever may read it
         return replace(artifact, facts={**artifact.facts, "trtexec": line})
 
     def load(self, artifact: Artifact) -> Runner:

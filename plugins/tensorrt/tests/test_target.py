@@ -1,5 +1,7 @@
 """TensorRT as a target: files that keep its rules, the command beside them, and what it refuses."""
 
+import os
+import subprocess
 from functools import partial
 
 import onnx
@@ -57,7 +59,8 @@ def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_si
     artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
     assert violations(onnx.load(artifact.path)) == []
     assert (tmp_path / "net.trtexec.sh").read_text() == (
-        "#!/bin/sh\ntrtexec --onnx=net.onnx --saveEngine=net.engine --minShapes=x:1x3x16x16 "
+        '#!/bin/sh\ncd "$(dirname "$0")" || exit\n'
+        "trtexec --onnx=net.onnx --saveEngine=net.engine --minShapes=x:1x3x16x16 "
         "--optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16\n"
     )
     found = module.clika_explain()
@@ -76,12 +79,66 @@ def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
         ({"height": (1, 2, 3)}, r"shapes: 'height' is no dynamic side of Net, which has 'batch'"),
         ({"batch": (3, 2, 4)}, r"shapes: 'batch' is to be 3, 2, 4; give the least, the usual and the largest"),
         ({"batch": (-1, 2, 4)}, r"shapes: 'batch' is to be from -1 to 4, but the model was traced for"),
+        ({"batch": (0, 0, 0)}, r"shapes: 'batch' is to be 0, 0, 0; give the least, the usual and the largest"),
+        ({"batch": (1, 8)}, r"shapes: 'batch' is to be \(1, 8\); give three whole numbers"),
+        ({"batch": 8}, r"shapes: 'batch' is to be 8; give three whole numbers"),
+        ({"batch": (1.5, 2, 3)}, r"shapes: 'batch' is to be \(1.5, 2, 3\); give three whole numbers"),
+        ({"batch": (True, True, True)}, r"shapes: 'batch' is to be \(True, True, True\); give three whole numbers"),
+        ([("batch", (1, 2, 3))], r"shapes is \[.*\]; give \{side: \(least, usual, largest\)\}"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_and_nothing_is_written(shapes, message, tmp_path):
     with pytest.raises(TargetError, match=message):
         compiled(shapes=shapes).clika_export(tmp_path / "net.onnx")
     assert not [*tmp_path.iterdir()]
+
+
+def test_sides_that_are_named_anew_keep_the_sizes_that_were_seen(tmp_path):
+    artifact = compiled().clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}})
+    assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
+
+
+def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
+    class Even(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.shape[0] % 2 == 0 else x - 1
+
+    module = clika_compile(
+        Even(),
+        tracing_inputs=[torch.ones(2, 8), torch.ones(6, 8)],
+        deployment_settings=DeploymentSettings_TensorRT_ONNX(shapes={"x_0": (3, 5, 7)}),
+    )
+    (side,) = module.graph.symbols
+    module.clika_configure(DeploymentSettings_TensorRT_ONNX(shapes={side: (3, 5, 7)}), module._clika_options)
+    with pytest.raises(TargetError, match=r"shapes: \{.*: 3\} contradict .*, for which the model was traced"):
+        module.clika_export(tmp_path / "net.onnx")
+
+
+def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):
+    folder = tmp_path / "of models"
+    folder.mkdir()
+    module = compiled()
+    module.clika_export(folder / "my net; touch broken $(touch broken).onnx")
+    (script,) = folder.glob("*.trtexec.sh")
+    (tmp_path / "trtexec").write_text('#!/bin/sh\nfor part in "$@"; do echo "$part"; done\n')
+    (tmp_path / "trtexec").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    told = subprocess.run([str(script)], env={"PATH": path}, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[0] == "--onnx=my net; touch broken $(touch broken).onnx"
+    assert not [*tmp_path.rglob("broken")]
+
+
+def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
+    module = compiled()
+    for name in ("net.v1", "net.v2", "net.engine"):
+        line = module.clika_export(tmp_path / name).facts["trtexec"]
+        assert f"--onnx={name} --saveEngine={name}.engine" in line
+        assert (tmp_path / f"{name}.trtexec.sh").exists()
+
+
+def test_names_that_trtexec_would_divide_are_refused(tmp_path):
+    with pytest.raises(TargetError, match="separates by ',' and ':', which the input 'a:b' has in its name"):
+        compiled().clika_export(tmp_path / "net.onnx", input_names=["a:b"])
 
 
 def test_numbers_of_64_bits_are_refused(tmp_path):
