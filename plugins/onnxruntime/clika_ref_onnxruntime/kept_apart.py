@@ -62,6 +62,7 @@ def _is_dequantized(value: ir.Value | None) -> bool:
 def _cut_otherwise(graph: ir.Graph, node: ir.Node) -> None:
     """Write what cuts off as the larger of two numbers, and the smaller of two."""
     x, result = node.inputs[0], node.outputs[0]
+    assert x is not None
     low, high = (_zero(graph, node, result), None) if node.op_type == "Relu" else (*node.inputs[1:], None, None)[:2]
     bounds = [(kind, end) for kind, end in (("Max", low), ("Min", high)) if end is not None]
     made: list[ir.Node] = []
