@@ -60,10 +60,13 @@ def compare_quantized(
     noises = _noises(artifact, target, graph, examples, expected)
     whole, samples = sum(noises.values(), _Noise()), sum(map(sample_count, examples))
     margin = MARGIN_DB if samples >= FEWEST_SAMPLES and not _has_halves(graph) else WIDE_MARGIN_DB
-    problem = _too_noisy(whole, margin)
-    for name, noise in noises.items() if len(noises) > 1 else ():
-        alone = _too_noisy(noise, WIDE_MARGIN_DB)
-        problem = problem or (alone and f"{alone}, of its output {name!r}")
+    problems = [_too_noisy(whole, margin)]
+    problems += [
+        f"{alone}, of its output {name!r}"
+        for name, noise in noises.items()
+        if (alone := _too_noisy(noise, WIDE_MARGIN_DB))
+    ]
+    problem = next(filter(None, problems), "")
     if problem:
         msg = (
             f"{place_of(target)} runs the artifact {problem}, over {samples} samples: it does not compute what was "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,12 @@ def missed(found: Tensor, wanted: Tensor) -> float:
     found, wanted = found.detach().double(), wanted.detach().double()
     same = (found == wanted) | (found.isnan() & wanted.isnan()) | (_is_endless(found) & _is_endless(wanted))
     return float((found - wanted).masked_fill(same, 0.0).square().sum())
+
+
+def mean_share(parts: Iterable[tuple[float, float]]) -> float:
+    """Return the mean of shares, each given as a part and its whole; of nothing there is none."""
+    shares = [part / whole for part, whole in parts if whole]
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 def bounded(x: Tensor) -> Tensor:

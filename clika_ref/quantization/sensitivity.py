@@ -15,7 +15,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.bias_correction import correction
 from clika_ref.quantization.calibration import sample_count
-from clika_ref.quantization.energy import bounded, energy
+from clika_ref.quantization.energy import bounded, energy, mean_share
 from clika_ref.quantization.observers import Range, quantization_error
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan, attributes_of, axis_of, integers_of
@@ -234,8 +234,7 @@ def too_sensitive(sensitivity: float, limit: float) -> str:
     if sensitivity >= UNKNOWN:
         return (
             "it cannot be weighed: what leads from it to the outputs has no slope, as an argmax or a comparison, or an "
-            "infinite one, as a root at 0; "
-            "automatic_skip_quantization=False quantizes it all the same"
+            "infinite one, as a root at 0; automatic_skip_quantization=False quantizes it all the same"
         )
     return f"too sensitive: {sensitivity:.2g} is above quantization_sensitivity_threshold={limit:g}"
 
@@ -248,7 +247,7 @@ def varying_share(*batches: Sequence[Tensor]) -> float:
     Args:
         batches: the outputs of each, whose samples lie along side 0; further ones count where their sides agree.
     """
-    shares: list[float] = []
+    parts: list[tuple[float, float]] = []
     for outputs in zip(*batches, strict=True):
         first = bounded(outputs[0].detach())
         alike = [bounded(o.detach()) for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
@@ -256,9 +255,8 @@ def varying_share(*batches: Sequence[Tensor]) -> float:
         whole, varying = energy(samples), 0.0
         if alike and len(samples) > 1:  # a mean of few samples takes its share of what varies
             varying = energy(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
-        if whole:
-            shares.append(min(varying / whole, 1.0))
-    return sum(shares) / len(shares) if shares else 0.0
+        parts.append((min(varying, whole), whole))
+    return mean_share(parts)
 
 
 def _has_samples(error: Tensor, inputs: Sequence[Tensor]) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
-from clika_ref.quantization.energy import energy, missed
+from clika_ref.quantization.energy import energy, mean_share, missed
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 
 
@@ -36,5 +36,4 @@ class Trial:
         twin = self.graph.clone()
         quantize_graph(twin, plan, self.operators)
         found = [o for o in interpret(twin, self.inputs)[0] if o.is_floating_point()]
-        shares = [missed(q, f) / whole for q, f in zip(found, self.outputs, strict=True) if (whole := energy(f))]
-        return sum(shares) / len(shares) if shares else 0.0
+        return mean_share((missed(q, f), energy(f)) for q, f in zip(found, self.outputs, strict=True))

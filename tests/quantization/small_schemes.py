@@ -1,4 +1,6 @@
-"""What tests of quantization share: the scheme of a target that runs two kinds of layers in integers."""
+"""What tests of quantization share: the scheme of a target that runs two kinds of layers in integers, and a model."""
+
+from torch import nn
 
 from clika_ref.core.registry import load_registry
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
@@ -16,3 +18,14 @@ def scheme_with(weights):
         absorbed={"relu": {}},
         integer_bias=frozenset({"conv2d", "linear"}),
     )
+
+
+class BesideLarge(nn.Module):
+    """A model with a second output that is far larger, and to which no layer leads."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x), x * 1e6

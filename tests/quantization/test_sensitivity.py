@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_schemes import OPERATORS, scheme_with
+from small_schemes import OPERATORS, BesideLarge, scheme_with
 from torch import nn
 
 from clika_ref import clika_compile
@@ -191,17 +191,8 @@ def test_an_infinite_slope_makes_no_sensitivity_that_is_not_a_number():
     assert next(iter(found.of.values())) > 0
 
 
-class Outputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.two(torch.tanh(self.one(x))), x * 1e6
-
-
 def test_a_large_output_does_not_hide_what_a_layer_does_to_a_small_one():
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-    graph, placement, plan = made(Outputs, x)
+    graph, placement, plan = made(lambda: BesideLarge(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))), x)
     found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=16)
     assert min(found.of.values()) > 1e-6

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_schemes import OPERATORS, scheme_with
+from small_schemes import OPERATORS, BesideLarge, scheme_with
 from torch import nn
 
 from clika_ref import QuantizationSettings, clika_compile
@@ -53,23 +53,14 @@ def test_the_error_of_a_plan_is_that_of_the_graph_which_it_makes():
     assert trial.error(Plan(SCHEME)) == 0
 
 
-class TwoHeads(nn.Module):
-    """Two outputs, of which one is far larger and hardly moves."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.small = nn.Linear(16, 32), nn.Linear(32, 8)
-
-    def forward(self, x):
-        return self.small(torch.relu(self.body(x))), x * 1e6
-
-
 def test_a_large_output_does_not_hide_what_becomes_of_a_small_one():
-    calibration = calibrated(TwoHeads())
+    calibration = calibrated(BesideLarge(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))))
     plan, x = quantized(calibration).plan, calibration.reservoir.batches[1]
     both = Trial(calibration.graph, OPERATORS, x).error(plan)
-    alone = Trial(calibration.graph.clone(calibration.graph.outputs[:1]), OPERATORS, x).error(plan)
+    parts = ([output] for output in calibration.graph.outputs)
+    alone, other = (Trial(calibration.graph.clone(part), OPERATORS, x).error(plan) for part in parts)
     assert both >= alone / 2 > 0
+    assert both == pytest.approx((alone + other) / 2)
 
 
 def test_each_value_has_the_observer_that_moves_the_outputs_less(monkeypatch):

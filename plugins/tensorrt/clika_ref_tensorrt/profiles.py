@@ -10,7 +10,8 @@ from typing import Any
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph
-from clika_ref.core.symbols import evaluate, resolve
+from clika_ref.core.symbols import evaluate
+from clika_ref.input_checks import is_met
 
 SEPARATORS = frozenset(",:")
 """What ``trtexec`` puts between inputs and their sizes."""
@@ -80,8 +81,8 @@ def _refuse_odd_shapes(graph: Graph, chosen: Any) -> None:
 def _refuse_guarded(graph: Graph, sizes: Mapping[str, int]) -> None:
     """Refuse sizes that the graph was not traced for."""
     for guard in graph.guards:
-        if not resolve(guard.relation, dict(sizes)):
-            msg = f"shapes: {dict(sizes)} contradict {guard}, for which the model was traced; choose others"
+        if not is_met(guard, sizes):
+            msg = f"shapes: {sizes} contradict {guard}, for which the model was traced; choose others"
             raise TargetError(msg)
 
 

@@ -3,10 +3,13 @@
 import os
 import subprocess
 from functools import partial
+from pathlib import Path
 
 import onnx
 import pytest
+import sympy
 import torch
+from clika_ref_tensorrt.profiles import command
 from clika_ref_tensorrt.rules import violations
 from torch import nn
 from torch.nn import functional as F
@@ -18,7 +21,10 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.core.errors import TargetError
+from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
+from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.types import TensorType
 
 
 class Net(nn.Module):
@@ -103,15 +109,21 @@ def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
         def forward(self, x):
             return x + 1 if x.shape[0] % 2 == 0 else x - 1
 
-    module = clika_compile(
-        Even(),
-        tracing_inputs=[torch.ones(2, 8), torch.ones(6, 8)],
-        deployment_settings=DeploymentSettings_TensorRT_ONNX(shapes={"x_0": (3, 5, 7)}),
-    )
+    module = clika_compile(Even(), tracing_inputs=[torch.ones(2, 8), torch.ones(6, 8)])
     (side,) = module.graph.symbols
-    module.clika_configure(DeploymentSettings_TensorRT_ONNX(shapes={side: (3, 5, 7)}), module._clika_options)
+    deployment = DeploymentSettings_TensorRT_ONNX(shapes={side: (3, 5, 7)})
     with pytest.raises(TargetError, match=r"shapes: \{.*: 3\} contradict .*, for which the model was traced"):
-        module.clika_export(tmp_path / "net.onnx")
+        module.clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
+
+
+def test_sizes_at_which_a_guard_has_no_value_are_refused():
+    graph = Graph("divided")
+    n = named("n")
+    graph.add_output(graph.add_input(TensorType(torch.float32, (n,)), "x"))
+    graph.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
+    graph.guards = [Guard(sympy.Eq(sympy.Mod(8, n), 0), "model.py:1")]
+    with pytest.raises(TargetError, match=r"shapes: \{'n': 0\} contradict .*, for which the model was traced"):
+        command(graph, Path("net.onnx"), [], {"n": (0, 4, 8)})
 
 
 def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):
