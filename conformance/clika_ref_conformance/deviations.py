@@ -37,7 +37,6 @@ from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.profiles import ALL_DTYPES, Profile
-from clika_ref_conformance.record import Result
 
 FILE = "deviations.toml"
 
@@ -118,9 +117,9 @@ class ExpectedFailure:
     check: str = "*"
     targets: tuple[str, ...] = ()
 
-    def concerns(self, result: Result) -> bool:
-        """Whether a result is one that is expected to fail."""
-        return self.is_of(result.task) and fnmatchcase(result.name, self.check)
+    def concerns(self, task: Task, check: str) -> bool:
+        """Whether a check of a task, by its name, is one that is expected to fail."""
+        return self.is_of(task) and fnmatchcase(check, self.check)
 
     def is_of(self, task: Task) -> bool:
         """Whether a task is one of which some check is expected to fail."""

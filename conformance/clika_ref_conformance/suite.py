@@ -14,7 +14,7 @@ from clika_ref.core.targets import Target
 from clika_ref.exporting.export import lower
 from clika_ref.exporting.interface import name_interface
 from clika_ref_conformance.cases import Case, Check, Task
-from clika_ref_conformance.deviations import Deviation
+from clika_ref_conformance.deviations import Deviation, ExpectedFailure
 from clika_ref_conformance.profiles import Profile
 
 
@@ -31,6 +31,8 @@ class Suite:
     """Words of which a task must contain one (``-k``); all tasks where empty."""
     deviations: Sequence[Deviation] = field(default=())
     """What the target declares to do otherwise than eager."""
+    xfails: Sequence[ExpectedFailure] = field(default=())
+    """What it declares to fail."""
     setup: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What another process makes this suite from, as JSON; empty where it was made by hand."""
 

@@ -27,7 +27,7 @@ def with_expected_failures(
     changed = list(results)
     ran = {result.task for result in results} - {result.task for result in results if result.is_given_up}
     for entry, scope in scopes.items():
-        mine = [i for i, r in enumerate(results) if entry.concerns(r)]
+        mine = [i for i, r in enumerate(results) if entry.concerns(r.task, r.name)]
         failed = [i for i in mine if results[i].verdict.is_failure]
         passed = [i for i in mine if results[i].verdict in (Verdict.PASS, Verdict.DEVIATION)]
         for i in failed:
@@ -84,7 +84,7 @@ def problems_of(record: RunRecord, declarations: Declarations, profile: Profile,
         f"{entry} concerns nothing in the plan: correct its patterns, or remove it"
         for entry in declarations.xfails
         if (is_full and entry.is_reachable(profile)) or any(map(entry.is_of, ran))
-        if not any(map(entry.concerns, record.results))
+        if not any(entry.concerns(r.task, r.name) for r in record.results)
     ]
     for entry in (*declarations.deviations, *declarations.xfails):
         if is_expired(entry.expires):

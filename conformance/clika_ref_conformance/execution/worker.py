@@ -14,7 +14,6 @@ import os
 import resource
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +23,11 @@ import torch
 
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Check, Outcome, Task
-from clika_ref_conformance.deviations import declared_deviations
+from clika_ref_conformance.deviations import declarations_of
 from clika_ref_conformance.execution.blaming import blamed, heed_no_keyboard
 from clika_ref_conformance.execution.checking import planned, run_check
 from clika_ref_conformance.execution.environment import environment_of
+from clika_ref_conformance.execution.kinds import FailuresOfTask
 from clika_ref_conformance.execution.messages import Setup, result_to_json, task_of_json
 from clika_ref_conformance.record import Result
 from clika_ref_conformance.reproducing.reproducers import write_reproducer
@@ -86,10 +86,10 @@ def make_suite(setup: Setup) -> Suite:
     registry = load_registry()
     target = load_target(setup.target, registry)
     folder = Path(tempfile.mkdtemp(dir=setup.folder))
-    deviations = declared_deviations(target, registry, setup.target)
+    declared = declarations_of(target, registry, setup.target)
     trusts_eager = setup.profile.trusts_eager and not isinstance(target, Identity)  # eager is what is on trial there
     profile = replace(setup.profile, trusts_eager=trusts_eager)
-    suite = Suite(registry, target, profile, folder, deviations=deviations, setup=setup.as_json())
+    suite = Suite(registry, target, profile, folder, (), declared.deviations, declared.xfails, setup.as_json())
     if setup.arrange:
         place, _, name = setup.arrange.partition(":")
         suite = getattr(importlib.import_module(place), name)(suite, setup.argument)
@@ -125,22 +125,22 @@ class Worker:
         left = [check for check in checks if check.name not in done]
         started = [*(check.name for check in left), None]
         self.say("plan", [[check.name for check in checks], started[0]])
-        detailed = set(map(Verdict, done.values()))
-        failures = Counter(v for v in map(Verdict, done.values()) if v.is_failure)
+        failures = FailuresOfTask(task, self.suite.xfails, {name: Verdict(text) for name, text in done.items()})
         for check, following in zip(left, started[1:], strict=True):
             outcome = self._enough(check, failures) or run_check(check)
-            failures[outcome.verdict] += outcome.verdict.is_failure
+            is_news = failures.add(check.name, outcome.verdict)
             is_full = outcome.verdict is Verdict.MEMORY
-            self.say("result", [result_to_json(self._result(task, outcome, detailed)), None if is_full else following])
+            result = self._result(task, outcome, is_reproduced=is_news)
+            self.say("result", [result_to_json(result), None if is_full else following])
             if is_full:
                 self.say("full")
                 return
         self.say("done", self._settle())
 
-    def _enough(self, check: Check, failures: Counter[Verdict]) -> Outcome | None:
+    def _enough(self, check: Check, failures: FailuresOfTask) -> Outcome | None:
         """Return why a check is not run, where its task has failed often enough."""
         most = self.setup.profile.most_failures
-        verdict, count = max(failures.items(), key=lambda item: item[1], default=(Verdict.PASS, 0))
+        verdict, count = failures.most(check.name)
         if not most or count < most:
             return None
         return Outcome(check.name, not_run(Reason.ENOUGH_FAILURES, f"after {count} failures of one kind, {verdict}"))
@@ -156,11 +156,10 @@ class Worker:
             resident = _resident_bytes()
         return resident
 
-    def _result(self, task: Task, outcome: Outcome, detailed: set[Verdict]) -> Result:
-        """Write a reproducer for the first failure of each verdict: hundreds of one fault would tell no more."""
+    def _result(self, task: Task, outcome: Outcome, *, is_reproduced: bool) -> Result:
+        """Return what becomes of an outcome, with a reproducer where one is wanted and there is a folder for it."""
         path = ""
-        if self.setup.out and outcome.verdict.is_failure and outcome.verdict not in detailed:
-            detailed.add(outcome.verdict)
+        if self.setup.out and is_reproduced:
             try:
                 path = write_reproducer(outcome, task, self.suite, self.setup.target, Path(self.setup.out))
             except blamed() as error:  # a failure is reported even where it cannot be written down

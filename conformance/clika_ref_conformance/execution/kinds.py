@@ -1,0 +1,40 @@
+"""Kinds of failures of a task: by their verdicts, and by the expected failures that cover the checks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.deviations import ExpectedFailure
+from clika_ref_conformance.verdicts import Verdict
+
+Kind = tuple[Verdict, tuple[ExpectedFailure, ...]]
+"""A verdict, and the expected failures that cover the check; none where its failure would be news."""
+
+
+class FailuresOfTask:
+    """Counts the failures of a task by kind: those that are expected say nothing of the checks that should pass."""
+
+    def __init__(self, task: Task, xfails: Sequence[ExpectedFailure], done: Mapping[str, Verdict]) -> None:
+        """Begin with the verdicts of checks that other processes have run."""
+        self.task = task
+        self.xfails = tuple(entry for entry in xfails if entry.is_of(task))
+        self.counts: Counter[Kind] = Counter()
+        for check, verdict in done.items():
+            self.add(check, verdict)
+
+    def add(self, check: str, verdict: Verdict) -> bool:
+        """Count the verdict of a check, and return whether it is the first failure of its kind."""
+        kind = verdict, self._covering(check)
+        self.counts[kind] += verdict.is_failure
+        return self.counts[kind] == 1 and verdict.is_failure
+
+    def most(self, check: str) -> tuple[Verdict, int]:
+        """Return the most frequent kind of failure of those that tell what a check will do, and how often it was."""
+        telling = {(), self._covering(check)}
+        told = [(verdict, count) for (verdict, covering), count in self.counts.items() if covering in telling]
+        return max(told, key=lambda item: item[1], default=(Verdict.PASS, 0))
+
+    def _covering(self, check: str) -> tuple[ExpectedFailure, ...]:
+        return tuple(entry for entry in self.xfails if entry.concerns(self.task, check))

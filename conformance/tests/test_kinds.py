@@ -1,0 +1,50 @@
+"""Kinds of failures: what is expected to fail does not end a task for the checks that are not."""
+
+from dataclasses import replace
+
+import pytest
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.deviations import ExpectedFailure
+from clika_ref_conformance.execution.kinds import FailuresOfTask
+from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, plan_run
+from clika_ref_conformance.verdicts import Verdict
+
+TASK = Task("odd", "fails-always")
+ENTRY = ExpectedFailure("odd/*", "a reason", "a link", "2999-01-01", check="check-[01]")
+
+EXPECTED = """
+[[xfail]]
+task = "odd/fails-always"
+check = "check-[01]"
+reason = "they fail"
+link = "none: made up"
+expires = "2999-01-01"
+"""
+
+
+def test_failures_count_for_the_checks_of_which_they_tell():
+    failures = FailuresOfTask(TASK, [ENTRY], {"check-0": Verdict.VALUE})
+    assert not failures.add("check-1", Verdict.VALUE), "the first was in another process"
+    assert failures.add("check-2", Verdict.VALUE), "the first that was not expected"
+    assert not failures.add("check-3", Verdict.PASS)
+    assert failures.most("check-1") == (Verdict.VALUE, 2)
+    assert failures.most("check-2") == (Verdict.VALUE, 1)
+    assert not failures.add("check-3", Verdict.VALUE)
+    assert not failures.add("check-4", Verdict.VALUE)
+    assert failures.most("check-1") == (Verdict.VALUE, 3), "a task that fails otherwise is not gone on with"
+    assert FailuresOfTask(TASK, [replace(ENTRY, task="other/*")], {"check-0": Verdict.VALUE}).most("check-2")[1] == 1
+
+
+@pytest.mark.parametrize("declared", ["", EXPECTED])
+def test_after_expected_failures_the_other_checks_of_the_task_are_run(declared, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = "with_expected" if declared else "without_expected"
+    text = "from clika_ref_conformance.targets.identity import Identity\nTARGET = Identity()\n"
+    (tmp_path / f"{module}.py").write_text(text)
+    (tmp_path / "deviations.toml").write_text(declared)
+    profile = replace(chosen_profile("quick"), most_failures=2)
+    request = RunRequest(f"{module}:TARGET", profile, ("fails-always",), workers=1, catalogue={"odd": "odd_level"})
+    record = execute(plan_run(request))
+    first, last = (Verdict.XFAIL, Verdict.VALUE) if declared else (Verdict.VALUE, Verdict.NOT_RUN)
+    assert [r.verdict for r in record.results] == [first] * 2 + [last] * 2
+    assert record.exit_code == 1
