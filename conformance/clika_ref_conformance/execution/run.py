@@ -34,6 +34,7 @@ from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.targets.trying import try_target
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 RECYCLE_CHECKS = 20_000
@@ -107,6 +108,7 @@ def plan_run(request: RunRequest) -> Plan:
     Raises:
         ClikaError: there is no such target, level or subject, or the target's declarations make no sense.
     """
+    try_target(request.target)
     registry = load_registry()
     target = load_target(request.target, registry)
     declarations = declarations_of(target, registry, request.target)

@@ -19,6 +19,7 @@ from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.seeding import Mutant
 from clika_ref_conformance.record import Result
 from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.targets.trying import try_target
 from clika_ref_conformance.verdicts import Verdict
 
 LEVELS = {module.LEVEL: module.__name__ for module in (trials, replays)}
@@ -143,6 +144,7 @@ def kill(
     Raises:
         ClikaError: there is no such target or profile, or no worker can start.
     """
+    try_target(target)
     load_target(target, load_registry())
     found: list[Trial] = []
     with folder_for() as folder:

@@ -1,0 +1,80 @@
+"""A target of the user's is loaded in a process of its own first, as what it does there may end the process.
+
+As a module it is that process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import subprocess
+import sys
+import tempfile
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.registry import load_registry
+from clika_ref_conformance.targets.loading import load_target
+
+ANSWERED = 64
+"""The status of a trial that came to its end, whether the target was loaded or refused; others are its own doing."""
+
+TRIAL_SECONDS = 120.0
+"""Importing torch and a runtime takes 3 s, or tens of them on a busy machine."""
+
+TAIL = 30
+"""Lines that an error quotes of what the process wrote; a traceback of `faulthandler` takes about so many."""
+
+
+def try_target(text: str) -> None:
+    """Load ``package.module:TARGET`` in another process; `load_target` may follow in this one, and refuse it there.
+
+    Installed targets are not tried: it takes 3 s, and they are in use.
+
+    Raises:
+        TargetError: the process did not come to its end, or not in time.
+    """
+    if ":" not in text:
+        return
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    command = [sys.executable, "-m", __name__, text]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as words:
+        try:
+            found = subprocess.run(  # noqa: S603 - this file
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                env=environment,
+                timeout=TRIAL_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            ending = f"did not end within {TRIAL_SECONDS:g} s"
+        else:
+            if found.returncode == ANSWERED:
+                return
+            status = found.returncode
+            ending = f"ended its process, with {'signal' if status < 0 else 'status'} {abs(status)}"
+        words.seek(0)
+        written = words.read().splitlines()[-TAIL:]
+    quoted = "\n".join(["; it had written:", *written]) if written else ""
+    msg = (
+        f"loading {text} {ending}: importing its module, making it, and asking for its missing(), passes() "
+        f"and attributes must come back; correct the target{quoted}"
+    )
+    raise TargetError(msg)
+
+
+def main() -> None:
+    """Load the target of the command line; what `load_target` refuses it refuses again in the process of the run."""
+    faulthandler.enable()
+    try:
+        load_target(sys.argv[1], load_registry())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ANSWERED)
+
+
+if __name__ == "__main__":
+    main()

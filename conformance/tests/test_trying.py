@@ -1,0 +1,64 @@
+"""A target is tried in another process: one that ends it is refused, rather than ending the run as if all were fine."""
+
+import pytest
+from clika_ref_conformance.execution.run import RunRequest, plan_run
+from clika_ref_conformance.mutants.killing import kill
+from clika_ref_conformance.targets import trying
+from clika_ref_conformance.targets.trying import try_target
+
+from clika_ref.core.errors import TargetError
+
+TARGETS = """
+import os, signal, time
+from clika_ref_conformance.targets.identity import Identity
+class Missing(Identity):
+    def missing(self): os._exit(0)
+class Passes(Identity):
+    def passes(self):
+        print("no device", flush=True)
+        os._exit(3)
+class Crashing(Identity):
+    def missing(self): os.kill(os.getpid(), signal.SIGSEGV)
+class Hanging(Identity):
+    def missing(self): time.sleep(1000)
+class Refused(Identity):
+    def missing(self): return "install it"
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "ending_targets.py").write_text(TARGETS)
+    (tmp_path / "ending.py").write_text("import os\nos._exit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ending:TARGET", r"loading ending:TARGET ended its process, with status 0: importing its module, making it"),
+        ("ending_targets:Missing", r"Missing ended its process, with status 0: .* must come back; correct the target$"),
+        ("ending_targets:Passes", r"with status 3: .*; correct the target; it had written:\nno device$"),
+        ("ending_targets:Crashing", r"(?s)with signal 11: .*Fatal Python error: Segmentation fault.* in missing\n"),
+    ],
+)
+def test_a_target_that_ends_the_process_is_refused_before_a_run(module, text, message):
+    with pytest.raises(TargetError, match=message):
+        plan_run(RunRequest(text))
+
+
+def test_a_target_that_ends_the_process_is_refused_before_mutants_are_tried(module):
+    with pytest.raises(TargetError, match="ended its process"):
+        kill([], target="ending:TARGET")
+
+
+def test_a_target_that_does_not_come_back_is_refused(module, monkeypatch):
+    monkeypatch.setattr(trying, "TRIAL_SECONDS", 0.1)
+    with pytest.raises(TargetError, match=r"ending_targets:Hanging did not end within 0\.1 s: importing"):
+        try_target("ending_targets:Hanging")
+
+
+def test_what_is_refused_in_words_is_refused_by_the_run(module):
+    try_target("ending_targets:Refused")
+    with pytest.raises(TargetError, match="the target identity cannot be used here: install it"):
+        plan_run(RunRequest("ending_targets:Refused"))
