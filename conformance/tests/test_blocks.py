@@ -88,6 +88,7 @@ def test_a_graph_that_is_not_the_module_is_found(tmp_path):
     found = trial.captured()
     assert found.verdict is Verdict.VALUE
     assert found.run == "batch-3-0"
+    assert found.case is None, "what is replayed is the check: no target has failed"
 
 
 def test_the_choices_of_a_block_that_a_target_refuses_are_not_counted(tmp_path):

@@ -16,6 +16,8 @@ from clika_ref_conformance.drawing.quantized.ranges import SHAPE, Grid, elements
 from clika_ref_conformance.drawing.quantized.stored_weights import STORED_WEIGHTS
 from clika_ref_conformance.levels import quantization
 from clika_ref_conformance.profiles import Profile
+from clika_ref_conformance.reporting.replaying import replay
+from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
@@ -151,10 +153,33 @@ def test_a_faulty_reference_is_told_in_integers(registry, tmp_path, monkeypatch)
         "reference",
         lambda x, scale, zero_point, *, dtype, quant_min, quant_max, axis: torch.zeros(x.shape, dtype=dtype),
     )
-    found = outcomes("quantize+dequantize", suite_of(registry, Identity(), tmp_path))
-    wrong = [o for o in found if o.verdict is Verdict.CONTRACT]
+    suite = suite_of(registry, Identity(), tmp_path)
+    wrong = [o for o in outcomes("quantize+dequantize", suite) if o.verdict is Verdict.CONTRACT]
     assert wrong
     assert "the eager reference is wrong" in wrong[0].comparison.message
+    again = replayed(wrong[0], "quantize+dequantize", suite)
+    assert again.comparison.message == wrong[0].comparison.message
+
+
+def test_what_only_integers_show_is_replayed_in_integers(registry, tmp_path, monkeypatch):
+    suite = suite_of(registry, Identity(), tmp_path)
+    monkeypatch.setattr(quantization, "_verify_integers", tells_of_the_target())
+    found = outcomes("layers", suite)[0]
+    assert (found.verdict, found.comparison.message) == (Verdict.VALUE, "the target")
+    monkeypatch.setattr(quantization, "_verify_integers", tells_of_the_target())
+    again = replayed(found, "layers", suite)
+    assert (again.verdict, again.comparison.message) == (Verdict.VALUE, "the target")
+
+
+def tells_of_the_target():
+    """Eager is verified first, on all inputs, and then the target."""
+    seen = set()
+    return lambda _name, _expected, run, _outputs: "the target" if run.name in seen else seen.add(run.name)
+
+
+def replayed(outcome, subject, suite):
+    path = write_reproducer(outcome, Task("quantization", subject), suite, "identity", suite.folder)
+    return replay(suite.folder / path, suite.registry)
 
 
 @pytest.mark.parametrize("name", ["linear per channel", "conv_transpose2d per channel"])

@@ -85,12 +85,15 @@ class Trial:
         return Case(self.name, self.graph, runs, {"nodes": len(self.graph)}, passes=True)
 
     def captured(self) -> Outcome:
-        """Hold the module itself against its graph: what was captured must be what it computes."""
+        """Hold the module itself against its graph: what was captured must be what it computes.
+
+        A failure has no case: to replay one is to hold the target against the graph, which is not what failed.
+        """
         every: list[tuple[str, Comparison]] = []
         for run in self.case.runs:
             found = Reference(self.graph, run.inputs).judge(_results(self.module, run.inputs))
             if found.verdict.is_failure:
-                return Outcome("captured", found, run.name, self.case)
+                return Outcome("captured", found, run.name)
             every.append((run.name, found))
         name, worst = most_telling(every)
         return Outcome("captured", worst, name, self.case)
