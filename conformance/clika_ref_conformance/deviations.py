@@ -115,20 +115,16 @@ class ExpectedFailure:
     link: str
     expires: str
     check: str = "*"
+    """A pattern of checks, in which numbers that count what is drawn stand for any number."""
     targets: tuple[str, ...] = ()
 
     def concerns(self, task: Task, check: str) -> bool:
         """Whether a check of a task, by its name, is one that is expected to fail."""
-        return self.is_of(task) and fnmatchcase(check, self.check)
+        return self.is_of(task) and _is_like(check, self.check)
 
     def is_of(self, task: Task) -> bool:
         """Whether a task is one of which some check is expected to fail."""
-        return fnmatchcase(str(task), self.task)
-
-    def is_reachable(self, profile: Profile) -> bool:
-        """Whether a profile plans tasks of the dtype that it names, if it names one."""
-        dtype = self.task.rpartition("/")[2]
-        return dtype not in ALL_DTYPES or dtype in profile.dtypes
+        return _is_like(str(task), self.task)
 
     def __str__(self) -> str:
         return f"xfail {self.task} {self.check}"
@@ -237,9 +233,10 @@ class _Reader:
             return None
         required = [n for n in ("id", "operators", "task", "reason", "link", "expires") if n in known]
         lacking = [name for name in required if not table.get(name)]
-        wrong = [name for name, value in table.items() if not _fits(str(known[name].type), value)]
+        forms = {name: _form_of(str(known[name].type)) for name in table}
+        wrong = [name for name, value in table.items() if not _is_of_form(forms[name], value)]
         self.problems += [f"{what}: {name} is missing" for name in lacking]
-        self.problems += [f"{what}: {name} = {table[name]!r} must be {known[name].type}" for name in wrong]
+        self.problems += [f"{what}: {name} = {table[name]!r} must be {forms[name]}" for name in wrong]
         if lacking or wrong:
             return None
         entry = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in table.items()})
@@ -315,12 +312,25 @@ def is_expired(text: str, today: dt.date | None = None) -> bool:
         return False
 
 
-def _fits(annotation: str, value: Any) -> bool:
-    if annotation.startswith("tuple"):
+COUNTER = re.compile(r"(?<=[a-z*?])-\d+\b")
+"""Where a name counts what was drawn (``drawn-17``): no operator, ``conv2d``, and no number of a format, ``int4-7``."""
+
+
+def _is_like(name: str, pattern: str) -> bool:
+    """Whether a name matches a pattern as it is, or with every counter taken for the same: seeds count other draws."""
+    return fnmatchcase(name, pattern) or fnmatchcase(COUNTER.sub("-#", name), COUNTER.sub("-#", pattern))
+
+
+def _form_of(annotation: str) -> str:
+    """Return what TOML calls the values of a field."""
+    forms = {"tuple": "an array of strings", "Mapping": "a table", "bool": "true or false", "str": "a string"}
+    return next(form for start, form in forms.items() if annotation.startswith(start))
+
+
+def _is_of_form(form: str, value: Any) -> bool:
+    if form == "an array of strings":
         return isinstance(value, list) and all(isinstance(v, str) for v in value)
-    if annotation.startswith("Mapping"):
-        return isinstance(value, dict)
-    return isinstance(value, bool if annotation.startswith("bool") else str)
+    return isinstance(value, {"a table": dict, "true or false": bool, "a string": str}[form])
 
 
 def _same(actual: Any, stated: Any) -> bool:

@@ -11,6 +11,7 @@ from clika_ref_conformance.cases import Case, Run, Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, declarations_of, is_expired
 from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
 from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.checking import BROKEN_PLAN
 from clika_ref_conformance.execution.levels import LEVELS, scopes_of
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
@@ -193,12 +194,16 @@ def test_the_file_is_read(tmp_path):
         ('replace = { nan = "0" }', 'replace = { nan = "0" }\nerror = "x"', "it has replace and error"),
         ('{ nan = "0" }', '{ NaN = "0" }', r"'NaN' is no kind of element; kinds are nan, inf"),
         ('{ nan = "0" }', '{ nan = "zero" }', r"an element cannot become 'zero'; it can nan, inf"),
-        ('runs = ["nan-*"]', 'runs = "nan-*"', r"relu-nan: runs = 'nan-\*' must be tuple"),
+        ('runs = ["nan-*"]', 'runs = "nan-*"', r"relu-nan: runs = 'nan-\*' must be an array of strings$"),
+        ('runs = ["nan-*"]', "runs = [1]", r"relu-nan: runs = \[1\] must be an array of strings$"),
+        ('{ nan = "0" }', '"nan"', r"relu-nan: replace = 'nan' must be a table$"),
+        ('runs = ["nan-*"]', 'dynamic = "no"', r"relu-nan: dynamic = 'no' must be true or false$"),
+        ('task = "operators/sort/*"', 'task = ["a"]', r"\['a'\]: task = \['a'\] must be a string$"),
         ('runs = ["nan-*"]', 'run = ["nan-*"]', r"relu-nan: there is no 'run'; did you mean runs"),
         ('link = "https://example.org/1"', "", r"relu-nan: link is missing"),
         ('"2999-01-01"\n\n[[dev', '"soon"\n\n[[dev', r"relu-nan: expires = 'soon' is neither a date"),
         ('id = "of-another"', 'id = "relu-nan"', r"relu-nan: the id is used twice"),
-        ('id = "of-another"', 'id = ["relu-nan"]', r"id = \['relu-nan'\] must be str"),
+        ('id = "of-another"', 'id = ["relu-nan"]', r"id = \['relu-nan'\] must be a string$"),
         ('error = "x"', 'error = "("', r"of-another: error = '\(' is no regular expression"),
         ('error = "x"', 'replica = "module.function"', r"replica = 'module\.function' is not of the form"),
         ('error = "x"', 'replica = "nowhere:sevens"', r"of-another: replica = 'nowhere:sevens' cannot be imported"),
@@ -231,13 +236,21 @@ def test_a_file_that_is_stated_must_be_there(tmp_path):
         declarations_of(Odd(deviations=str(tmp_path / "nowhere.toml")), REGISTRY)
 
 
-def test_an_expected_failure_of_a_task_that_no_level_holds_is_refused_before_a_part_of_the_plan_too(tmp_path):
+def test_an_expected_failure_of_a_task_that_no_profile_holds_is_refused_and_one_of_another_profile_is_known(tmp_path):
     suite = suite_for(tmp_path, "")
     entries = [xfail(task="operators/relu66/float32"), xfail(task="nothing/*"), xfail(task="operators/relu/*")]
-    said = r"names no task of any level: 'operators/relu66/float32' \(did you mean '\S+'\?\), 'nothing/\*'$"
+    said = r"names no task of any level and profile: 'operators/relu66/float32' \(did you mean '\S+'\?\), 'nothing/\*'$"
     with pytest.raises(TargetError, match=said):
         scopes_of(entries, suite, LEVELS)
-    scopes_of([*entries[2:], xfail(task="operators/*/float16")], suite, LEVELS)
+    relu, half, late = *entries[2:], xfail(task="operators/abs/float16"), xfail(task="graphs/graphs-399")
+    scopes = scopes_of([relu, half, late], suite, LEVELS)  # quick has neither float16 nor so many graphs
+    assert {task.dtype for task in scopes[relu]} > {"float32", "float16"}
+    assert scopes[half] == {Task("operators", "abs", "float16")}
+    assert Task("graphs", "graphs-399") in scopes[late]
+
+
+def test_without_expected_failures_no_tasks_are_looked_for(tmp_path):
+    assert scopes_of([], suite_for(tmp_path, ""), {"nothing": "there.is.no.such.module"}) == {}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -324,18 +337,48 @@ def test_expected_failures_fail_and_tell_when_they_pass():
     assert gone.verdict is Verdict.XPASS
     assert "expected to fail (it does, nowhere), and passes" in gone.comparison.message
     assert with_expected_failures([passed()], more) == [passed()]  # it may fail in what was not run
-    assert with_expected_failures([passed()], more, is_full=True) == [gone]
     assert with_expected_failures([failed], {xfail(check="first"): frozenset({TASK})}) == [failed]
-    assert problems(Declarations((), (xfail(task="passes/*"),)), passed(), is_full=True) == [
-        "xfail passes/* * concerns nothing in the plan: correct its patterns, or remove it"
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_an_expected_failure_concerns_nothing_where_its_task_is_done_and_has_no_such_check(is_full):
+    declared = Declarations((), (xfail(check="third"), xfail(task="passes/*"), xfail(task="operators/*/float16")))
+    assert problems(declared, passed(), is_full=is_full) == [  # the other tasks may be another profile's
+        "xfail operators/relu/* third concerns nothing in the plan: correct its patterns, or remove it"
     ]
-    half = Declarations((), (xfail(task="operators/*/float16"),))
-    assert problems(half, passed(), is_full=True) == []  # the profile has no float16
 
 
-def test_of_a_task_that_was_given_up_nothing_follows_for_an_expected_failure():
-    given_up = Result(TASK, "second", not_run(Reason.GIVEN_UP, "the run was interrupted"))
-    assert with_expected_failures([passed(), given_up], {xfail(): frozenset({TASK})}) == [passed(), given_up]
+@pytest.mark.parametrize(
+    "undone",
+    [
+        Result(TASK, "second", not_run(Reason.GIVEN_UP, "the run was interrupted")),
+        Result(TASK, BROKEN_PLAN, Comparison(Verdict.HANG, "while the task was planned")),
+    ],
+)
+def test_of_a_task_that_was_not_done_nothing_follows_for_an_expected_failure(undone):
+    entry = xfail(check="first")
+    assert with_expected_failures([passed(), undone], {entry: frozenset({TASK})}) == [passed(), undone]
+    assert problems(Declarations((), (xfail(check="third"),)), undone) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_meant"),
+    [
+        ("drawn-17", "drawn-03", True),
+        ("drawn-17", "drawn-117", True),
+        ("drawn-17", "cover-17", False),
+        ("*-17", "drawn-03", True),
+        ("cover-0[0-4]", "cover-03", True),
+        ("cover-0[0-4]", "cover-05", False),
+        ("graph-03, passes", "graph-11, passes", True),
+        ("graph-03", "graph-03, passes", False),
+        ("relu->conv2d", "relu->conv3d", False),
+        ("literal-x0-float", "literal-x1-float", False),
+        ("int4-7", "int4-16", False),
+    ],
+)
+def test_numbers_that_count_what_is_drawn_stand_for_any_number_and_others_for_themselves(pattern, name, is_meant):
+    assert xfail(check=pattern).concerns(passed(name)) is is_meant
 
 
 def test_the_declarations_that_come_with_the_project_make_sense():

@@ -9,23 +9,24 @@ from typing import Any
 
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired
+from clika_ref_conformance.execution.checking import BROKEN_PLAN
 from clika_ref_conformance.profiles import Profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import PROVING, Comparison, Verdict
 
 
 def with_expected_failures(
-    results: Sequence[Result], scopes: Mapping[ExpectedFailure, frozenset[Task]], *, is_full: bool = False
+    results: Sequence[Result], scopes: Mapping[ExpectedFailure, frozenset[Task]]
 ) -> list[Result]:
     """Return the results with those that were expected to fail as XFAIL, or as XPASS where none of an entry failed.
 
     Args:
         results: of a run.
-        scopes: what is expected, and which tasks it concerns: where some were not run, it may have failed in them.
-        is_full: whether all that there is was run.
+        scopes: what is expected, and which tasks it concerns: where some were not run, as their profile is another or
+            a part was asked for, it may fail in them.
     """
     changed = list(results)
-    ran = {result.task for result in results} - {result.task for result in results if result.is_given_up}
+    ran = _tasks_done(results)
     for entry, scope in scopes.items():
         mine = [i for i, r in enumerate(results) if entry.concerns(r.task, r.name)]
         failed = [i for i in mine if results[i].verdict.is_failure]
@@ -33,10 +34,16 @@ def with_expected_failures(
         for i in failed:
             message = f"expected ({entry.reason}, {entry.link}): {results[i].verdict}: {results[i].comparison.message}"
             changed[i] = _with(results[i], Verdict.XFAIL, message)
-        for i in passed if (is_full or scope <= ran) and not failed else ():
+        for i in passed if scope <= ran and not failed else ():
             message = f"expected to fail ({entry.reason}, {entry.link}), and passes: remove [[xfail]] {entry.task}"
             changed[i] = _with(results[i], Verdict.XPASS, message)
     return changed
+
+
+def _tasks_done(results: Sequence[Result]) -> set[Task]:
+    """Return the tasks that were planned and run to their end: of others nothing follows."""
+    undone = {r.task for r in results if r.is_given_up or r.name == BROKEN_PLAN}
+    return {r.task for r in results} - undone
 
 
 def _with(result: Result, verdict: Verdict, message: str) -> Result:
@@ -79,12 +86,11 @@ def problems_of(record: RunRecord, declarations: Declarations, profile: Profile,
             )
         if is_full and d.is_reachable(profile) and not account["watched"]:
             problems.append(f"the deviation {d.id} concerns nothing in the plan: correct its matcher, or remove it")
-    ran = {result.task for result in record.results}
+    done = _tasks_done(record.results)
     problems += [
         f"{entry} concerns nothing in the plan: correct its patterns, or remove it"
         for entry in declarations.xfails
-        if (is_full and entry.is_reachable(profile)) or any(map(entry.is_of, ran))
-        if not any(entry.concerns(r.task, r.name) for r in record.results)
+        if any(map(entry.is_of, done)) and not any(entry.concerns(r.task, r.name) for r in record.results)
     ]
     for entry in (*declarations.deviations, *declarations.xfails):
         if is_expired(entry.expires):

@@ -11,6 +11,7 @@ from typing import cast
 from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import ExpectedFailure
+from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Level, Suite
 
 LEVELS: Mapping[str, str] = {
@@ -72,25 +73,32 @@ def tasks_of(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
 
 
 Scopes = Mapping[ExpectedFailure, frozenset[Task]]
-"""Of each expected failure all tasks that it concerns, whatever part of them is run."""
+"""Of each expected failure all tasks that it concerns, in whichever profile and with whichever seed."""
 
 
 def scopes_of(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapping[str, str]) -> Scopes:
-    """Return which tasks expected failures concern; those that no level holds are refused, before a part of a plan too.
+    """Return which tasks expected failures concern; those that no profile holds are refused, whatever is run.
 
     Raises:
         TargetError: there are such; all of them are named.
     """
-    whole = replace(suite, profile=replace(suite.profile, share_of_artifacts=1.0))  # a seed leaves some out by chance
-    tasks = [task for module in catalogue.values() for task in level_at(module).tasks(whole)] if xfails else []
+    tasks = _tasks_of_any_profile(suite, catalogue) if xfails else []
     scopes = {entry: frozenset(filter(entry.is_of, tasks)) for entry in xfails}
-    strange = [entry.task for entry, mine in scopes.items() if not mine and entry.is_reachable(suite.profile)]
+    strange = [entry.task for entry, mine in scopes.items() if not mine]
     if strange:
         near = [difflib.get_close_matches(entry, [*map(str, tasks)], 1) for entry in strange]
         told = [f"{t!r}{f' (did you mean {n[0]!r}?)' if n else ''}" for t, n in zip(strange, near, strict=True)]
-        msg = f"[[xfail]] names no task of any level: {', '.join(told)}"
+        msg = f"[[xfail]] names no task of any level and profile: {', '.join(told)}"
         raise TargetError(msg)
     return scopes
+
+
+def _tasks_of_any_profile(suite: Suite, catalogue: Mapping[str, str]) -> list[Task]:
+    """Return the tasks of all profiles, 2 s of work; of artifacts all, which seeds leave out by chance."""
+    profiles = [replace(profile, share_of_artifacts=1.0) for profile in (suite.profile, *PROFILES.values())]
+    suites = [replace(suite, profile=profile) for profile in profiles]
+    levels = [level_at(module) for module in catalogue.values()]
+    return [*dict.fromkeys(task for level in levels for each in suites for task in level.tasks(each))]
 
 
 def _is_wanted(task: Task, words: Sequence[str]) -> bool:

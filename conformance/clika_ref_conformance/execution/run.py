@@ -19,6 +19,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, ExpectedFailure, declarations_of
 from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
+from clika_ref_conformance.execution.checking import BROKEN_PLAN
 from clika_ref_conformance.execution.endings import manner_of, verdict_of, was_ended_by_others, was_killed
 from clika_ref_conformance.execution.levels import LEVELS, Scopes, chosen_levels, scopes_of, tasks_of
 from clika_ref_conformance.execution.messages import Setup, result_of_json
@@ -340,8 +341,10 @@ class Execution:
         elif progress.plan is None and not progress.fruitless and not worker.overdue:
             progress.fruitless = 1  # it may have been killed from outside
         elif progress.plan is None:
-            progress.plan = ["plan"]
-            self._enter(progress, _result(progress.task, "plan", verdict, f"while the task was planned: {message}"))
+            progress.plan = [BROKEN_PLAN]
+            self._enter(
+                progress, _result(progress.task, BROKEN_PLAN, verdict, f"while the task was planned: {message}")
+            )
         else:
             progress.fruitless += 1
             if progress.fruitless >= FRUITLESS:
@@ -357,7 +360,7 @@ class Execution:
 
     def _give_up(self, progress: Progress, reason: str) -> None:
         if progress.plan is None:
-            progress.plan = ["plan"]
+            progress.plan = [BROKEN_PLAN]
         for name in progress.plan:
             if name not in progress.results:
                 self._enter(progress, Result(progress.task, name, not_run(Reason.GIVEN_UP, reason)))
@@ -371,7 +374,7 @@ class Execution:
         results += [r for p in every for name, r in p.results.items() if name not in (p.plan or ())]
         is_whole = set(self.plan.tasks) <= self.every.keys()  # pytest selects tasks itself
         is_full = self.plan.is_full and is_whole and not any(r.is_given_up for r in results)
-        results = with_expected_failures(results, self.plan.scopes, is_full=is_full)
+        results = with_expected_failures(results, self.plan.scopes)
         record = RunRecord(
             request.target,
             request.profile.name,

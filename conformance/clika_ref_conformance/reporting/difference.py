@@ -64,8 +64,10 @@ def difference(old: Report, new: Report) -> Difference:
     before, after = ({entry.task: entry for entry in report.tasks} for report in (old, new))
     shared = [(before[task], entry) for task, entry in after.items() if task in before]
     worse = [Change(b.task, text) for a, b in shared if (text := _worse(a, b, alike=alike))]
-    fixed = [Change(b.task, text) for a, b in shared if not _worse(a, b, alike=alike) and (text := _better(a, b))]
-    added = [Change(task, _summary(entry)) for task, entry in after.items() if task not in before]
+    others = [(a, b) for a, b in shared if not _worse(a, b, alike=alike)]
+    fixed = [Change(b.task, text) for a, b in others if not _is_declared_only(a, b) and (text := _better(a, b))]
+    added = [Change(b.task, _better(a, b)) for a, b in others if _is_declared_only(a, b)]
+    added += [Change(task, _summary(entry)) for task, entry in after.items() if task not in before]
     gone = [Change(task, f"is gone, was {_summary(entry)}") for task, entry in before.items() if task not in after]
     if alike and old.part == new.part:
         worse, gone = [*worse, *gone], []
@@ -91,7 +93,7 @@ def _notices(old: Report, new: Report) -> list[str]:
 
 def _worse(old: TaskReport, new: TaskReport, *, alike: bool) -> str:
     reasons = [
-        f"{_share(new, verdict)}, was {_share(old, verdict)}{_first(new, verdict)}"
+        f"{_shares(old, new, verdict)}{_first(new, verdict)}"
         for verdict in new.verdicts
         if verdict.is_failure and _grew(old, new, {verdict}) and (alike or not old.verdicts.get(verdict))
     ]
@@ -109,11 +111,22 @@ def _worse(old: TaskReport, new: TaskReport, *, alike: bool) -> str:
 
 
 def _better(old: TaskReport, new: TaskReport) -> str:
-    return "; ".join(
-        f"{_share(new, verdict)}, was {_share(old, verdict)}"
+    found = [
+        f"{_shares(old, new, verdict)}{', no longer expected to fail' * (verdict is Verdict.XPASS)}"
         for verdict in old.verdicts
         if verdict.is_failure and _grew(new, old, {verdict})
-    )
+    ]
+    if found and _grew(old, new, {Verdict.XFAIL}):
+        found.append(f"{_shares(old, new, Verdict.XFAIL)}, expected to fail now")
+    elif _grew(new, old, {Verdict.XFAIL}) and _grew(old, new, PROVING):
+        found.append(f"{_shares(old, new, Verdict.XFAIL)}, which no longer fail")
+    return "; ".join(found)
+
+
+def _is_declared_only(old: TaskReport, new: TaskReport) -> bool:
+    """Whether as much fails as before, and is expected to: nothing was fixed."""
+    unwanted = {verdict for verdict in Verdict if verdict.is_failure or verdict is Verdict.XFAIL}
+    return bool(_better(old, new)) and _grew(old, new, {Verdict.XFAIL}) and not _grew(new, old, unwanted)
 
 
 def _grew(old: TaskReport, new: TaskReport, verdicts: AbstractSet[Verdict]) -> bool:
@@ -126,8 +139,9 @@ def _part(entry: TaskReport, verdicts: AbstractSet[Verdict]) -> Fraction:
     return Fraction(sum(entry.verdicts.get(v, 0) for v in verdicts), total) if total else Fraction(0)
 
 
-def _share(entry: TaskReport, verdict: Verdict) -> str:
-    return f"{entry.verdicts.get(verdict, 0)} of {sum(entry.verdicts.values())} {verdict}"
+def _shares(old: TaskReport, new: TaskReport, verdict: Verdict) -> str:
+    after, before = (f"{e.verdicts.get(verdict, 0)} of {sum(e.verdicts.values())}" for e in (new, old))
+    return f"{verdict} in {after} checks, was in {before}"
 
 
 def _first(entry: TaskReport, verdict: Verdict) -> str:
