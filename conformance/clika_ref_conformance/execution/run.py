@@ -33,7 +33,7 @@ from clika_ref_conformance.execution.process import (
 from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.targets.loading import folder_of, load_target
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 RECYCLE_CHECKS = 20_000
@@ -381,6 +381,7 @@ class Execution:
             deviation_accounts(self.plan.declarations.deviations, results),
             is_given_up=not all(p.is_ended for p in every),
             part=request.part,
+            target_folder=folder_of(request.target),
         )
         gone = problems_of(record, self.plan.declarations, request.profile, is_full=is_full)
         return replace(record, problems=(*self.problems, *gone), doubts=(*self.doubts, *doubts_of(record)))
