@@ -25,7 +25,7 @@ def with_expected_failures(
         is_full: whether all that there is was run.
     """
     changed = list(results)
-    ran = {result.task for result in results} - {result.task for result in results if result.is_given_up}
+    ran = _done(results)
     for entry, scope in scopes.items():
         mine = [i for i, r in enumerate(results) if entry.concerns(r)]
         failed = [i for i in mine if results[i].verdict.is_failure]
@@ -37,6 +37,11 @@ def with_expected_failures(
             message = f"expected to fail ({entry.reason}, {entry.link}), and passes: remove [[xfail]] {entry.task}"
             changed[i] = _with(results[i], Verdict.XPASS, message)
     return changed
+
+
+def _done(results: Sequence[Result]) -> set[Task]:
+    """Return the tasks of which nothing was given up: what is planned of others, nobody may know."""
+    return {result.task for result in results} - {result.task for result in results if result.is_given_up}
 
 
 def _with(result: Result, verdict: Verdict, message: str) -> Result:
@@ -79,7 +84,7 @@ def problems_of(record: RunRecord, declarations: Declarations, profile: Profile,
             )
         if is_full and d.is_reachable(profile) and not account["watched"]:
             problems.append(f"the deviation {d.id} concerns nothing in the plan: correct its matcher, or remove it")
-    ran = {result.task for result in record.results}
+    ran = _done(record.results)
     problems += [
         f"{entry} concerns nothing in the plan: correct its patterns, or remove it"
         for entry in declarations.xfails
