@@ -13,6 +13,8 @@ from clika_ref_conformance.reporting.report import Report, TaskReport
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.verdicts import PROVING, Verdict
 
+FAILING = frozenset(verdict for verdict in Verdict if verdict.is_failure)
+
 
 @dataclass(frozen=True)
 class Change:
@@ -49,7 +51,9 @@ def difference(old: Report, new: Report) -> Difference:
     A task got worse where a failing verdict takes a larger share of its checks, where a smaller share proves
     something, where results that were right now deviate as declared, and where its grade fell. Another profile or
     seed draws other calls, of which the shares differ by chance: there only what never failed and fails, and what
-    proved something and does not any more, got worse. Of one plan, a task that is gone got worse as well.
+    proved something and does not any more, got worse. Of one plan, a task that is gone got worse as well. Of another
+    part of it, what is said of the run as a whole says nothing of what got worse or was fixed: neither problems, nor
+    that none of the checks fails that were expected to.
 
     Raises:
         ReportError: the reports are of different targets.
@@ -62,15 +66,20 @@ def difference(old: Report, new: Report) -> Difference:
         raise ReportError(msg)
     alike = (old.profile, old.seed) == (new.profile, new.seed)
     before, after = ({entry.task: entry for entry in report.tasks} for report in (old, new))
+    failing = FAILING if old.part == new.part else FAILING - {Verdict.XPASS}
     shared = [(before[task], entry) for task, entry in after.items() if task in before]
-    worse = [Change(b.task, text) for a, b in shared if (text := _worse(a, b, alike=alike))]
-    fixed = [Change(b.task, text) for a, b in shared if not _worse(a, b, alike=alike) and (text := _better(a, b))]
+    judged = [(a, b, _worse(a, b, failing, alike=alike)) for a, b in shared]
+    worse = [Change(b.task, text) for _, b, text in judged if text]
+    fixed = [Change(b.task, text) for a, b, is_worse in judged if not is_worse and (text := _better(a, b, failing))]
     added = [Change(task, _summary(entry)) for task, entry in after.items() if task not in before]
     gone = [Change(task, f"is gone, was {_summary(entry)}") for task, entry in before.items() if task not in after]
-    if alike and old.part == new.part:
-        worse, gone = [*worse, *gone], []
-    worse += [Change("problem", problem) for problem in _without(new.problems, old.problems)]
-    fixed += [Change("problem", problem) for problem in _without(old.problems, new.problems)]
+    came = [Change("problem", problem) for problem in _without(new.problems, old.problems)]
+    went = [Change("problem", problem) for problem in _without(old.problems, new.problems)]
+    if old.part != new.part:
+        added, gone = [*added, *came], [*gone, *went]
+    else:
+        lost, gone = (gone, []) if alike else ([], gone)
+        worse, fixed = [*worse, *lost, *came], [*fixed, *went]
     return Difference(
         _notices(old, new), worse, fixed, [*added, *_deviations(new, old)], [*gone, *_deviations(old, new)]
     )
@@ -85,18 +94,20 @@ def _notices(old: Report, new: Report) -> list[str]:
             found.append(f"{text} that occur, not their counts; what is gone is no regression.")
     if old.part != new.part:
         one, other = (f"`{report.part}`" if report.part else "everything" for report in (old, new))
-        found.append(f"The old run was of {one}, the new one of {other}: what is gone is no regression.")
+        found.append(
+            f"The old run was of {one}, the new one of {other}: what is new or gone is neither worse nor fixed."
+        )
     return found
 
 
-def _worse(old: TaskReport, new: TaskReport, *, alike: bool) -> str:
+def _worse(old: TaskReport, new: TaskReport, failing: AbstractSet[Verdict], *, alike: bool) -> str:
     reasons = [
         f"{_share(new, verdict)}, was {_share(old, verdict)}{_first(new, verdict)}"
         for verdict in new.verdicts
-        if verdict.is_failure and _grew(old, new, {verdict}) and (alike or not old.verdicts.get(verdict))
+        if verdict in failing and _grew(old, new, {verdict}) and (alike or not old.verdicts.get(verdict))
     ]
     if alike:
-        idle = {verdict for verdict in Verdict if not verdict.is_failure} - PROVING
+        idle = set(Verdict) - FAILING - PROVING
         if _grew(new, old, PROVING) and _grew(old, new, idle):
             reasons.append(f"proves less: {_summary(new)}, was {_summary(old)}")
         elif not reasons and _grew(new, old, {Verdict.PASS}) and _grew(old, new, {Verdict.DEVIATION}):
@@ -108,11 +119,11 @@ def _worse(old: TaskReport, new: TaskReport, *, alike: bool) -> str:
     return "; ".join(reasons)
 
 
-def _better(old: TaskReport, new: TaskReport) -> str:
+def _better(old: TaskReport, new: TaskReport, failing: AbstractSet[Verdict]) -> str:
     return "; ".join(
         f"{_share(new, verdict)}, was {_share(old, verdict)}"
         for verdict in old.verdicts
-        if verdict.is_failure and _grew(new, old, {verdict})
+        if verdict in failing and _grew(new, old, {verdict})
     )
 
 

@@ -1,0 +1,35 @@
+"""Small runs of which tests make reports."""
+
+import math
+from dataclasses import replace
+
+from clika_ref_conformance.cases import Task
+from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.verdicts import Comparison, Verdict
+
+RELU = Task("operators", "relu", "float32")
+SUM = Task("operators", "sum", "float32")
+SUM_DYNAMIC = Task("dynamic", "sum", "float32", dynamic=True)
+FOLD = Task("passes", "fold-batch-norm")
+
+
+def passed(task, name, ratio=0.5, quality=1.0):
+    """A check that passed."""
+    comparison = Comparison(Verdict.PASS, "", 1e-7, 2e-7, ratio, quality, elements=6, ambiguous=1)
+    return Result(task, name, comparison, "typical", {"x": "[2, 3]"}, seconds=0.25)
+
+
+def failed(task, name, verdict=Verdict.VALUE, ratio=9.0, reproducer=""):
+    """A check that did not."""
+    comparison = Comparison(verdict, f"off by {ratio}", 3.0, math.inf, ratio, math.nan, elements=6)
+    return Result(task, name, comparison, "nan-first", {"dim": "-1"}, seconds=0.5, reproducer=reproducer)
+
+
+def record(*results, **changes):
+    """A run of which these are the results."""
+    plan = {}
+    for result in results:
+        plan.setdefault(result.task, []).append(result.name)
+    deviations = [{"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org", "seen": 2, "watched": 3}]
+    made = RunRecord("onnxruntime", "quick", 7, {"torch": "2.13"}, plan, results, 12.5, deviations)
+    return replace(made, **changes)

@@ -1,0 +1,152 @@
+"""Two reports side by side: what got worse and what was fixed, and what is there in one of them alone."""
+
+from dataclasses import replace
+
+import pytest
+from clika_ref_conformance.reporting.difference import difference
+from clika_ref_conformance.reporting.gathering import report_of
+from clika_ref_conformance.reproducing.errors import ReportError
+from clika_ref_conformance.verdicts import Verdict
+from small_reports import FOLD, RELU, SUM, SUM_DYNAMIC, failed, passed, record
+
+EITHER = "what is new or gone is neither worse nor fixed."
+
+
+def compare(old, new, **changes):
+    """What each kind of change is of: tasks by their subjects, anything else by its name."""
+    found = difference(report_of(record(*old)), report_of(record(*new, **changes)))
+    kinds = (found.regressions, found.fixed, found.new, found.gone)
+    return [[getattr(change.what, "subject", change.what) for change in kind] for kind in kinds], found
+
+
+def checks(passing, *others, task=SUM):
+    """So many checks that pass, and then some of other verdicts, as pairs of a count and a verdict."""
+    verdicts = [verdict for count, verdict in others for _ in range(count)]
+    return [
+        *(passed(task, f"pass-{i}") for i in range(passing)),
+        *(failed(task, f"{i}", v) for i, v in enumerate(verdicts)),
+    ]
+
+
+def test_a_failure_that_appears_is_a_regression_and_one_that_goes_is_fixed():
+    subjects, found = compare(
+        [passed(RELU, "a"), failed(SUM, "b"), passed(FOLD, "c")],
+        [failed(RELU, "a", ratio=3.0), passed(SUM, "b"), passed(FOLD, "c")],
+    )
+    assert subjects == [["relu"], ["sum"], [], []]
+    assert (
+        str(found.regressions[0]) == "operators/relu/float32: 1 of 1 fail:value, was 0 of 1 fail:value (a: off by 3.0)"
+    )
+    assert str(found.fixed[0]) == "operators/sum/float32: 0 of 1 fail:value, was 1 of 1 fail:value"
+    assert found.exit_code == 1
+    assert not found.notices
+
+
+def test_more_failures_among_as_many_checks_are_a_regression_and_fewer_are_fixed():
+    one, two = [failed(SUM, "a"), passed(SUM, "b")], [failed(SUM, "a"), failed(SUM, "b")]
+    assert compare(one, two)[0] == [["sum"], [], [], []]
+    assert compare(two, one)[0] == [[], ["sum"], [], []]
+
+
+def test_among_another_number_of_checks_the_share_of_failures_decides():
+    one, three = [failed(SUM, "a")], [failed(SUM, "a"), failed(SUM, "b"), passed(SUM, "c")]
+    assert compare(one, three)[0] == [[], ["sum"], [], []]
+    subjects, found = compare(checks(22, (1, Verdict.VALUE)), checks(12, (12, Verdict.VALUE)))
+    assert subjects == [["sum"], [], [], []]
+    assert "12 of 24 fail:value, was 1 of 23 fail:value" in str(found.regressions[0])
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.UNSTABLE, Verdict.XFAIL])
+def test_a_task_that_proves_less_is_a_regression(verdict):
+    assert compare([passed(SUM, "a")], [failed(SUM, "a", verdict)])[0] == [["sum"], [], [], []]
+    subjects, found = compare(checks(23), checks(1, (22, verdict)))
+    assert subjects == [["sum"], [], [], []]
+    assert str(found.regressions[0]).startswith("operators/sum/float32: proves less: ")
+    assert {f"22 {verdict}", "1 pass"} <= set(found.regressions[0].text.removeprefix("proves less: ").split(", "))
+    assert compare(checks(1, (22, verdict)), checks(23))[0] == [[], [], [], []]
+
+
+def test_what_was_right_and_deviates_now_is_a_regression_and_what_failed_is_fixed():
+    deviating = checks(20, (3, Verdict.DEVIATION))
+    subjects, found = compare(checks(23), deviating)
+    assert subjects == [["sum"], [], [], []]
+    assert found.regressions[0].text == "deviates more: 3 deviation:declared, 20 pass, was 23 pass"
+    assert compare(checks(20, (3, Verdict.VALUE)), deviating)[0] == [[], ["sum"], [], []]
+
+
+def test_a_grade_that_fell_is_a_regression():
+    subjects, found = compare([passed(SUM, "a", quality=2.0)], [passed(SUM, "a", quality=11.0)])
+    assert subjects == [["sum"], [], [], []]
+    assert found.regressions[0].text == "the grade is C, was A"
+    assert compare([passed(SUM, "a", quality=11.0)], [passed(SUM, "a", quality=2.0)])[0] == [[], [], [], []]
+
+
+def test_a_task_that_is_gone_from_the_same_plan_is_a_regression_and_a_new_one_is_none():
+    subjects, found = compare([passed(SUM, "a")], [failed(RELU, "a"), passed(SUM_DYNAMIC, "a")])
+    assert subjects == [["sum"], [], ["relu", "sum"], []]
+    assert str(found.regressions[0]) == "operators/sum/float32: is gone, was 1 pass"
+    assert found.exit_code == 1
+
+
+def test_of_another_part_of_the_plan_what_is_gone_is_listed_and_the_rest_compared():
+    subjects, found = compare([passed(SUM, "a"), passed(RELU, "a")], [failed(RELU, "a")], part="-k relu")
+    assert subjects == [["relu"], [], [], ["sum"]]
+    assert found.notices == [f"The old run was of everything, the new one of `-k relu`: {EITHER}"]
+
+
+def test_of_two_selections_of_pytest_nothing_is_called_worse_or_fixed_for_what_was_selected():
+    here, there = (f"{count} of 9 tasks, chosen by pytest: {which}" for count, which in ((2, "8ab3"), (3, "01cd")))
+    one = report_of(record(passed(RELU, "a"), failed(SUM, "a"), part=here, problems=["d expired"]))
+    other = record(failed(RELU, "a", Verdict.XPASS), failed(FOLD, "a"), passed(SUM_DYNAMIC, "a"), part=there)
+    other = report_of(replace(other, problems=["d was not seen in 12 checks"]))
+    for old, new in ((one, other), (other, one)):
+        found = difference(old, new)
+        assert (found.regressions, found.fixed, found.exit_code) == ([], [], 0)
+        assert found.notices == [f"The old run was of `{old.part}`, the new one of `{new.part}`: {EITHER}"]
+        came, went = (
+            [getattr(change.what, "level", change.text) for change in kind] for kind in (found.new, found.gone)
+        )
+        theirs, ours = ["passes", "dynamic", "d was not seen in 12 checks"], ["operators", "d expired"]
+        assert (came, went) == ((theirs, ours) if old is one else (ours, theirs))
+    assert [str(c) for c in difference(one, report_of(record(failed(RELU, "a"), part=there))).regressions] == [
+        "operators/relu/float32: 1 of 1 fail:value, was 0 of 1 fail:value (a: off by 9.0)"
+    ]
+
+
+@pytest.mark.parametrize("change", [{"seed": 8}, {"profile": "ci"}])
+def test_of_another_plan_the_kinds_of_verdicts_are_compared_and_a_notice_says_so(change):
+    old = [*checks(22, (1, Verdict.VALUE)), passed(RELU, "a"), passed(FOLD, "a"), passed(SUM_DYNAMIC, "a")]
+    new = [
+        *checks(12, (11, Verdict.VALUE)),
+        *checks(3, (1, Verdict.NOT_RUN), task=RELU),
+        *checks(0, (4, Verdict.NOT_RUN), task=FOLD),
+    ]
+    subjects, found = compare(old, new, **change)
+    assert subjects == [["fold-batch-norm"], [], [], ["sum"]]
+    assert found.regressions[0].text == "proves nothing any more: 4 not-run, was 1 pass"
+    (notice,) = found.notices
+    assert notice.startswith(f"The {next(iter(change))} was ")
+    assert notice.endswith("of verdicts that occur, not their counts; what is gone is no regression.")
+    assert compare([passed(SUM, "a")], [failed(SUM, "a")], **change)[0] == [["sum"], [], [], []]
+
+
+def test_reports_of_two_targets_are_not_compared():
+    with pytest.raises(ReportError, match=r"reports of two targets, onnxruntime and identity.*conformance report`"):
+        compare([passed(SUM, "a")], [passed(SUM, "a")], target="identity")
+
+
+def test_a_problem_that_is_new_is_a_regression_whatever_numbers_it_holds():
+    before = report_of(record(problems=["x was not seen in 12 checks", "a deviation expired"]))
+    after = report_of(record(problems=["x was not seen in 1,300 checks", "two workers disagree"]))
+    found = difference(before, after)
+    assert [str(change) for change in found.regressions] == ["problem: two workers disagree"]
+    assert [str(change) for change in found.fixed] == ["problem: a deviation expired"]
+    assert found.exit_code == 1
+
+
+def test_deviations_that_are_seen_in_one_report_alone_are_listed():
+    here = [{"id": "b", "reason": "slow", "seen": 4}, {"id": "one-sided-clip", "reason": "no NaN", "seen": 0}]
+    subjects, found = compare([passed(SUM, "a")], [passed(SUM, "a")], deviations=here)
+    assert subjects == [[], [], ["deviation b"], ["deviation one-sided-clip"]]
+    assert (found.new[0].text, found.gone[0].text) == ("4 checks: slow", "2 checks: no NaN")
+    assert found.exit_code == 0
