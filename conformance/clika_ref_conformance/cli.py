@@ -53,10 +53,10 @@ def run(
 ) -> None:
     """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the run proves too little."""
     with plain_errors(debug=debug), interruptible():
-        running, showing = _late("execution.run"), _late("reporting.showing")
+        running, showing, profiles = (_late(name) for name in ("execution.run", "reporting.showing", "profiles"))
         request = running.RunRequest(
             target,
-            _late("profiles").limited(running.chosen_profile(profile, seed), memory_limit, case_seconds),
+            profiles.limited(profiles.chosen_profile(profile, seed), memory_limit, case_seconds),
             tuple(word or ()),
             tuple(level or ()),
             None if out is None else showing.report_folder(out),

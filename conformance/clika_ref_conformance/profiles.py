@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, replace
+
+from clika_ref.core.errors import ClikaError
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,20 @@ PROFILES = {
         most_failures=50,
     ),
 }
+
+
+def chosen_profile(name: str, seed: int | None = None) -> Profile:
+    """Return a profile with a seed: 0, or for ``nightly`` one that is drawn, where none is given.
+
+    Raises:
+        ClikaError: there is no such profile.
+    """
+    if name not in PROFILES:
+        msg = f"there is no profile {name!r}; profiles are {', '.join(PROFILES)}"
+        raise ClikaError(msg)
+    if seed is None:
+        seed = secrets.randbelow(2**31) if name == "nightly" else 0
+    return replace(PROFILES[name], seed=seed)
 
 
 def limited(profile: Profile, memory_gib: float | None = None, case_seconds: float | None = None) -> Profile:

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from clika_ref.core.errors import ClikaError
-from clika_ref_conformance.execution.run import Plan, RunRequest, chosen_profile, plan_run
+from clika_ref_conformance.execution.run import Plan, RunRequest, plan_run
+from clika_ref_conformance.profiles import chosen_profile
 from clika_ref_conformance.reporting.showing import report_folder
 
 PLAN = pytest.StashKey[Plan]()

@@ -80,6 +80,8 @@ class RunRecord:
     """Whether it ended before all of its tasks had."""
     part: str = ""
     """What of the profile was asked for, as options (``-k softmax``); empty where all of it was."""
+    target_folder: str = ""
+    """Where the module of ``package.module:TARGET`` was found; empty where a target is installed."""
 
     @property
     def planned(self) -> int:

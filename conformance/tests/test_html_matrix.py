@@ -82,6 +82,15 @@ def test_two_targets_stand_side_by_side_and_each_case_leads_to_its_own_folder():
     assert '<th colspan="1" class="target">acme.targets:TARGET</th>' in page
 
 
+def test_the_commands_of_a_case_find_code_of_the_user_from_wherever_they_are_run():
+    found = result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
+    (case,) = tabs_of([report(found, target="acme:make it", target_folder="/home/a user")], ["."])[1]
+    first, _, last = case["commands"].splitlines()
+    where = "PYTHONPATH='/home/a user'${PYTHONPATH:+:$PYTHONPATH}"
+    assert first == f"{where} clika-ref conformance replay cases/a.zip --target 'acme:make it'"
+    assert last == f"python -m zipfile -e cases/a.zip cases/a && {where} python cases/a/repro.py"
+
+
 def test_the_commands_of_a_case_repeat_a_target_that_is_code_of_the_user():
     found = result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
     for target, option in (("onnxruntime", ""), ("acme.targets:TARGET", " --target acme.targets:TARGET")):

@@ -6,7 +6,8 @@ import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import ExpectedFailure
 from clika_ref_conformance.execution.kinds import FailuresOfTask
-from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, plan_run
+from clika_ref_conformance.execution.run import RunRequest, execute, plan_run
+from clika_ref_conformance.profiles import chosen_profile
 from clika_ref_conformance.verdicts import Verdict
 
 TASK = Task("odd", "fails-always")

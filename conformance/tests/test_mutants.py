@@ -10,7 +10,6 @@ from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution import run
 from clika_ref_conformance.execution.levels import LEVELS
 from clika_ref_conformance.execution.messages import Setup
-from clika_ref_conformance.execution.run import chosen_profile
 from clika_ref_conformance.execution.worker import make_suite
 from clika_ref_conformance.levels.dynamic import EXPRESSIONS
 from clika_ref_conformance.mutants import trials
@@ -18,6 +17,7 @@ from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.killing import Killing, Trial, chosen_mutants, kill
 from clika_ref_conformance.mutants.seeding import Catalogue, Misfit, Mutant, nothing
 from clika_ref_conformance.mutants.showing import is_enough, show_rates, show_trial, sound_and_show
+from clika_ref_conformance.profiles import chosen_profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console

@@ -1,8 +1,13 @@
 """``pytest --pyargs clika_ref_conformance --target NAME``, as someone who has installed the suite runs it."""
 
+import json
+import os
+import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -132,7 +137,26 @@ def test_a_task_that_fails_is_a_test_that_fails_and_leaves_a_reproducer(run, tmp
     which = f"{zlib.crc32(b'operators/relu6/float32'):08x}"  # another task makes another part
     assert found.part.endswith(f" tasks, chosen by pytest: {which}")
     assert "operators/relu6" in (tmp_path / "out" / "junit.xml").read_text()
-    assert (tmp_path / "out" / "index.html").exists()
+    commands = commands_on(tmp_path / "out" / "index.html")
+    (failure,) = ET.parse(tmp_path / "out" / "junit.xml").getroot().iter("failure")  # noqa: S314 - of our own run
+    assert failure.text.endswith(f"# in the folder of the report:\n{commands}")
+    for command, said in zip(commands.splitlines(), ("fail:value: ", "", "elements are wrong"), strict=True):
+        done = started(command, tmp_path / "out")
+        assert (done.returncode, said in done.stdout) == (int(bool(said)), True), done.stdout + done.stderr
+
+
+def commands_on(page):
+    """The commands for the first case of a page that has any."""
+    cases = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    return next(case["commands"] for case in json.loads(cases) if case["commands"])
+
+
+def started(command, folder):
+    """Run a command as it is printed, in a shell of its own that knows the programs beside this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run(  # noqa: S602 - the command is of our own page
+        command, shell=True, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
 
 
 def test_only_all_tasks_of_an_expected_failure_together_tell_that_it_passes(run):

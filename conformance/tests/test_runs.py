@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 from clika_ref_conformance.cases import Task
+from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure
 from clika_ref_conformance.execution import run
 from clika_ref_conformance.execution.accounts import doubts_of
 from clika_ref_conformance.execution.process import seconds_to_wait
-from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, execution, plan_run
+from clika_ref_conformance.execution.run import RunRequest, execute, execution, plan_run
+from clika_ref_conformance.profiles import chosen_profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -182,6 +184,32 @@ def test_what_an_interrupted_run_had_not_done_is_not_run():
     assert record.counts[Verdict.PASS]
     assert record.doubts == ("2 of 2 tasks are not done: the run was interrupted",)
     assert record.exit_code == 3
+
+
+KNOWN = {"reason": "it does", "link": "nowhere", "expires": "2999-01-01"}
+DECLARED = Declarations(
+    (Deviation("idle", ("relu",), **KNOWN), Deviation("unseen", ("relu",), **KNOWN)),
+    (ExpectedFailure("odd/fine", **KNOWN), ExpectedFailure("odd/print", check="last", **KNOWN)),
+)
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_of_declarations_a_whole_run_says_what_is_wrong_and_nothing_once_it_is_interrupted(is_interrupted):
+    def notice(result, running):
+        if result is not None and result.verdict is Verdict.PASS:  # nor is it one of those that were given up
+            running.every[result.task].results[result.name] = replace(result, watched=("unseen",))
+            if is_interrupted:
+                raise KeyboardInterrupt
+
+    tasks = [Task("odd", "fine"), Task("odd", "print")]
+    scopes = {entry: frozenset(filter(entry.is_of, tasks)) for entry in DECLARED.xfails}
+    plan = replace(plan_run(request_for()), tasks=tasks, declarations=DECLARED, scopes=scopes)
+    assert plan.is_full
+    record = execute(plan, notice)
+    said = " ".join(record.problems)
+    told = record.counts.get(Verdict.XPASS, 0), said.count("idle concerns nothing"), said.count("unseen was not seen")
+    assert told == ((0, 0, 0) if is_interrupted else (4, 1, 1))
+    assert len(record.problems) == (0 if is_interrupted else 2), said
 
 
 def test_results_can_be_had_task_by_task():

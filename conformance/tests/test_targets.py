@@ -4,12 +4,23 @@ import pytest
 import torch
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.targets.identity import Identity
-from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.targets.loading import folder_of, load_target
 from clika_ref_conformance.verdicts import Verdict
 from small_cases import REGISTRY, case_of, suite_for
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Target
+
+
+def test_the_folder_of_a_target_is_the_one_in_which_its_outermost_package_lies(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "outer_of_targets/inner").mkdir(parents=True)
+    for name in ("outer_of_targets/inner/__init__", "outer_of_targets/inner/some", "lone_target"):
+        (tmp_path / f"{name}.py").touch()
+    for place in ("outer_of_targets.inner", "outer_of_targets.inner.some", "lone_target"):
+        assert folder_of(f"{place}:TARGET") == str(tmp_path)
+    for text in ("onnxruntime", "torch.nn.functional:relu", "sys:path"):
+        assert folder_of(text) == ""
 
 
 @pytest.fixture

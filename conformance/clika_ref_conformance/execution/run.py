@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import secrets
 import shlex
 import sys
 import time
@@ -34,7 +33,7 @@ from clika_ref_conformance.execution.process import (
 from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.targets.loading import load_target
+from clika_ref_conformance.targets.loading import folder_of, load_target
 from clika_ref_conformance.targets.trying import try_target
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
@@ -70,20 +69,6 @@ class RunRequest:
         """What of the profile is asked for, as options; empty where all of it is."""
         asked = [*(("-k", word) for word in self.subjects), *(("--level", name) for name in self.levels)]
         return shlex.join(text for option in asked for text in option)
-
-
-def chosen_profile(name: str, seed: int | None = None) -> Profile:
-    """Return a profile with a seed: 0, or for ``nightly`` one that is drawn, where none is given.
-
-    Raises:
-        ClikaError: there is no such profile.
-    """
-    if name not in PROFILES:
-        msg = f"there is no profile {name!r}; profiles are {', '.join(PROFILES)}"
-        raise ClikaError(msg)
-    if seed is None:
-        seed = secrets.randbelow(2**31) if name == "nightly" else 0
-    return replace(PROFILES[name], seed=seed)
 
 
 @dataclass(frozen=True)
@@ -386,6 +371,7 @@ class Execution:
             deviation_accounts(self.plan.declarations.deviations, results),
             is_given_up=not all(p.is_ended for p in every),
             part=request.part,
+            target_folder=folder_of(request.target),
         )
         gone = problems_of(record, self.plan.declarations, request.profile, is_full=is_full)
         return replace(record, problems=(*self.problems, *gone), doubts=(*self.doubts, *doubts_of(record)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from clika_ref_conformance.execution.run import RunRequest, chosen_profile, execute, plan_run
+from clika_ref_conformance.execution.run import RunRequest, execute, plan_run
+from clika_ref_conformance.profiles import chosen_profile
 from clika_ref_conformance.record import RunRecord
 
 

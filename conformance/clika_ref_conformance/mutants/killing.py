@@ -13,10 +13,11 @@ from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations
 from clika_ref_conformance.execution.endings import EXIT_STATUS
 from clika_ref_conformance.execution.process import folder_for
-from clika_ref_conformance.execution.run import Execution, Plan, RunRequest, chosen_profile, execution
+from clika_ref_conformance.execution.run import Execution, Plan, RunRequest, execution
 from clika_ref_conformance.mutants import replays, trials
 from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.seeding import Mutant
+from clika_ref_conformance.profiles import chosen_profile
 from clika_ref_conformance.record import Result
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.targets.trying import try_target

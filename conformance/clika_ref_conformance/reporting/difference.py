@@ -13,6 +13,8 @@ from clika_ref_conformance.reporting.report import Report, TaskReport
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.verdicts import PROVING, Verdict
 
+FAILING = frozenset(verdict for verdict in Verdict if verdict.is_failure)
+
 
 @dataclass(frozen=True)
 class Change:
@@ -49,7 +51,9 @@ def difference(old: Report, new: Report) -> Difference:
     A task got worse where a failing verdict takes a larger share of its checks, where a smaller share proves
     something, where results that were right now deviate as declared, and where its grade fell. Another profile or
     seed draws other calls, of which the shares differ by chance: there only what never failed and fails, and what
-    proved something and does not any more, got worse. Of one plan, a task that is gone got worse as well.
+    proved something and does not any more, got worse. Of one plan, a task that is gone got worse as well. Of another
+    part of it, what is said of the run as a whole says nothing of what got worse or was fixed: neither problems, nor
+    that none of the checks fails that were expected to.
 
     Raises:
         ReportError: the reports are of different targets.
@@ -62,17 +66,22 @@ def difference(old: Report, new: Report) -> Difference:
         raise ReportError(msg)
     alike = (old.profile, old.seed) == (new.profile, new.seed)
     before, after = ({entry.task: entry for entry in report.tasks} for report in (old, new))
+    failing = FAILING if old.part == new.part else FAILING - {Verdict.XPASS}
     shared = [(before[task], entry) for task, entry in after.items() if task in before]
-    worse = [Change(b.task, text) for a, b in shared if (text := _worse(a, b, alike=alike))]
-    others = [(a, b) for a, b in shared if not _worse(a, b, alike=alike)]
-    fixed = [Change(b.task, text) for a, b in others if not _is_declared_only(a, b) and (text := _better(a, b))]
-    added = [Change(b.task, _better(a, b)) for a, b in others if _is_declared_only(a, b)]
+    judged = [(a, b, _worse(a, b, failing, alike=alike)) for a, b in shared]
+    worse = [Change(b.task, text) for _, b, text in judged if text]
+    better = [(a, b, text) for a, b, is_worse in judged if not is_worse and (text := _better(a, b, failing))]
+    fixed = [Change(b.task, text) for a, b, text in better if not _is_declared_only(a, b)]
+    added = [Change(b.task, text) for a, b, text in better if _is_declared_only(a, b)]
     added += [Change(task, _summary(entry)) for task, entry in after.items() if task not in before]
     gone = [Change(task, f"is gone, was {_summary(entry)}") for task, entry in before.items() if task not in after]
-    if alike and old.part == new.part:
-        worse, gone = [*worse, *gone], []
-    worse += [Change("problem", problem) for problem in _without(new.problems, old.problems)]
-    fixed += [Change("problem", problem) for problem in _without(old.problems, new.problems)]
+    came = [Change("problem", problem) for problem in _without(new.problems, old.problems)]
+    went = [Change("problem", problem) for problem in _without(old.problems, new.problems)]
+    if old.part != new.part:
+        added, gone = [*added, *came], [*gone, *went]
+    else:
+        lost, gone = (gone, []) if alike else ([], gone)
+        worse, fixed = [*worse, *lost, *came], [*fixed, *went]
     return Difference(
         _notices(old, new), worse, fixed, [*added, *_deviations(new, old)], [*gone, *_deviations(old, new)]
     )
@@ -87,18 +96,20 @@ def _notices(old: Report, new: Report) -> list[str]:
             found.append(f"{text} that occur, not their counts; what is gone is no regression.")
     if old.part != new.part:
         one, other = (f"`{report.part}`" if report.part else "everything" for report in (old, new))
-        found.append(f"The old run was of {one}, the new one of {other}: what is gone is no regression.")
+        found.append(
+            f"The old run was of {one}, the new one of {other}: what is new or gone is neither worse nor fixed."
+        )
     return found
 
 
-def _worse(old: TaskReport, new: TaskReport, *, alike: bool) -> str:
+def _worse(old: TaskReport, new: TaskReport, failing: AbstractSet[Verdict], *, alike: bool) -> str:
     reasons = [
         f"{_shares(old, new, verdict)}{_first(new, verdict)}"
         for verdict in new.verdicts
-        if verdict.is_failure and _grew(old, new, {verdict}) and (alike or not old.verdicts.get(verdict))
+        if verdict in failing and _grew(old, new, {verdict}) and (alike or not old.verdicts.get(verdict))
     ]
     if alike:
-        idle = {verdict for verdict in Verdict if not verdict.is_failure} - PROVING
+        idle = set(Verdict) - FAILING - PROVING
         if _grew(new, old, PROVING) and _grew(old, new, idle):
             reasons.append(f"proves less: {_summary(new)}, was {_summary(old)}")
         elif not reasons and _grew(new, old, {Verdict.PASS}) and _grew(old, new, {Verdict.DEVIATION}):
@@ -110,11 +121,11 @@ def _worse(old: TaskReport, new: TaskReport, *, alike: bool) -> str:
     return "; ".join(reasons)
 
 
-def _better(old: TaskReport, new: TaskReport) -> str:
+def _better(old: TaskReport, new: TaskReport, failing: AbstractSet[Verdict]) -> str:
     found = [
         f"{_shares(old, new, verdict)}{', no longer expected to fail' * (verdict is Verdict.XPASS)}"
         for verdict in old.verdicts
-        if verdict.is_failure and _grew(new, old, {verdict})
+        if verdict in failing and _grew(new, old, {verdict})
     ]
     if found and _grew(old, new, {Verdict.XFAIL}):
         found.append(f"{_shares(old, new, Verdict.XFAIL)}, expected to fail now")
@@ -125,8 +136,7 @@ def _better(old: TaskReport, new: TaskReport) -> str:
 
 def _is_declared_only(old: TaskReport, new: TaskReport) -> bool:
     """Whether as much fails as before, and is expected to: nothing was fixed."""
-    unwanted = {verdict for verdict in Verdict if verdict.is_failure or verdict is Verdict.XFAIL}
-    return bool(_better(old, new)) and _grew(old, new, {Verdict.XFAIL}) and not _grew(new, old, unwanted)
+    return _grew(old, new, {Verdict.XFAIL}) and not _grew(new, old, FAILING | {Verdict.XFAIL})
 
 
 def _grew(old: TaskReport, new: TaskReport, verdicts: AbstractSet[Verdict]) -> bool:

@@ -34,6 +34,7 @@ def report_of(record: RunRecord, folder: Path | None = None) -> Report:
         [*record.problems, *record.doubts, *record.imbalance()],
         not_run=_unrun(record.results),
         part=record.part,
+        target_folder=record.target_folder,
     )
 
 

@@ -42,6 +42,7 @@ def document_of(report: Report) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "target": report.target,
+        "target_folder": report.target_folder,
         "profile": report.profile,
         "seed": report.seed,
         "part": report.part,
@@ -115,6 +116,7 @@ def _read(document: Mapping[str, Any]) -> Report:
         [str(problem) for problem in document["problems"]],
         not_run={str(reason): _read_unrun(str(reason), entry) for reason, entry in document["not_run"].items()},
         part=str(document.get("part", "")),
+        target_folder=str(document.get("target_folder", "")),
     )
     stated, summed = document["verdicts"], {str(v): c for v, c in report.counts.items()}
     if stated != summed:

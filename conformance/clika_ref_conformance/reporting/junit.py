@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from clika_ref.storage import write_atomically
+from clika_ref_conformance.reporting.commands import commands_of
 from clika_ref_conformance.reporting.report import Detail, Report, TaskReport
 from clika_ref_conformance.verdicts import PROVING
 
@@ -54,17 +55,18 @@ def _add(suite: ET.Element, report: Report, entry: TaskReport) -> None:
     if failed:
         message = ", ".join(f"{count} {verdict}" for verdict, count in entry.verdicts.items() if verdict.is_failure)
         failure = ET.SubElement(case, "failure", type=_text(failed[0].verdict), message=_text(message))
-        failure.text = _text("\n\n".join(_shown(detail) for detail in failed))
+        failure.text = _text("\n\n".join(_shown(detail, report) for detail in failed))
     elif PROVING.isdisjoint(entry.verdicts):
         counts = ", ".join(f"{count} {verdict}" for verdict, count in entry.verdicts.items())
         reason = f"{counts}: {entry.details[0].comparison.message}" if entry.details else "no checks are planned"
         ET.SubElement(case, "skipped", message=_text(reason))
 
 
-def _shown(detail: Detail) -> str:
+def _shown(detail: Detail, report: Report) -> str:
     lines = [f"{detail.verdict} in {detail.check}" + f" on the inputs {detail.run}" * bool(detail.run)]
     lines += [detail.comparison.message, *(f"{key}: {value}" for key, value in detail.facts.items())]
-    lines += [f"clika-ref conformance replay {detail.reproducer}"] * bool(detail.reproducer)
+    if detail.reproducer:
+        lines += ["# in the folder of the report:", commands_of(detail.reproducer, report)]
     return "\n".join(filter(None, lines))
 
 

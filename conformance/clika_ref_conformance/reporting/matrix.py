@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from clika_ref_conformance.profiles import ALL_DTYPES
+from clika_ref_conformance.reporting.commands import commands_of
 from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, worst
 from clika_ref_conformance.verdicts import Verdict
 
@@ -134,8 +133,8 @@ def _tab(
     rows: list[Row] = []
     for subject, places in found.items():
         cells = [
-            [_half(places.get((index, dtype, dynamic), []), prefixes[index], group.target, cases) for dynamic in halves]
-            for index, group in enumerate(groups)
+            [_half(places.get((index, dtype, dynamic), []), report, prefixes[index], cases) for dynamic in halves]
+            for index, (report, group) in enumerate(zip(reports, groups, strict=True))
             for dtype in group.columns
         ]
         entries = [entry for several in places.values() for entry in several]
@@ -147,14 +146,14 @@ def _place(dtype: str) -> tuple[int, str]:
     return (ALL_DTYPES.index(dtype) if dtype in ALL_DTYPES else len(ALL_DTYPES), dtype)
 
 
-def _half(entries: Sequence[TaskReport], prefix: str, target: str, cases: list[dict[str, Any]]) -> Half | None:
+def _half(entries: Sequence[TaskReport], report: Report, prefix: str, cases: list[dict[str, Any]]) -> Half | None:
     if not entries:
         return None
     verdict = worst({entry.verdict: 1 for entry in entries})
     grade = max((entry.grade for entry in entries), default="")
     letter = (grade if verdict is Verdict.PASS else "") or LETTERS.get(verdict, "✕")
     first = len(cases)
-    cases += [_case(entry, detail, prefix, target) for entry in entries for detail in entry.details]
+    cases += [_case(entry, detail, report, prefix) for entry in entries for detail in entry.details]
     counts = "; ".join(f"{count} {v}" for entry in entries for v, count in entry.verdicts.items())
     return Half(
         f"{style_of(verdict)} {grade.lower()}".strip(),
@@ -164,7 +163,7 @@ def _half(entries: Sequence[TaskReport], prefix: str, target: str, cases: list[d
     )
 
 
-def _case(entry: TaskReport, detail: Detail, prefix: str, target: str) -> dict[str, Any]:
+def _case(entry: TaskReport, detail: Detail, report: Report, prefix: str) -> dict[str, Any]:
     """Return what the page shows of a case, as texts."""
     found = detail.comparison
     measures = {
@@ -186,16 +185,5 @@ def _case(entry: TaskReport, detail: Detail, prefix: str, target: str) -> dict[s
         "listing": detail.listing,
         "reproducer": path,
         "href": "/".join(quote(part) for part in (*prefix.split("/"), *path.split("/"))) if path else "",
-        "commands": _commands(posixpath.normpath(posixpath.join(prefix, path)), target) if path else "",
+        "commands": commands_of(path, report, prefix) if path else "",
     }
-
-
-def _commands(path: str, target: str) -> str:
-    """Return what to run in the folder of the page."""
-    path, folder = shlex.quote(path), shlex.quote(path.removesuffix(".zip"))
-    option = f" --target {target}" if ":" in target else ""  # a zip may not name code of the user's
-    return (
-        f"clika-ref conformance replay {path}{option}\n"
-        "# or with torch, numpy, clika-ref and the plugins of target and operators alone:\n"
-        f"python -m zipfile -e {path} {folder} && python {folder}/repro.py"
-    )

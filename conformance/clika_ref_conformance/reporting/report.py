@@ -94,6 +94,8 @@ class Report:
     problems: Sequence[str] = ()
     part: str = ""
     """What of the profile was asked for, as options; empty where all of it was."""
+    target_folder: str = ""
+    """Where the module of ``package.module:TARGET`` was found; empty where a target is installed."""
     not_run: Mapping[str, Unrun] = field(default_factory=dict[str, "Unrun"])
     """How many checks were not run, by kind of reason, those with most first."""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import sysconfig
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from clika_ref.arithmetic import arithmetic_of
@@ -52,6 +55,20 @@ def load_target(text: str, registry: Registry) -> Target:
         msg = f"the target {target.name} cannot be used here: {problem}"
         raise TargetError(msg)
     return target
+
+
+def folder_of(text: str) -> str:
+    """Return the folder in which the module of ``package.module:TARGET``, which was loaded, was found.
+
+    Nothing where any process finds it: it is installed, or ``text`` is the name of a target of a plugin.
+    """
+    place, colon, _ = text.partition(":")
+    module = importlib.import_module(place) if colon else None
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return ""
+    folder = str(Path(file).absolute().parents[place.count(".") + hasattr(module, "__path__")])
+    return "" if folder in map(sysconfig.get_path, ("purelib", "platlib")) else folder
 
 
 def _asked(text: str, part: str, ask: Callable[[], T]) -> T:

@@ -1,4 +1,6 @@
-"""Two reports side by side: what got worse is a regression, what got better is fixed, and declaring fixes nothing."""
+"""Two reports side by side: what got worse, what was fixed, and what is new or gone; declaring fixes nothing."""
+
+from dataclasses import replace
 
 import pytest
 from clika_ref_conformance.reporting.difference import difference
@@ -6,6 +8,8 @@ from clika_ref_conformance.reporting.gathering import report_of
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.verdicts import Verdict
 from small_reports import FOLD, RELU, SUM, SUM_DYNAMIC, failed, passed, record
+
+EITHER = "what is new or gone is neither worse nor fixed."
 
 
 def compare(old, new, **changes):
@@ -111,7 +115,26 @@ def test_a_task_that_is_gone_from_the_same_plan_is_a_regression_and_a_new_one_is
 def test_of_another_part_of_the_plan_what_is_gone_is_listed_and_the_rest_compared():
     subjects, found = compare([passed(SUM, "a"), passed(RELU, "a")], [failed(RELU, "a")], part="-k relu")
     assert subjects == [["relu"], [], [], ["sum"]]
-    assert found.notices == ["The old run was of everything, the new one of `-k relu`: what is gone is no regression."]
+    assert found.notices == [f"The old run was of everything, the new one of `-k relu`: {EITHER}"]
+
+
+def test_of_two_selections_of_pytest_nothing_is_called_worse_or_fixed_for_what_was_selected():
+    here, there = (f"{count} of 9 tasks, chosen by pytest: {which}" for count, which in ((2, "8ab3"), (3, "01cd")))
+    one = report_of(record(passed(RELU, "a"), failed(SUM, "a"), part=here, problems=["d expired"]))
+    other = record(failed(RELU, "a", Verdict.XPASS), failed(FOLD, "a"), passed(SUM_DYNAMIC, "a"), part=there)
+    other = report_of(replace(other, problems=["d was not seen in 12 checks"]))
+    for old, new in ((one, other), (other, one)):
+        found = difference(old, new)
+        assert (found.regressions, found.fixed, found.exit_code) == ([], [], 0)
+        assert found.notices == [f"The old run was of `{old.part}`, the new one of `{new.part}`: {EITHER}"]
+        came, went = (
+            [getattr(change.what, "level", change.text) for change in kind] for kind in (found.new, found.gone)
+        )
+        theirs, ours = ["passes", "dynamic", "d was not seen in 12 checks"], ["operators", "d expired"]
+        assert (came, went) == ((theirs, ours) if old is one else (ours, theirs))
+    assert [str(c) for c in difference(one, report_of(record(failed(RELU, "a"), part=there))).regressions] == [
+        "operators/relu/float32: fail:value in 1 of 1 checks, was in 0 of 1 (a: off by 9.0)"
+    ]
 
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"profile": "ci"}])
