@@ -17,6 +17,7 @@ from clika_ref.core.targets import Target
 from clika_ref.emulation import place_of
 from clika_ref.exporting.export import lower, refuse
 from clika_ref.exporting.rounded_inputs import compressed_layers
+from clika_ref.quantization.layer_weights import operands_but_bias
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
@@ -125,13 +126,8 @@ def explain(
 def _planned(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
     """Return the nodes that read nothing but integers, biases aside, and layers that read a weight in few bits."""
     kinds = scheme.layers | scheme.elementwise | scheme.moving if scheme else frozenset[str]()
-    whole = {n: INTEGERS for n in graph.nodes if n.kind in kinds and all(map(_is_dequantized, _read(n)))}
+    whole = {n: INTEGERS for n in graph.nodes if n.kind in kinds and all(map(_is_dequantized, operands_but_bias(n)))}
     return whole | {node: f"int{held.bits} weights" for node, held in compressed_layers(graph).items()}
-
-
-def _read(node: Node) -> list[Value]:
-    bias = node.op.trait.bias if node.op.trait.kind == COMPUTE else None
-    return [v for position, v in enumerate(node.inputs) if isinstance(v, Value) and position != bias]
 
 
 def _is_dequantized(value: Value) -> bool:
