@@ -19,6 +19,7 @@ from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
+from clika_ref.emulation import stand_in_of
 from clika_ref.exporting.export import lower
 from clika_ref.input_checks import check_inputs
 from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
@@ -61,7 +62,7 @@ class Wanted:
 
         Raises:
             ModelError: this version does not have it, or a list in the settings was changed to what they do not take.
-            TargetError: the target computes in float.
+            TargetError: the target computes in float, or is emulated and layers are to be timed.
         """
         for settings in (self.settings, *self.layers.values()):
             settings.check()
@@ -72,6 +73,13 @@ class Wanted:
             known = ", ".join(map(repr, ("auto", *OBSERVERS)))
             msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
             raise ModelError(msg)
+        stand_in = stand_in_of(self.target)
+        if stand_in and self.options.optimize_for == "latency":
+            msg = (
+                f"optimize_for='latency' times layers, but {self.target.name} is emulated by {stand_in} here, whose "
+                "times say nothing of it; quantize for it with optimize_for='size'"
+            )
+            raise TargetError(msg)
         _ = self.scheme
 
     @property

@@ -158,7 +158,8 @@ class ClikaCompileOptions:
 
     optimize_for: Goal = "size"
     """``"latency"`` leaves float what this machine takes longer for in integers: layers are timed one by one, and the
-    whole in the end. ``"size"`` times nothing, and quantizes all that is not too sensitive."""
+    whole in the end, which needs a target that is not emulated. ``"size"`` times nothing, and quantizes all that is not
+    too sensitive."""
 
     observer: str = "auto"
     """What of a value its integers cover: ``"min-max"``, ``"mean of extremes"``, ``"99.99 %"`` or ``"99.999 %"`` of its

@@ -12,7 +12,7 @@ import torch
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.emulation import place_of
+from clika_ref.emulation import place_of, stand_in_of
 from clika_ref.explanation import explain
 from clika_ref.exporting.export import lower, refuse
 from clika_ref.latency import seconds_and_ratio
@@ -39,9 +39,11 @@ class TargetFacts:
     share: float | None = None
     """Of the products of all layers, the share that the runtime runs in integers; None where it is not here to ask."""
     seconds: float | None = None
-    """The median of a call on the first example; None where the runtime is not here."""
+    """The median of a call on the first example; None where the runtime is not here, also where it is emulated."""
     ratio: float | None = None
     """Those seconds over those of the model in float in the same runtime, called in turn."""
+    is_emulated: bool = False
+    """Whether another runtime stands in for it, whose seconds are none of it."""
     missing: str = ""
     """Why the runtime could not be asked."""
 
@@ -63,7 +65,7 @@ def _cells(row: TargetFacts) -> tuple[object, ...]:
         row.missing if row.share is None else f"{row.share:.1%}",
         f"{row.bytes / 1e6:.2f} MB",
         "" if row.sqnr is None else f"{row.sqnr:.1f} dB",
-        "" if row.seconds is None else f"{row.seconds * 1e3:.2f} ms",
+        "not measured: emulated" if row.is_emulated else "" if row.seconds is None else f"{row.seconds * 1e3:.2f} ms",
         "" if row.ratio is None else f"{row.ratio:.2f}",
     )
 
@@ -95,7 +97,9 @@ def facts_of(
         told = (place_of(target), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
         if missing is not None:
             return TargetFacts(*told, missing=missing)
+        share = explain(graph, found.plan, target, registry, inputs).share()
+        if stand_in_of(target):
+            return TargetFacts(*told, share=share, is_emulated=True)
         other = target.load(target.compile(plain, Path(folder) / "float.onnx"))
         seconds, ratio = seconds_and_ratio(target.load(file), inputs, other, inputs)
-    share = explain(graph, found.plan, target, registry, inputs).share()
     return TargetFacts(*told, share=share, seconds=seconds, ratio=ratio)

@@ -11,20 +11,24 @@ import sympy
 import torch
 from clika_ref_tensorrt.profiles import command
 from clika_ref_tensorrt.rules import violations
+from clika_ref_tensorrt.target import TensorRt
 from torch import nn
 from torch.nn import functional as F
 
 from clika_ref import (
+    ClikaCompileOptions,
     DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TensorRT_ONNX,
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.algorithms import Wanted
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.core.types import TensorType
+from clika_ref.target_comparison import TargetComparison
 
 
 class Net(nn.Module):
@@ -210,3 +214,12 @@ def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     assert [(v.rule, v.node) for v in violations(model)] == [("known-operators", "Odd")]
+
+
+def test_what_is_emulated_is_not_timed_neither_for_a_table_nor_to_decide():
+    (row,) = compiled().clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
+    assert (row.seconds, row.ratio, row.share) == (None, None, 1.0)
+    assert "not measured: emulated" in str(TargetComparison([row]))
+    message = "optimize_for='latency' times layers, but tensorrt is emulated by ONNX Runtime here.* optimize_for='size'"
+    with pytest.raises(TargetError, match=message):
+        Wanted(TensorRt(), QuantizationSettings(), options=ClikaCompileOptions(optimize_for="latency"))
