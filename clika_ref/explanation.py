@@ -26,6 +26,9 @@ from clika_ref.simulation import quantized_graph
 
 INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
 
+UNNAMED = "not named by the runtime"
+"""Of a node of which the runtime says nothing, and of what computes integers where it names no kernel for that."""
+
 PAIR = ("quantize", "dequantize")
 """The operators at the borders of integers."""
 
@@ -45,7 +48,7 @@ class NodeFacts:
     planned: str
     """``int8``, ``int4 weights`` or ``int8 weights``, or ``float``."""
     runs: str
-    """What the runtime runs it in, said alike; ``fused`` where it is a part of another node."""
+    """What the runtime runs it in, said alike; ``fused`` where it is a part of another node, or `UNNAMED`."""
     reason: str
     """Why it runs in float, where the plan or the runtime tells."""
 
@@ -65,13 +68,14 @@ class Explanation:
     def share(self, *, planned: bool = False) -> float:
         """Return which share of the products of all layers runs in integers, or was planned to."""
         whole = sum(n.products for n in self.nodes)
-        found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) not in (FLOAT, FUSED))
+        floats = (FLOAT, FUSED, UNNAMED)
+        found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) not in floats)
         return found / whole if whole else 0.0
 
     @property
     def missed(self) -> Sequence[NodeFacts]:
-        """Those that were planned in integers and run in float."""
-        return [n for n in self.nodes if n.planned != FLOAT and n.runs == FLOAT]
+        """Those that were planned in integers and run in float, or of which the runtime names nothing."""
+        return [n for n in self.nodes if n.planned != FLOAT and n.runs in (FLOAT, UNNAMED)]
 
     def __str__(self) -> str:
         rows = [
@@ -109,13 +113,15 @@ def explain(
     refuse(written, target)
     with tempfile.TemporaryDirectory() as folder:
         runs = target.explain(target.compile(written, Path(folder) / "model"))
-    products = _products(written, inputs)
-    planned = _planned(written, scheme_of(target))
+    products, scheme = _products(written, inputs), scheme_of(target)
+    planned, moving = _planned(written, scheme), scheme.moving if scheme else frozenset[str]()
     facts: list[NodeFacts] = []
     for node in written.nodes:
         if node.kind not in PAIR:
-            precision, _, reason = runs.get(node.name, FUSED).partition(": ")
+            precision, _, reason = runs.get(node.name, UNNAMED).partition(": ")
             wanted = planned.get(node, FLOAT)
+            if precision == FUSED and wanted != FLOAT and node.kind not in moving:
+                precision = UNNAMED  # a runtime may leave out what only moves integers
             if plan is not None and wanted == FLOAT:
                 reason = plan.floats.get(node.name, reason)
             origin, count = node.origin.scope, products.get(node, 0)
