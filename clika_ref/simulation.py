@@ -18,6 +18,7 @@ from clika_ref.fast_form import fast_form
 from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.smoothing import smooth_and_quantize
+from clika_ref.settings import remedy_for
 
 PREFIX = "clika/quantization/"
 """Of the names of its tensors; no qualified name of a weight holds a slash."""
@@ -66,7 +67,7 @@ class Simulation:
         if target is None:
             msg = (
                 f"the module is quantized for the target {quantized.target!r}, which no installed plugin provides; "
-                f"pip install clika-ref-{quantized.target}, or compute in float with .train()"
+                f"{remedy_for(quantized.target)}; or compute in float with .train()"
             )
             raise TargetError(msg)
         self._plan, self._target, self._registry = quantized.plan, target, registry

@@ -27,7 +27,7 @@ from clika_ref.quantization.compressing import store_four_bits
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.smoothing import smooth_and_quantize
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
 from clika_ref.storage import behind_links, staged
 
 DEQUANTIZED = "dequantize"
@@ -131,7 +131,7 @@ def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target
         known = ", ".join(sorted(registry.targets)) or "none"
         msg = (
             f"no installed plugin provides the target {deployment.target!r} (installed: {known}); "
-            f"pip install clika-ref-{deployment.target}"
+            f"{remedy_for(deployment.target)}"
         )
         raise TargetError(msg)
     configured = getattr(target, "configured", None)
