@@ -15,14 +15,14 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.emulation import place_of
-from clika_ref.exporting.export import lower, refuse
+from clika_ref.exporting.configuration import ExportConfiguration
+from clika_ref.exporting.export import as_written, refuse
 from clika_ref.exporting.rounded_inputs import compressed_layers
 from clika_ref.quantization.layer_weights import operands_but_bias
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.reporting.tables import table_text
-from clika_ref.simulation import quantized_graph
 
 INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
 
@@ -91,7 +91,13 @@ class Explanation:
 
 
 def explain(
-    graph: Graph, plan: Plan | None, target: Target, registry: Registry, inputs: Sequence[torch.Tensor]
+    graph: Graph,
+    plan: Plan | None,
+    target: Target,
+    registry: Registry,
+    inputs: Sequence[torch.Tensor],
+    *,
+    form: ExportConfiguration,
 ) -> Explanation:
     """Write a graph for a target, and ask its runtime what it makes of it.
 
@@ -101,15 +107,13 @@ def explain(
         target: which runs it.
         registry: the plugins.
         inputs: of the graph, whose sizes products are counted for.
+        form: in which it is written.
 
     Raises:
+        ModelError: the form names an output that there is not, or wants four bits where there are none.
         TargetError: the target refuses a node, or its runtime is missing.
     """
-    written = graph.clone()
-    if plan is None:
-        lower(written, registry, target)
-    else:
-        written = quantized_graph(graph, plan, target, registry)
+    written = as_written(graph, plan, target, registry, form)
     refuse(written, target)
     with tempfile.TemporaryDirectory() as folder:
         runs = target.explain(target.compile(written, Path(folder) / "model"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,11 +14,11 @@ from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.emulation import place_of, stand_in_of
 from clika_ref.explanation import explain
-from clika_ref.exporting.export import lower, refuse
+from clika_ref.exporting.configuration import ExportConfiguration
+from clika_ref.exporting.export import as_written, refuse
 from clika_ref.latency import seconds_and_ratio
 from clika_ref.quantization.decision import Quantization
 from clika_ref.reporting.tables import table_text
-from clika_ref.simulation import quantized_graph
 
 COLUMNS = ("target", "layers in integers", "products in integers", "file", "predicted SQNR", "latency", "of float")
 
@@ -71,7 +71,13 @@ def _cells(row: TargetFacts) -> tuple[object, ...]:
 
 
 def facts_of(
-    graph: Graph, found: Quantization, target: Target, registry: Registry, inputs: Sequence[torch.Tensor]
+    graph: Graph,
+    found: Quantization,
+    target: Target,
+    registry: Registry,
+    inputs: Sequence[torch.Tensor],
+    *,
+    form: ExportConfiguration,
 ) -> TargetFacts:
     """Write a graph as one target wants it, and ask its runtime, where that is here, what it makes of it.
 
@@ -81,13 +87,14 @@ def facts_of(
         target: which.
         registry: the plugins.
         inputs: of the graph, with which calls are timed.
+        form: in which it is written.
 
     Raises:
+        ModelError: the form names an output that there is not, or wants four bits where there are none.
         TargetError: the target refuses a node.
     """
-    plain = graph.clone()
-    lower(plain, registry, target)
-    small = quantized_graph(graph, found.plan, target, registry)
+    plain = as_written(graph, None, target, registry, replace(form, export_int4=None))
+    small = as_written(graph, found.plan, target, registry, form)
     refuse(small, target)
     planned = sum(not layer.reason for layer in found.layers)
     sqnr = next((row.sqnr for row in found.what_if if row.layers == planned), None)
@@ -97,7 +104,7 @@ def facts_of(
         told = (place_of(target), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
         if missing is not None:
             return TargetFacts(*told, missing=missing)
-        share = explain(graph, found.plan, target, registry, inputs).share()
+        share = explain(graph, found.plan, target, registry, inputs, form=form).share()
         if stand_in_of(target):
             return TargetFacts(*told, share=share, is_emulated=True)
         other = target.load(target.compile(plain, Path(folder) / "float.onnx"))
