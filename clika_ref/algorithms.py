@@ -19,6 +19,7 @@ from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
+from clika_ref.emulation import stand_in_of
 from clika_ref.exporting.export import lower
 from clika_ref.input_checks import check_inputs
 from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
@@ -61,18 +62,31 @@ class Wanted:
 
         Raises:
             ModelError: this version does not have it, or a list in the settings was changed to what they do not take.
-            TargetError: the target computes in float.
+            TargetError: the target computes in float, or is emulated and layers are to be timed.
         """
         for settings in (self.settings, *self.layers.values()):
             settings.check()
-        if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
+        if self.resolved.prefer_weights_only_quantization and self.scheme.weights_only is None:
             msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
             raise TargetError(msg)
         if self.options.observer not in ("auto", *OBSERVERS):
             known = ", ".join(map(repr, ("auto", *OBSERVERS)))
             msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
             raise ModelError(msg)
-        _ = self.scheme
+        stand_in = stand_in_of(self.target)
+        if stand_in and self.options.optimize_for == "latency":
+            msg = (
+                f"optimize_for='latency' times layers, but {self.target.name} is emulated by {stand_in} here, whose "
+                "times say nothing of it; quantize for it with optimize_for='size'"
+            )
+            raise TargetError(msg)
+
+    @property
+    def resolved(self) -> QuantizationSettings:
+        """The settings, with what the target does where they leave it to that."""
+        only, wish = self.scheme.weights_only, self.settings.prefer_weights_only_quantization
+        is_wished = only is not None and only.is_default if wish is None else wish
+        return replace(self.settings, prefer_weights_only_quantization=is_wished)
 
     @property
     def scheme(self) -> QuantizationScheme:
@@ -146,7 +160,7 @@ def calibrate(
 
 def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return what to smooth, given a batch; where only weights are quantized, what costs no node of its own."""
-    scheme, settings = wanted.scheme, wanted.settings
+    scheme, settings = wanted.scheme, wanted.resolved
     smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = min(as_list(settings.weights_num_bits)), as_list(settings.weights_only_quantization_block_size)
@@ -299,8 +313,8 @@ def calibrated(
     with kept_in(ranges_file, calibration, registry, log):
         calibrate(calibration, batches, wanted, registry, log, total=total)
     chosen = choices(calibration.graph, wanted.settings, wanted.layers)
-    stages = Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
-    if wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization:
+    stages = Stages(calibration, wanted.scheme, chosen, wanted.resolved, registry.operators, wanted.options)
+    if wanted.options.optimize_for == "latency" and not wanted.resolved.prefer_weights_only_quantization:
         with log.stage("Timing") as stage:
             timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
             stages.slow = timer.slower(calibration.graph, calibration.reservoir.batches[0])

@@ -8,7 +8,12 @@ if TYPE_CHECKING:
     from clika_ref.core.targets import Target
 
 
+def stand_in_of(target: Target) -> str:
+    """Return what runs files of a target here in place of its runtime; nothing where its runtime does."""
+    return getattr(target, "emulated_by", "")
+
+
 def place_of(target: Target) -> str:
     """Return where files of a target are run here, in words."""
-    stand_in = getattr(target, "emulated_by", "")
+    stand_in = stand_in_of(target)
     return f"{target.name}, emulated by {stand_in}" if stand_in else target.name

@@ -15,15 +15,19 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.emulation import place_of
-from clika_ref.exporting.export import lower, refuse
+from clika_ref.exporting.configuration import ExportConfiguration
+from clika_ref.exporting.export import as_written, refuse
 from clika_ref.exporting.rounded_inputs import compressed_layers
+from clika_ref.quantization.layer_weights import operands_but_bias
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.reporting.tables import table_text
-from clika_ref.simulation import quantized_graph
 
 INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
+
+UNNAMED = "not named by the runtime"
+"""Of a node of which the runtime says nothing, and of what computes integers where it names no kernel for that."""
 
 PAIR = ("quantize", "dequantize")
 """The operators at the borders of integers."""
@@ -44,7 +48,7 @@ class NodeFacts:
     planned: str
     """``int8``, ``int4 weights`` or ``int8 weights``, or ``float``."""
     runs: str
-    """What the runtime runs it in, said alike; ``fused`` where it is a part of another node."""
+    """What the runtime runs it in, said alike; ``fused`` where it is a part of another node, or `UNNAMED`."""
     reason: str
     """Why it runs in float, where the plan or the runtime tells."""
 
@@ -64,13 +68,14 @@ class Explanation:
     def share(self, *, planned: bool = False) -> float:
         """Return which share of the products of all layers runs in integers, or was planned to."""
         whole = sum(n.products for n in self.nodes)
-        found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) not in (FLOAT, FUSED))
+        floats = (FLOAT, FUSED, UNNAMED)
+        found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) not in floats)
         return found / whole if whole else 0.0
 
     @property
     def missed(self) -> Sequence[NodeFacts]:
-        """Those that were planned in integers and run in float."""
-        return [n for n in self.nodes if n.planned != FLOAT and n.runs == FLOAT]
+        """Those that were planned in integers and run in float, or of which the runtime names nothing."""
+        return [n for n in self.nodes if n.planned != FLOAT and n.runs in (FLOAT, UNNAMED)]
 
     def __str__(self) -> str:
         rows = [
@@ -86,7 +91,13 @@ class Explanation:
 
 
 def explain(
-    graph: Graph, plan: Plan | None, target: Target, registry: Registry, inputs: Sequence[torch.Tensor]
+    graph: Graph,
+    plan: Plan | None,
+    target: Target,
+    registry: Registry,
+    inputs: Sequence[torch.Tensor],
+    *,
+    form: ExportConfiguration,
 ) -> Explanation:
     """Write a graph for a target, and ask its runtime what it makes of it.
 
@@ -96,25 +107,25 @@ def explain(
         target: which runs it.
         registry: the plugins.
         inputs: of the graph, whose sizes products are counted for.
+        form: in which it is written.
 
     Raises:
+        ModelError: the form names an output that there is not, or wants four bits where there are none.
         TargetError: the target refuses a node, or its runtime is missing.
     """
-    written = graph.clone()
-    if plan is None:
-        lower(written, registry, target)
-    else:
-        written = quantized_graph(graph, plan, target, registry)
+    written = as_written(graph, plan, target, registry, form)
     refuse(written, target)
     with tempfile.TemporaryDirectory() as folder:
         runs = target.explain(target.compile(written, Path(folder) / "model"))
-    products = _products(written, inputs)
-    planned = _planned(written, scheme_of(target))
+    products, scheme = _products(written, inputs), scheme_of(target)
+    planned, moving = _planned(written, scheme), scheme.moving if scheme else frozenset[str]()
     facts: list[NodeFacts] = []
     for node in written.nodes:
         if node.kind not in PAIR:
-            precision, _, reason = runs.get(node.name, FUSED).partition(": ")
+            precision, _, reason = runs.get(node.name, UNNAMED).partition(": ")
             wanted = planned.get(node, FLOAT)
+            if precision == FUSED and wanted != FLOAT and node.kind not in moving:
+                precision = UNNAMED  # a runtime may leave out what only moves integers
             if plan is not None and wanted == FLOAT:
                 reason = plan.floats.get(node.name, reason)
             origin, count = node.origin.scope, products.get(node, 0)
@@ -125,13 +136,8 @@ def explain(
 def _planned(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
     """Return the nodes that read nothing but integers, biases aside, and layers that read a weight in few bits."""
     kinds = scheme.layers | scheme.elementwise | scheme.moving if scheme else frozenset[str]()
-    whole = {n: INTEGERS for n in graph.nodes if n.kind in kinds and all(map(_is_dequantized, _read(n)))}
+    whole = {n: INTEGERS for n in graph.nodes if n.kind in kinds and all(map(_is_dequantized, operands_but_bias(n)))}
     return whole | {node: f"int{held.bits} weights" for node, held in compressed_layers(graph).items()}
-
-
-def _read(node: Node) -> list[Value]:
-    bias = node.op.trait.bias if node.op.trait.kind == COMPUTE else None
-    return [v for position, v in enumerate(node.inputs) if isinstance(v, Value) and position != bias]
 
 
 def _is_dequantized(value: Value) -> bool:

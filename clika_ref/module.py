@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
 from clika_ref.capture.inputs import pack
 from clika_ref.capture.origins import is_users
@@ -171,6 +172,7 @@ class ClikaModule(QuantizedModule):
             TargetError: the target cannot run the model, or disagrees with this module.
 
         """
+        check_kinds(locals())  # which are the arguments, and nothing else yet
         self._require_exportable()
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         form = configuration()
@@ -234,19 +236,23 @@ class ClikaModule(QuantizedModule):
         """Write the module as `clika_export` does, and return what the runtime makes of each of its nodes.
 
         Printed, it is a table: what was planned in integers, what runs in integers, and why the rest does not.
+        `export_configuration` asks for other forms here as well.
 
         Args:
             deployment_settings: of which target; by default that of the module.
 
         Raises:
+            ModelError: ``deployment_settings`` are something else, or the form that is asked for cannot be had.
             TargetError: the target refuses a node, or its runtime is not installed.
         """
+        check_kinds(locals())  # which are the arguments, and nothing else yet
         self._require_exportable()
         registry = self._clika_registry or load_registry()
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         plan = self._plan_for(deployment)
         with outside_autocast():
-            return explain(self.graph, plan, target_for(deployment, registry), registry, self._examples(None)[0])
+            target, example = target_for(deployment, registry), self._examples(None)[0]
+            return explain(self.graph, plan, target, registry, example, form=configuration())
 
 
 def _level_of_the_user() -> int:

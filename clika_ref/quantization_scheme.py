@@ -53,6 +53,8 @@ class WeightsOnly:
     """Whether it rounds what such a layer reads to 8 bits as it multiplies, each block of a row with its own scale."""
     block_size: int = 32
     """Of those blocks where a scale of the weight belongs to a whole row."""
+    is_default: bool = False
+    """Whether models are quantized so for the target, unless their user says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,8 +134,8 @@ class QuantizationSettings(_Checked):
     0 leaves only what does not change the numbers.
     """
 
-    prefer_weights_only_quantization: bool = False
-    """Leave values between layers float, and store weights in few bits."""
+    prefer_weights_only_quantization: bool | None = None
+    """Leave values between layers float, and store weights in few bits; None for TensorRT-LLM only."""
 
     weights_only_quantization_block_size: int | list[int] = field(default_factory=lambda: [0, 32, 64, 128, 256])
     """Weights that share a scale where only weights are quantized, 0 for a channel; of a list, each layer takes one."""
@@ -153,7 +153,7 @@ class QuantizationSettings(_Checked):
         "weights_num_bits": _widths,
         "activations_num_bits": _width,
         "quantization_sensitivity_threshold": _threshold,
-        "prefer_weights_only_quantization": _flag,
+        "prefer_weights_only_quantization": _flag_or_none,
         "weights_only_quantization_block_size": _blocks,
         "weights_utilize_full_int_range": _flag_or_none,
         "automatic_skip_quantization": _flag,

@@ -18,6 +18,7 @@ from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
+from clika_ref.exporting.configuration import configuration
 from clika_ref.exporting.export import target_for
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
@@ -218,15 +219,25 @@ class QuantizedModule(SavedModule):
     def clika_compare_targets(self, *deployments: BaseDeploymentSettings) -> TargetComparison:
         """Decide for each target from the ranges that are there, and return what it makes of that; printed, a table.
 
+        Files are written as `clika_export` writes them, in the form that `export_configuration` asks for.
+
         Raises:
-            ModelError: the module holds no ranges.
+            ModelError: the module holds no ranges, or no target is given, or something else is.
             TargetError: a target computes in float or refuses a node, or no plugin provides it.
         """
+        for deployment in deployments:
+            check_kinds({"deployment_settings": deployment})
+        if not deployments or None in deployments:
+            msg = (
+                "clika_compare_targets takes deployment settings, one for each target, such as "
+                "clika_compare_targets(DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX())"
+            )
+            raise ModelError(msg)
         registry, rows = self._clika_registry or load_registry(), list[TargetFacts]()
         for deployment in deployments:
             target = target_for(deployment, registry)
             found = self._decided_for(target)
             assert self._clika_calibration is not None
             inputs = self._clika_calibration.reservoir.batches[0]
-            rows.append(facts_of(self.graph, found, target, registry, inputs))
+            rows.append(facts_of(self.graph, found, target, registry, inputs, form=configuration()))
         return TargetComparison(rows)

@@ -96,9 +96,31 @@ class DeploymentSettings_TensorRT_LLM_ONNX(BaseDeploymentSettings):  # noqa: N80
     framework: ClassVar[str] = "TensorRT-LLM (NVIDIA)"
 
 
+DISTRIBUTIONS: Mapping[str, str] = {
+    "onnxruntime": "clika-ref-onnxruntime",
+    "openvino": "clika-ref-openvino",
+    "tensorrt": "clika-ref-tensorrt",
+    "tensorrt-llm": "clika-ref-tensorrt",
+}
+"""What provides our targets."""
+
+RETIRED = frozenset({"tflite", "qnn"})
+"""Targets that older releases of the system had, and that nobody has written here."""
+
+MAY_BE_ADDED = 'a plugin may add it: CONTRIBUTING.md, "A target", shows one in 80 lines'
+
+
+def remedy_for(target: str) -> str:
+    """Return what to do where no installed plugin provides a target."""
+    if target in DISTRIBUTIONS:
+        return f"pip install {DISTRIBUTIONS[target]}"
+    is_retired = target.lower() in RETIRED
+    return f"it retired before release 25, and is not implemented; {MAY_BE_ADDED}" if is_retired else MAY_BE_ADDED
+
+
 @dataclass(frozen=True)
 class _Retired(BaseDeploymentSettings):
-    """A target that older releases of the system had, and that nobody has written here."""
+    """A target of `RETIRED`."""
 
     def __post_init__(self) -> None:
         """Refuse to be made.
@@ -107,9 +129,8 @@ class _Retired(BaseDeploymentSettings):
             TargetError: always.
         """
         msg = (
-            f"the target {self.framework} is not implemented; it retired before release 25. A plugin may add it: "
-            'CONTRIBUTING.md, "A target", shows one in 80 lines, to which settings with its name belong: '
-            'class Mine(BaseDeploymentSettings): target = "..."'
+            f"the target {self.framework} is not implemented: it retired before release 25; {MAY_BE_ADDED}, to which "
+            'settings with its name belong: class Mine(BaseDeploymentSettings): target = "..."'
         )
         raise TargetError(msg)
 
@@ -158,7 +179,8 @@ class ClikaCompileOptions:
 
     optimize_for: Goal = "size"
     """``"latency"`` leaves float what this machine takes longer for in integers: layers are timed one by one, and the
-    whole in the end. ``"size"`` times nothing, and quantizes all that is not too sensitive."""
+    whole in the end, which needs a target that is not emulated. ``"size"`` times nothing, and quantizes all that is not
+    too sensitive."""
 
     observer: str = "auto"
     """What of a value its integers cover: ``"min-max"``, ``"mean of extremes"``, ``"99.99 %"`` or ``"99.999 %"`` of its

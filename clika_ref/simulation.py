@@ -13,11 +13,12 @@ from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.exporting.export import lower
+from clika_ref.exporting.configuration import ExportConfiguration
+from clika_ref.exporting.export import as_written
 from clika_ref.fast_form import fast_form
 from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
 from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization.smoothing import smooth_and_quantize
+from clika_ref.settings import remedy_for
 
 PREFIX = "clika/quantization/"
 """Of the names of its tensors; no qualified name of a weight holds a slash."""
@@ -48,11 +49,7 @@ class Quantized:
 
 def quantized_graph(graph: Graph, plan: Plan, target: Target, registry: Registry) -> Graph:
     """Return a clone as the target gets it, weights in integers."""
-    clone = graph.clone()
-    lower(clone, registry, target)
-    smooth_and_quantize(clone, plan, registry.operators)
-    clone.drop_unused_constants()
-    return clone
+    return as_written(graph, plan, target, registry, ExportConfiguration())
 
 
 class Simulation:
@@ -66,7 +63,7 @@ class Simulation:
         if target is None:
             msg = (
                 f"the module is quantized for the target {quantized.target!r}, which no installed plugin provides; "
-                f"pip install clika-ref-{quantized.target}, or compute in float with .train()"
+                f"{remedy_for(quantized.target)}; or compute in float with .train()"
             )
             raise TargetError(msg)
         self._plan, self._target, self._registry = quantized.plan, target, registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,13 +12,13 @@ import torch
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.emulation import place_of
+from clika_ref.emulation import place_of, stand_in_of
 from clika_ref.explanation import explain
-from clika_ref.exporting.export import lower, refuse
+from clika_ref.exporting.configuration import ExportConfiguration
+from clika_ref.exporting.export import as_written, refuse
 from clika_ref.latency import seconds_and_ratio
 from clika_ref.quantization.decision import Quantization
 from clika_ref.reporting.tables import table_text
-from clika_ref.simulation import quantized_graph
 
 COLUMNS = ("target", "layers in integers", "products in integers", "file", "predicted SQNR", "latency", "of float")
 
@@ -39,9 +39,11 @@ class TargetFacts:
     share: float | None = None
     """Of the products of all layers, the share that the runtime runs in integers; None where it is not here to ask."""
     seconds: float | None = None
-    """The median of a call on the first example; None where the runtime is not here."""
+    """The median of a call on the first example; None where the runtime is not here, also where it is emulated."""
     ratio: float | None = None
     """Those seconds over those of the model in float in the same runtime, called in turn."""
+    is_emulated: bool = False
+    """Whether another runtime stands in for it, whose seconds are none of it."""
     missing: str = ""
     """Why the runtime could not be asked."""
 
@@ -63,13 +65,19 @@ def _cells(row: TargetFacts) -> tuple[object, ...]:
         row.missing if row.share is None else f"{row.share:.1%}",
         f"{row.bytes / 1e6:.2f} MB",
         "" if row.sqnr is None else f"{row.sqnr:.1f} dB",
-        "" if row.seconds is None else f"{row.seconds * 1e3:.2f} ms",
+        "not measured: emulated" if row.is_emulated else "" if row.seconds is None else f"{row.seconds * 1e3:.2f} ms",
         "" if row.ratio is None else f"{row.ratio:.2f}",
     )
 
 
 def facts_of(
-    graph: Graph, found: Quantization, target: Target, registry: Registry, inputs: Sequence[torch.Tensor]
+    graph: Graph,
+    found: Quantization,
+    target: Target,
+    registry: Registry,
+    inputs: Sequence[torch.Tensor],
+    *,
+    form: ExportConfiguration,
 ) -> TargetFacts:
     """Write a graph as one target wants it, and ask its runtime, where that is here, what it makes of it.
 
@@ -79,13 +87,14 @@ def facts_of(
         target: which.
         registry: the plugins.
         inputs: of the graph, with which calls are timed.
+        form: in which it is written.
 
     Raises:
+        ModelError: the form names an output that there is not, or wants four bits where there are none.
         TargetError: the target refuses a node.
     """
-    plain = graph.clone()
-    lower(plain, registry, target)
-    small = quantized_graph(graph, found.plan, target, registry)
+    plain = as_written(graph, None, target, registry, replace(form, export_int4=None))
+    small = as_written(graph, found.plan, target, registry, form)
     refuse(small, target)
     planned = sum(not layer.reason for layer in found.layers)
     sqnr = next((row.sqnr for row in found.what_if if row.layers == planned), None)
@@ -95,7 +104,9 @@ def facts_of(
         told = (place_of(target), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
         if missing is not None:
             return TargetFacts(*told, missing=missing)
+        share = explain(graph, found.plan, target, registry, inputs, form=form).share()
+        if stand_in_of(target):
+            return TargetFacts(*told, share=share, is_emulated=True)
         other = target.load(target.compile(plain, Path(folder) / "float.onnx"))
         seconds, ratio = seconds_and_ratio(target.load(file), inputs, other, inputs)
-    share = explain(graph, found.plan, target, registry, inputs).share()
     return TargetFacts(*told, share=share, seconds=seconds, ratio=ratio)

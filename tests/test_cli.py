@@ -262,7 +262,17 @@ def test_an_unknown_target_is_told_which_are_installed(run, tmp_path, monkeypatc
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "toaster")
     assert result.exit_code == 2
-    assert "error: no installed plugin provides the target 'toaster' (installed: onnxruntime)" in result.stderr
+    assert (
+        "error: no installed plugin provides the target 'toaster' (installed: onnxruntime); a plugin" in result.stderr
+    )
+
+
+def test_a_target_that_retired_says_so_and_names_no_distribution_to_install(run, tmp_path):
+    for words in (("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m"), ("check", __file__)):
+        result = run(*words, "--target", "tflite")
+        assert result.exit_code == 2
+        assert "it retired before release 25, and is not implemented" in result.stderr
+        assert "pip install" not in result.stderr
 
 
 def test_help_does_not_wait_for_torch():

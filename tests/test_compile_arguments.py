@@ -20,7 +20,9 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.command_line.inspection import installed_plugins
 from clika_ref.core.errors import ClikaError, ModelError, TargetError
+from clika_ref.settings import DISTRIBUTIONS
 
 
 class Net(nn.Module):
@@ -295,12 +297,27 @@ def test_partial_graphs_are_refused_and_not_ignored():
         clika_compile(Net(), tracing_inputs=images(), fullgraph=False)
 
 
-def test_a_target_that_no_plugin_provides_says_what_to_install():
-    class Toaster(BaseDeploymentSettings):
-        target = "toaster"
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("toaster", r"a plugin may add it: CONTRIBUTING.md, \"A target\""),
+        ("tflite", "it retired before release 25, and is not implemented; a plugin may add it: CONTRIBUTING.md"),
+        ("QNN", "it retired before release 25, and is not implemented; a plugin may add it: CONTRIBUTING.md"),
+        ("tensorrt-llm", "pip install clika-ref-tensorrt$"),
+        ("openvino", "pip install clika-ref-openvino$"),
+    ],
+)
+def test_a_target_that_no_plugin_provides_says_what_to_do(name, remedy, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    settings = type("Mine", (BaseDeploymentSettings,), {"target": name})()
+    message = rf"no installed plugin provides the target '{name}' \(installed: onnxruntime\); {remedy}"
+    with pytest.raises(TargetError, match=message):
+        clika_compile(Net(), tracing_inputs=images(), deployment_settings=settings)
 
-    with pytest.raises(TargetError, match=r"no installed plugin provides .*'toaster' .*pip install clika-ref-toaster"):
-        clika_compile(Net(), tracing_inputs=images(), deployment_settings=Toaster())
+
+def test_what_is_said_to_provide_our_targets_provides_them():
+    found = {t.name: plugin.distribution for plugin in installed_plugins().plugins for t in plugin.targets}
+    assert {name: found[name] for name in DISTRIBUTIONS} == DISTRIBUTIONS
 
 
 def test_deployment_settings_say_what_they_are_for():

@@ -113,9 +113,32 @@ def test_what_was_planned_and_is_not_done_is_missed(monkeypatch, is_planned):
     module = quantized() if is_planned else clika_compile(network(), tracing_inputs=[X])
     target = module._clika_registry.targets["onnxruntime"]
     monkeypatch.setattr(
-        type(target), "explain", lambda self, artifact: {"linear": "float: for a test", "output": "float: for a test"}
+        type(target),
+        "explain",
+        lambda self, artifact: {
+            **dict.fromkeys(("conv2d", "conv2d_1"), "int8"),
+            **dict.fromkeys(("linear", "output"), "float: for a test"),
+            "flatten": "fused",
+        },
     )
     found = module.clika_explain()
     missed = [(n.operator, n.reason) for n in found.missed]
     assert missed == ([("linear", "for a test")] if is_planned else [])
+    assert found.share() < 1.0
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"conv2d": "fused", "conv2d_1": "fused", "linear": "fused"}], ids=["not", "fused"]
+)
+def test_a_layer_that_the_runtime_names_nowhere_counts_as_missed_and_says_so(monkeypatch, said):
+    module = quantized()
+    target = module._clika_registry.targets["onnxruntime"]
+    monkeypatch.setattr(type(target), "explain", lambda self, artifact: {"flatten": "fused", **said})
+    found = module.clika_explain()
+    assert [(n.operator, n.runs) for n in found.missed] == [
+        ("conv2d", "not named by the runtime"),
+        ("conv2d", "not named by the runtime"),
+        ("linear", "not named by the runtime"),
+    ]
     assert found.share() == 0.0
+    assert "1 of 4 nodes that were planned in integers run in integers, with 0.0%" in str(found)

@@ -26,6 +26,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.exporting import quantized_check
 from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.report import layer_rows
+from clika_ref.simulation import Simulation
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 
@@ -381,3 +382,10 @@ def test_what_there_is_not_is_said_before_data_is_read():
         clika_compile(net(), calibration_inputs=never(), quantization_settings=QuantizationSettings())
     with pytest.raises(ValueError, match="quantization_settings needs calibration_inputs as well"):
         clika_compile(net(), deployment_settings=HERE, quantization_settings=QuantizationSettings())
+
+
+def test_a_module_whose_target_is_not_installed_says_what_to_install(module):
+    nothing = replace(load_registry(), targets={})
+    message = r"for the target 'tensorrt-llm', which no .*; pip install clika-ref-tensorrt; or compute in float with"
+    with pytest.raises(TargetError, match=message):
+        Simulation(replace(module._clika_quantized, target="tensorrt-llm"), nothing)

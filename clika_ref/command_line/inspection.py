@@ -17,6 +17,7 @@ from clika_ref.core.errors import ModelError, PluginError, TargetError
 from clika_ref.core.operators import Operator, schema_text
 from clika_ref.core.registry import LIMIT_VARIABLE, Plugin, Registry, build_registry, load_registry
 from clika_ref.core.traits import QuantizationTrait
+from clika_ref.settings import remedy_for
 from clika_ref.violations import Violation
 
 KINDS = ("operators", "passes", "targets")
@@ -146,7 +147,7 @@ def rules_broken(file: Path, target: str) -> Sequence[Violation]:
     targets = load_registry().targets
     if target not in targets:
         known = ", ".join(sorted(targets)) or "none"
-        msg = f"no installed plugin provides the target {target!r} (installed: {known})"
+        msg = f"no installed plugin provides the target {target!r} (installed: {known}); {remedy_for(target)}"
         raise TargetError(msg)
     check: Callable[[Path], Sequence[Violation]] | None = getattr(targets[target], "check", None)
     if check is None:

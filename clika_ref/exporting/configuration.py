@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -33,13 +33,16 @@ class ExportConfiguration:
         """Return those of the outputs, or of what belongs to each, that are to be written, in the order asked for.
 
         Raises:
-            ModelError: there is no output at such a place.
+            ModelError: there is no output at such a place, or two places are those of one.
         """
         places = range(len(outputs)) if self.keep_outputs_at_idx is None else self.keep_outputs_at_idx
         for place in places:
             if not -len(outputs) <= place < len(outputs):
                 msg = f"keep_outputs_at_idx names {place}, but the module returns {len(outputs)} tensors"
                 raise ModelError(msg)
+        if len({place % len(outputs) for place in places}) < len(places):
+            msg = f"keep_outputs_at_idx={[*places]} names an output twice, as the module returns {len(outputs)} tensors"
+            raise ModelError(msg)
         return [outputs[place] for place in places]
 
 
@@ -70,8 +73,9 @@ def export_configuration(
             all. What only the others need is left out.
 
     Raises:
-        ModelError: both half precisions are asked for, or places are no different integers.
+        ModelError: a switch is none, both half precisions are asked for, or places are no different integers.
     """
+    _refuse_odd_switches({"export_int4": export_int4, "export_fp16": export_fp16, "export_bf16": export_bf16})
     if export_fp16 and export_bf16:
         msg = "export_fp16 and export_bf16 exclude each other; ask for one"
         raise ModelError(msg)
@@ -82,6 +86,13 @@ def export_configuration(
         yield chosen
     finally:
         _current.reset(token)
+
+
+def _refuse_odd_switches(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if not isinstance(value, bool) and (name != "export_int4" or value is not None):
+            msg = f"{name} is {value!r}, a {type(value).__name__}; it takes True or False"
+            raise ModelError(msg)
 
 
 def _places(given: Any) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import torch
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
@@ -27,7 +28,7 @@ from clika_ref.quantization.compressing import store_four_bits
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.smoothing import smooth_and_quantize
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
 from clika_ref.storage import behind_links, staged
 
 DEQUANTIZED = "dequantize"
@@ -98,15 +99,32 @@ def _fused(
     restrict_dynamic_sides(graph, request.dynamic_axes, request.examples, request.input_names, request.output_names)
     examples = fitting(graph, request.examples)
     reports = lower(graph, registry, target, examples[0] if request.options.check_passes and examples else None)
-    if request.plan is not None:
-        smooth_and_quantize(graph, request.plan, operators)
+    _put_in_form(graph, request.plan, form, operators)
+    name_interface(graph, operators, request.input_names, request.output_names)
+    log.removed(reports)
+    return graph, examples
+
+
+def as_written(graph: Graph, plan: Plan | None, target: Target, registry: Registry, form: ExportConfiguration) -> Graph:
+    """Return a clone of the graph of a module as a target gets it, but for the names and sides that an export chooses.
+
+    Raises:
+        ModelError: the form names an output that there is not, or wants four bits where there are none.
+    """
+    clone = graph.clone(form.kept(graph.outputs))
+    lower(clone, registry, target)
+    _put_in_form(clone, plan, form, registry.operators)
+    return clone
+
+
+def _put_in_form(graph: Graph, plan: Plan | None, form: ExportConfiguration, operators: Mapping[str, Operator]) -> None:
+    """Put the integers of a plan into a lowered graph, and compute the rest in the precision asked for."""
+    if plan is not None:
+        smooth_and_quantize(graph, plan, operators)
     store_four_bits(graph, as_such=form.export_int4)
     if form.half is not None:
         compute_in_half(graph, form.half, operators)
     graph.drop_unused_constants()
-    name_interface(graph, operators, request.input_names, request.output_names)
-    log.removed(reports)
-    return graph, examples
 
 
 def _compared(
@@ -131,7 +149,7 @@ def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target
         known = ", ".join(sorted(registry.targets)) or "none"
         msg = (
             f"no installed plugin provides the target {deployment.target!r} (installed: {known}); "
-            f"pip install clika-ref-{deployment.target}"
+            f"{remedy_for(deployment.target)}"
         )
         raise TargetError(msg)
     configured = getattr(target, "configured", None)

@@ -18,6 +18,7 @@ from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.exporting.artifact_check import AGREEMENT
+from clika_ref.quantization.layer_weights import operands_but_bias
 
 MOST_MOVED = 1e-4
 """Of the integers of a result, which may be one step off: sums are rounded to float32 in another order.
@@ -63,13 +64,14 @@ def first_broken_layer(target: Target, graph: Graph, inputs: Sequence[torch.Tens
 
 
 def regions(graph: Graph) -> Iterator[Region]:
-    """Yield the nodes that read nothing but integers, in order, each with what stands around it."""
+    """Yield the nodes that read nothing but integers, biases aside, in order, each with what stands around it."""
     for node in graph.nodes:
-        tensors = [v for v in node.inputs if isinstance(v, Value)]
-        makers = dict.fromkeys(v.producer for v in tensors if v.producer is not None)
-        if tensors and len(makers) == len({*tensors}) and all(m.kind == "dequantize" for m in makers):
+        made = {v: v.producer for v in node.inputs if isinstance(v, Value) and v.producer is not None}
+        makers = {v: maker for v, maker in made.items() if maker.kind == "dequantize"}
+        multiplied = operands_but_bias(node)
+        if multiplied and all(v in makers for v in multiplied):
             behind = _behind(node)
-            yield Region(node, (*makers, *behind), behind[-1].output)
+            yield Region(node, (*dict.fromkeys(makers.values()), *behind), behind[-1].output)
 
 
 def _behind(node: Node) -> list[Node]:

@@ -26,6 +26,11 @@ def bias_of(node: Node) -> Any:
     return None if node.op.trait.bias is None else node.inputs[node.op.trait.bias]
 
 
+def operands_but_bias(node: Node) -> list[Value]:
+    """Return the tensors that must be integers where a node is to run in integers: a bias may be float."""
+    return [v for position, v in enumerate(node.inputs) if isinstance(v, Value) and position != node.op.trait.bias]
+
+
 def is_own(graph: Graph, operand: Any) -> bool:
     """Whether an operand is a constant of a graph, which no call changes."""
     return isinstance(operand, Value) and operand.is_constant and operand.name not in graph.state

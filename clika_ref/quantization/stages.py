@@ -82,7 +82,7 @@ class Stages:
 
     @property
     def _is_of_weights(self) -> bool:
-        return self.settings.prefer_weights_only_quantization and self.scheme.weights_only is not None
+        return bool(self.settings.prefer_weights_only_quantization) and self.scheme.weights_only is not None
 
     def _of_weights(self, settings: QuantizationSettings) -> Quantization:
         assert self.scheme.weights_only is not None

@@ -92,6 +92,11 @@ def test_names_are_those_of_the_outputs_that_are_written(tmp_path):
         ({"keep_outputs_at_idx": []}, r"keep_outputs_at_idx is \[\]; give different places"),
         ({"keep_outputs_at_idx": [0, 0]}, r"keep_outputs_at_idx is \[0, 0\]; give different places"),
         ({"keep_outputs_at_idx": ["x"]}, r"keep_outputs_at_idx is \['x'\]; give different places"),
+        ({"keep_outputs_at_idx": [0, -3]}, r"keep_outputs_at_idx=\[0, -3\] names an output twice, .* 3 tensors"),
+        ({"export_fp16": "no"}, r"export_fp16 is 'no', a str; it takes True or False"),
+        ({"export_bf16": 1}, r"export_bf16 is 1, a int; it takes True or False"),
+        ({"export_fp16": None}, r"export_fp16 is None, a NoneType; it takes True or False"),
+        ({"export_int4": "yes"}, r"export_int4 is 'yes', a str; it takes True or False"),
         ({"export_fp16": True, "export_bf16": True}, r"export_fp16 and export_bf16 exclude each other"),
         ({"export_int4": True}, r"export_int4=True, but no layer holds its weight in 4 bits"),
     ],
@@ -213,6 +218,28 @@ def test_four_bits_take_half_a_byte_unless_they_are_not_to(wish, kind, tmp_path)
     assert integers == [kind]
 
 
+def test_what_explains_a_module_writes_it_in_the_form_that_exports_have():
+    module = compiled(DeploymentSettings_OpenVINO_ONNX(), FEW)
+    with export_configuration(export_int4=False, keep_outputs_at_idx=[0]):
+        found = module.clika_explain()
+    assert {n.scope: n.runs for n in found.nodes if n.products and n.planned != "float"} == {"head": "int8 weights"}
+    with export_configuration(keep_outputs_at_idx=[2]):
+        assert [n.scope for n in module.clika_explain().nodes if n.products] == ["conv"], "what lies before that output"
+    with export_configuration(export_fp16=True):
+        assert "to" in {n.operator for n in module.clika_explain().nodes}, "a cast of the input"
+    message = "export_int4=True, but no layer holds its weight in 4 bits"
+    with pytest.raises(ModelError, match=message), export_configuration(export_int4=True):
+        compiled(DeploymentSettings_OpenVINO_ONNX(), WHOLE).clika_explain()
+
+
+def test_targets_are_compared_in_the_form_that_exports_have():
+    module = compiled(DeploymentSettings_TensorRT_ONNX(), FEW)
+    rows = [module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows[0]]
+    with export_configuration(export_fp16=True, export_int4=True):
+        rows += module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
+    assert rows[1].bytes < 0.8 * rows[0].bytes
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("bits", "block"), [(8, 0), (8, 32), (4, 64)])
 def test_models_of_half_precision_hold_their_weights_in_few_bits(dtype, bits, block, tmp_path):
@@ -242,5 +269,5 @@ def test_models_of_half_precision_hold_their_weights_in_few_bits(dtype, bits, bl
 
 @pytest.mark.parametrize("name", ["DeploymentSettings_TFLite", "DeploymentSettings_QNN"])
 def test_targets_that_retired_say_so(name):
-    with pytest.raises(TargetError, match=r"is not implemented; .* CONTRIBUTING.md"):
+    with pytest.raises(TargetError, match=r"is not implemented: .* CONTRIBUTING.md"):
         getattr(clika_ref, name)()

@@ -56,9 +56,11 @@ class OpenVino:
         """Write a graph as an ONNX file, or by way of one as OpenVINO's own where the path ends in ``.xml``.
 
         Raises:
-            TargetError: ``.xml`` is asked for, and the runtime, which writes it, is missing or cannot read the graph.
+            TargetError: ``.xml`` is asked for in capitals, or the runtime, which writes it, is missing or cannot read
+                the graph.
         """
         if path.suffix != OWN_FORM:
+            _refuse_other_case(path)
             return write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
         ov = self._runtime()
         with tempfile.TemporaryDirectory() as folder:
@@ -99,6 +101,12 @@ class OpenVino:
         import openvino  # noqa: PLC0415 - heavy, and the plugin must load without it
 
         return openvino
+
+
+def _refuse_other_case(path: Path) -> None:
+    if path.suffix.lower() == OWN_FORM:
+        msg = f"OpenVINO's own files end in {OWN_FORM!r} and {path.name} in {path.suffix!r}; write it in small letters"
+        raise TargetError(msg)
 
 
 class OpenVinoRunner:

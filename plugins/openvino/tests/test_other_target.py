@@ -72,6 +72,23 @@ def test_targets_stand_side_by_side(compiled):
     assert "3 of 3" in lines[-1]
 
 
+@pytest.mark.parametrize("given", [(), (None,), (ORT, None)])
+def test_targets_are_compared_only_where_some_are_given(compiled, given):
+    with pytest.raises(ModelError, match="clika_compare_targets takes deployment settings, one for each"):
+        compiled.clika_compare_targets(*given)
+
+
+def test_a_name_in_place_of_deployment_settings_is_refused(compiled, tmp_path):
+    calls = (
+        compiled.clika_compare_targets,
+        compiled.clika_explain,
+        lambda name: compiled.clika_export(tmp_path / "model.onnx", deployment_settings=name),
+    )
+    for call in calls:
+        with pytest.raises(ModelError, match="deployment_settings is 'openvino', a str; it takes deployment settings"):
+            call("openvino")
+
+
 def test_a_copy_has_no_ranges_and_says_what_to_do(compiled, tmp_path):
     twin = copy.deepcopy(compiled)
     twin.clika_export(tmp_path / "own.onnx")

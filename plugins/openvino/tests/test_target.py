@@ -56,6 +56,13 @@ def test_weights_alone_are_held_in_few_bits(bits, block, tmp_path):
     assert runs == [f"int{bits} weights"] * 2
 
 
+def test_its_own_form_in_capitals_is_no_onnx_file(tmp_path):
+    module = clika_compile(net(), tracing_inputs=[X], deployment_settings=DeploymentSettings_OpenVINO_ONNX())
+    with pytest.raises(TargetError, match=r"own files end in '.xml' and .* in '.XML'; write it in small letters"):
+        module.clika_export(tmp_path / "model.XML")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_without_the_runtime_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(module_of_target, "find_spec", lambda _: None)
     assert OpenVino().missing() == "openvino is not installed; pip install openvino"

@@ -28,5 +28,5 @@ EXPLICIT = QuantizationScheme(
 )
 """Integers only where a layer reads them; of a residual, only what is added to the result of a convolution."""
 
-OF_WEIGHTS = replace(EXPLICIT, weights_only=WeightsOnly(layers=PRODUCTS))
-"""TensorRT-LLM also multiplies with weights of 8 bits."""
+OF_WEIGHTS = replace(EXPLICIT, weights_only=WeightsOnly(layers=PRODUCTS, is_default=True))
+"""TensorRT-LLM also multiplies with weights of 8 bits, and by default has nothing else in integers."""

@@ -11,20 +11,25 @@ import sympy
 import torch
 from clika_ref_tensorrt.profiles import command
 from clika_ref_tensorrt.rules import violations
+from clika_ref_tensorrt.scheme import OF_WEIGHTS
+from clika_ref_tensorrt.target import TensorRt
 from torch import nn
 from torch.nn import functional as F
 
 from clika_ref import (
+    ClikaCompileOptions,
     DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TensorRT_ONNX,
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.core.errors import TargetError
+from clika_ref.algorithms import Wanted
+from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.core.types import TensorType
+from clika_ref.target_comparison import TargetComparison
 
 
 class Net(nn.Module):
@@ -196,6 +201,34 @@ def test_weights_alone_are_held_in_few_bits(deployment, bits, block, tmp_path):
     assert [v.rule for v in violations(model)] == ([] if bits == 4 else ["all-inputs"] * 2)
 
 
+@pytest.mark.parametrize(
+    ("deployment", "wish", "planned"),
+    [
+        (DeploymentSettings_TensorRT_LLM_ONNX(), None, "int8 weights"),
+        (DeploymentSettings_TensorRT_LLM_ONNX(), False, "int8"),
+        (DeploymentSettings_TensorRT_ONNX(), None, "int8"),
+    ],
+)
+def test_tensorrt_llm_quantizes_weights_alone_unless_its_user_wants_more(deployment, wish, planned):
+    torch.manual_seed(0)
+    x = torch.randn(4, 32)
+    settings = QuantizationSettings(prefer_weights_only_quantization=wish, automatic_skip_quantization=False)
+    module = clika_compile(
+        nn.Linear(32, 32).eval(),
+        tracing_inputs=[x],
+        calibration_inputs=[x],
+        quantization_settings=settings,
+        deployment_settings=DeploymentSettings_TensorRT_ONNX(),
+    )
+    assert [n.planned for n in module.clika_explain(deployment).nodes if n.products] == [planned]
+
+
+def test_bits_of_values_that_stay_float_are_refused():
+    message = r"prefer_weights_only_quantization leaves values between layers float, and activations_num_bits=4"
+    with pytest.raises(ModelError, match=message):
+        Wanted(TensorRt("tensorrt-llm", OF_WEIGHTS), QuantizationSettings(activations_num_bits=4))
+
+
 def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
     make = onnx.helper.make_node
     value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT, shape=[2])
@@ -210,3 +243,12 @@ def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     assert [(v.rule, v.node) for v in violations(model)] == [("known-operators", "Odd")]
+
+
+def test_what_is_emulated_is_not_timed_neither_for_a_table_nor_to_decide():
+    (row,) = compiled().clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
+    assert (row.seconds, row.ratio, row.share) == (None, None, 1.0)
+    assert "not measured: emulated" in str(TargetComparison([row]))
+    message = "optimize_for='latency' times layers, but tensorrt is emulated by ONNX Runtime here.* optimize_for='size'"
+    with pytest.raises(TargetError, match=message):
+        Wanted(TensorRt(), QuantizationSettings(), options=ClikaCompileOptions(optimize_for="latency"))

@@ -1,0 +1,76 @@
+"""Each layer of a quantized graph run alone in its target: agreement (a) of the design, and who is at fault."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from clika_ref import (
+    DeploymentSettings_ONNXRuntime_ONNX,
+    DeploymentSettings_OpenVINO_ONNX,
+    DeploymentSettings_TensorRT_ONNX,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.core.registry import load_registry
+from clika_ref.exporting.layer_check import first_broken_layer, regions
+from clika_ref.simulation import quantized_graph
+
+X = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+REGISTRY = load_registry()
+TARGETS = [
+    DeploymentSettings_ONNXRuntime_ONNX(),
+    DeploymentSettings_OpenVINO_ONNX(),
+    DeploymentSettings_TensorRT_ONNX(),
+]
+
+
+class Net(nn.Module):
+    """Layers with a bias: convolutions, one of them behind an activation in float, a residual, and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = F.silu(self.stem(x))
+        return self.head(F.relu(self.body(y) + y).mean((2, 3)))
+
+
+def quantized(deployment):
+    torch.manual_seed(0)
+    module = clika_compile(
+        Net().eval(),
+        tracing_inputs=[X],
+        calibration_inputs=[X],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=deployment,
+    )
+    target = REGISTRY.targets[deployment.target]
+    return quantized_graph(module.graph, module._clika_quantized.plan, target, REGISTRY), target
+
+
+@pytest.mark.parametrize("deployment", TARGETS, ids=str)
+def test_each_layer_runs_alone_whatever_its_bias_is_and_computes_what_it_should(deployment):
+    graph, target = quantized(deployment)
+    found = {region.node.origin.scope for region in regions(graph)}
+    assert {"stem", "body", "head"} <= found, "a bias is float in OpenVINO and TensorRT"
+    assert first_broken_layer(target, graph, [X]) == (
+        "Each layer computes what it should by itself: the runtime's fusion of several differs"
+    )
+
+
+@pytest.mark.parametrize("deployment", TARGETS, ids=str)
+def test_the_layer_that_a_target_computes_otherwise_is_named(deployment):
+    graph, target = quantized(deployment)
+
+    class Wrong(type(target)):
+        def compile(self, graph, path, **options):
+            for name, value in graph.constants.items():
+                if name.startswith("body.weight") and name.endswith("_integers"):
+                    value.data = -value.data
+            return super().compile(graph, path, **options)
+
+    assert "is conv2d (conv2d_1) in body at " in first_broken_layer(replace(Wrong(), scheme=target.scheme), graph, [X])
