@@ -85,13 +85,32 @@ class Wanted:
         bits = scheme.weights.bits if full is None else 8 if full else 7
         return replace(scheme, weights=replace(scheme.weights, bits=bits))
 
+    @property
+    def smoothed_for(self) -> str:
+        """What channels are smoothed for, in words, whatever the target is."""
+        smoothing, equalization = self.options.smoothing, self.options.equalization
+        if self.settings.prefer_weights_only_quantization:
+            bits, blocks = _few_bits(self.settings)
+            sizes = " or ".join(map(str, blocks))
+            return NOTHING if smoothing == "off" else f"weights of {bits} bits in blocks of {sizes} ({smoothing=})"
+        return NOTHING if smoothing == equalization == "off" else f"values ({smoothing=}, {equalization=})"
+
+
+NOTHING = "nothing"
+"""What is smoothed for where that is switched off."""
+
+
+def _few_bits(settings: QuantizationSettings) -> tuple[int, list[int]]:
+    """Return the fewest bits that a weight may be held in, and the blocks."""
+    return min(as_list(settings.weights_num_bits)), as_list(settings.weights_only_quantization_block_size)
+
 
 def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
     """Return a calibration of a graph as it is going to be written, which begins with what another one has found."""
     clone, model = graph.clone(), fingerprint(graph)
     lower(clone, registry, wanted.target)
     if found is None:
-        calibration = Calibration(clone, RangeTable(model=model), model=model)
+        calibration = Calibration(clone, RangeTable(smoothed_for=wanted.smoothed_for, model=model), model=model)
     else:
         calibration = replace(found, graph=clone, model=model)
     _smooth(calibration, registry)
@@ -149,7 +168,7 @@ def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> di
     scheme, settings = wanted.scheme, wanted.settings
     smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
-        bits, blocks = min(as_list(settings.weights_num_bits)), as_list(settings.weights_only_quantization_block_size)
+        bits, blocks = _few_bits(settings)
         try_on = partial(FewBitReading, bits=bits, blocks=blocks)
         wishes = Wishes(None, _share(smoothing, FREE_GAIN), None)
         return smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
@@ -193,6 +212,10 @@ def _ranges_in(path: Path, calibration: Calibration) -> RangeTable:
     found = RangeTable.load(path)
     if found.model != calibration.model:
         msg = f"{path} holds the ranges of another model, or of this one with other weights; {ANEW}"
+        raise ModelError(msg)
+    wanted = calibration.table.smoothed_for
+    if found.smoothed_for != wanted:
+        msg = f"{path} holds the ranges of channels smoothed for {found.smoothed_for}, not for {wanted}; {ANEW}"
         raise ModelError(msg)
     return found
 
@@ -309,12 +332,13 @@ def calibrated(
 
 
 def begun(
-    graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, *, has_data: bool
+    graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, log: CompilationLog, *, has_data: bool
 ) -> Calibration:
     """Return what to quantize a compiled graph with: ranges that are there, or none where data is given anew.
 
     New data ends a pass that was interrupted, and otherwise begins another one. Ranges of the graph for another target
-    serve as well, unless that one's passes left other values.
+    serve as well, unless that one's passes left other values. Where they do not, or are of channels that were smoothed
+    for something else, they are found anew from the batches that are kept.
 
     Raises:
         ModelError: a pass was interrupted, and no data is given to end it.
@@ -326,9 +350,16 @@ def begun(
         )
         raise ModelError(msg)
     if before is not None and before.is_whole is not has_data:
-        found = to_calibrate(graph, wanted, registry, before)
-        if not _strange_values(found):
-            return found
+        if before.table.smoothed_for == wanted.smoothed_for:
+            found = to_calibrate(graph, wanted, registry, before)
+            if not _strange_values(found):
+                return found
+        kept, counted = len(before.reservoir.batches), before.table.batches
+        if not has_data and kept < counted:
+            log.warning(
+                f"The ranges of {counted:,} batches, smoothed for {before.table.smoothed_for}, do not serve here: they "
+                f"are found anew from the first {kept:,}, which are kept; give calibration_inputs to have all counted"
+            )
     return to_calibrate(graph, wanted, registry)
 
 

@@ -171,7 +171,7 @@ class QuantizedModule(SavedModule):
                 batches = before.reservoir.batches if before else self._clika_examples
                 total = len(batches)
             has_data = how.calibration_inputs is not None
-            calibration = begun(self.graph, wanted, registry, before, has_data=has_data)
+            calibration = begun(self.graph, wanted, registry, before, log, has_data=has_data)
             self._clika_calibration = calibration
             file = self._clika_options.ranges_file if has_data else ""
             stages = calibrated(calibration, batches, wanted, registry, log, total=total, ranges_file=file)
@@ -211,7 +211,7 @@ class QuantizedModule(SavedModule):
             raise ModelError(msg)
         registry, other = self._clika_registry or load_registry(), replace(wanted, target=target)
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
-            calibration = begun(self.graph, other, registry, before, has_data=False)
+            calibration = begun(self.graph, other, registry, before, log, has_data=False)
             stages = calibrated(calibration, before.reservoir.batches, other, registry, log)
             return decide(stages, self.graph, other, registry, log)
 
