@@ -158,7 +158,6 @@ def calibrate(
         if not calibration.reservoir.batches:
             msg = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
             raise ModelError(msg)
-        calibration.is_whole = True
         known = f", {seen:,} of them from before" if seen else ""
         stage.done(f"{calibration.table.batches:,} batches{known}, {len(calibration.table.values):,} values")
 
@@ -334,22 +333,21 @@ def calibrated(
 def begun(
     graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, log: CompilationLog, *, has_data: bool
 ) -> Calibration:
-    """Return what to quantize a compiled graph with: ranges that are there, or none where data is given anew.
+    """Return what to quantize a compiled graph with, which begins with what another calibration has found.
 
-    New data ends a pass that was interrupted, and otherwise begins another one. Ranges of the graph for another target
-    serve as well, unless that one's passes left other values. Where they do not, or are of channels that were smoothed
-    for something else, they are found anew from the batches that are kept.
+    Ranges of the graph for another target serve as well, unless that one's passes left other values. Where they do
+    not, or are of channels that were smoothed for something else, it begins anew.
 
-    Raises:
-        ModelError: a pass was interrupted, and no data is given to end it.
+    Args:
+        graph: of the module.
+        wanted: what the user chose.
+        registry: the plugins.
+        before: a pass over the same data that was interrupted, where data is given; otherwise the last one that was
+            not.
+        log: what it tells.
+        has_data: whether data is given; otherwise the batches that are kept have to do.
     """
-    if before is not None and before.table.batches and not before.is_whole and not has_data:
-        msg = (
-            f"calibration was interrupted after {before.table.batches} batches; give the same calibration_inputs once "
-            "more, and it goes on behind them"
-        )
-        raise ModelError(msg)
-    if before is not None and before.is_whole is not has_data:
+    if before is not None:
         if before.table.smoothed_for == wanted.smoothed_for:
             found = to_calibrate(graph, wanted, registry, before)
             if not _strange_values(found):

@@ -31,6 +31,11 @@ from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRu
 from clika_ref.simulation import Quantized
 from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of
 
+INTERRUPTED = (
+    "calibration was interrupted after {:,} batches; give the same calibration_inputs once more, and it goes on behind "
+    "them"
+)
+
 
 @dataclass(frozen=True)
 class _How:
@@ -156,8 +161,11 @@ class QuantizedModule(SavedModule):
 
     @contextlib.contextmanager
     def _calibrated(self, settings: QuantizationSettings | None, how: _How) -> Iterator[_Calibrated]:
-        """Calibrate as the user wants."""
-        registry, before = self._clika_registry or load_registry(), self._clika_calibration
+        """Calibrate as the user wants; ranges that are there stay until others are whole."""
+        registry, known = self._clika_registry or load_registry(), self._clika_calibration
+        has_data = how.calibration_inputs is not None
+        if not has_data and known is None and self._clika_unfinished is not None:
+            raise ModelError(INTERRUPTED.format(self._clika_unfinished.table.batches))
         deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         layers = how.layer_quantization_settings or {}
         target = target_for(deployment, registry)
@@ -168,13 +176,14 @@ class QuantizedModule(SavedModule):
                 total = data.count
                 batches = batches_of(self.graph, self._clika_signature, data.calls(callee_of(self)), log)
             else:
-                batches = before.reservoir.batches if before else self._clika_examples
+                batches = known.reservoir.batches if known else self._clika_examples
                 total = len(batches)
-            has_data = how.calibration_inputs is not None
+            before = self._clika_unfinished if has_data else known
             calibration = begun(self.graph, wanted, registry, before, log, has_data=has_data)
-            self._clika_calibration = calibration
+            self._clika_unfinished = calibration if has_data else self._clika_unfinished
             file = self._clika_options.ranges_file if has_data else ""
             stages = calibrated(calibration, batches, wanted, registry, log, total=total, ranges_file=file)
+            self._clika_calibration, self._clika_unfinished = calibration, None
             yield _Calibrated(stages, deployment, wanted, log)
             self._clika_timings.update(log.timings)
 

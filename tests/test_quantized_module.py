@@ -65,6 +65,9 @@ def noise(wanted, found):
     return decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
 
 
+NAN, INFINITE = (torch.full((4, 3, 10, 10), number) for number in (float("nan"), float("inf")))
+
+
 @pytest.fixture(scope="module")
 def module():
     return compiled()
@@ -239,6 +242,30 @@ def test_after_an_interrupt_the_module_is_as_before_and_goes_on_where_it_stopped
     assert torch.equal(module(x), compiled(data=batches(6))(x))
 
 
+@pytest.mark.parametrize("broken", [NAN, None], ids=["NaN", "an interrupt"])
+def test_a_calibration_that_fails_leaves_the_ranges_that_were_there(tmp_path, broken):
+    def failing():
+        yield from batches(5, seed=7)
+        if broken is None:
+            raise KeyboardInterrupt
+        yield broken
+
+    module, x = compiled(logs_dir=tmp_path), batches(1)[0]
+    before = module(x)
+    for _ in range(2):
+        with pytest.raises((ModelError, KeyboardInterrupt)):
+            module.clika_initialize_algorithms(calibration_inputs=failing())
+    assert torch.equal(module(x), before)
+    assert module.clika_compare_targets(HERE).rows[0].layers == 3
+    module.clika_initialize_algorithms(calibration_inputs=batches(6, seed=7))
+    assert torch.equal(module(x), compiled(data=batches(6, seed=7))(x))
+    assert "6 batches, 5 of them from before" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    with pytest.raises((ModelError, KeyboardInterrupt)):
+        module.clika_initialize_algorithms(calibration_inputs=failing())
+    module.clika_initialize_algorithms()
+    assert torch.equal(module(x), compiled(data=batches(6, seed=7))(x))
+
+
 def test_ranges_are_saved_when_compilation_is_interrupted_and_begun_with(tmp_path):
     file = str(tmp_path / "ranges.safetensors")
 
@@ -319,9 +346,6 @@ def test_a_last_batch_that_is_merely_smaller_is_left_out_with_a_warning(tmp_path
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
     assert "Warning: calibration batch 6: input 'x' is float32[2, 3, 10, 10]" in log
     assert "It is the last one, and is left out" in log
-
-
-NAN, INFINITE = (torch.full((4, 3, 10, 10), number) for number in (float("nan"), float("inf")))
 
 
 @pytest.mark.parametrize(
