@@ -50,7 +50,8 @@ def clika_compile(
             the one dict that ``forward`` takes), or a tuple that ends in a dict. Values do not matter, structure does.
             A side that differs between two elements is dynamic. By default the calibration inputs.
         calibration_inputs: representative data, read once: a list, a generator, a DataLoader. Elements are as those of
-            ``tracing_inputs``, in whose place some are traced with where these are None.
+            ``tracing_inputs``, in whose place some are traced with where these are None. Given beside these without
+            ``quantization_settings``, they are kept for `ClikaModule.clika_initialize_algorithms`, which reads them.
         deployment_settings: where the model will run; by default ONNX Runtime, chosen when it is exported.
         data_transform_fn: applied to each element first, for example ``lambda x: x.to("cuda")``.
         forward_fn: how an element is fed, ``forward_fn(model, args, kwargs)``: the call that it makes of the model is

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from clika_ref.algorithms import Wanted
+from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
@@ -33,6 +34,7 @@ UNSAVED = frozenset(
         "_clika_simulation",
         "_clika_calibration",
         "_clika_unfinished",
+        "_clika_unread",
         "_clika_wanted",
     }
 )
@@ -57,9 +59,11 @@ class SavedModule(nn.Module):
         self._clika_logs_dir: Any = None
         self._clika_timings: dict[str, float] = {}
         self._clika_examples: list[list[torch.Tensor]] = []
+        self._clika_examples_are_data = False
         self._clika_quantized: Quantized | None = None
         self._clika_calibration: Calibration | None = None
         self._clika_unfinished: Calibration | None = None
+        self._clika_unread: Unread | None = None
         self._clika_simulation: Simulation | None = None
         self._clika_wanted: Wanted | None = None
         if graph is not None and signature is not None:
@@ -71,7 +75,7 @@ class SavedModule(nn.Module):
     ) -> None:
         """Compute from now on as quantized, in eval mode, and keep what the next quantization can begin with."""
         self._clika_quantized, self._clika_calibration = quantized, calibration
-        self._clika_simulation, self._clika_unfinished = None, None
+        self._clika_simulation = self._clika_unfinished = self._clika_unread = None
         self._clika_wanted = wanted
 
     def _install(self, graph: Graph, signature: Signature) -> None:
@@ -167,7 +171,7 @@ class SavedModule(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         text = state.pop("_clika_graph", None)
         super().__setstate__(state)
-        self._clika_registry = self._clika_calibration = self._clika_unfinished = None
+        self._clika_registry = self._clika_calibration = self._clika_unfinished = self._clika_unread = None
         self._clika_simulation = self._clika_wanted = None
         if text is not None:
             document = json.loads(text)

@@ -223,6 +223,49 @@ def test_a_float_module_is_quantized_later():
     assert 20 < noise(before, module(x)) < 60
 
 
+@pytest.mark.parametrize("transform", [None, torch.neg])
+def test_data_that_compilation_did_not_read_is_read_later(tmp_path, transform):
+    data = iter([x.neg() if transform else x for x in batches()])
+    module = clika_compile(
+        net(), tracing_inputs=batches(1, seed=9), calibration_inputs=data, data_transform_fn=transform
+    ).eval()
+    found = module.clika_initialize_algorithms(deployment_settings=HERE)
+    assert sum(not layer.reason for layer in found.layers) == 3
+    assert torch.equal(module(batches(1)[0]), compiled()(batches(1)[0]))
+    module.clika_initialize_algorithms()  # with the ranges that there are now
+    assert torch.equal(module(batches(1)[0]), compiled()(batches(1)[0]))
+
+
+def test_data_that_was_kept_is_asked_for_again_where_reading_it_was_interrupted():
+    def data():
+        yield from batches(6)[:5]
+        raise KeyboardInterrupt
+
+    module = clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=data())
+    with pytest.raises(KeyboardInterrupt):
+        module.clika_initialize_algorithms()
+    with pytest.raises(ModelError, match=r"interrupted after 5 batches; give the same calibration_inputs once more"):
+        module.clika_initialize_algorithms()
+    module.clika_initialize_algorithms(calibration_inputs=batches(6))
+    assert module._clika_calibration.table.batches == 6
+
+
+@pytest.mark.parametrize("traced", ["tracing_inputs", "calibration_inputs"])
+def test_inputs_that_were_only_traced_with_are_calibrated_on_with_a_warning(tmp_path, traced):
+    module = clika_compile(net(), **{traced: batches()}, logs_dir=tmp_path)
+    module.clika_initialize_algorithms()
+    warned = "those of the 4 inputs that the module was traced with" in "".join(
+        p.read_text() for p in tmp_path.iterdir()
+    )
+    assert warned is (traced == "tracing_inputs")
+
+
+def test_a_copy_which_keeps_no_inputs_asks_for_data():
+    copied = copy.deepcopy(clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=batches()))
+    with pytest.raises(ModelError, match=r"nothing to calibrate with: the module is a copy, or was loaded, .* give it"):
+        copied.clika_initialize_algorithms()
+
+
 def test_after_an_interrupt_the_module_is_as_before_and_goes_on_where_it_stopped():
     module = clika_compile(net(), tracing_inputs=batches(1))
     x = batches(1)[0]
