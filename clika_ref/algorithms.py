@@ -301,6 +301,7 @@ def calibrated(
     registry: Registry,
     log: CompilationLog,
     *,
+    model: Graph,
     total: int | None = None,
     ranges_file: str | PathLike[str] = "",
 ) -> Stages:
@@ -312,16 +313,22 @@ def calibrated(
         wanted: what the user chose.
         registry: the plugins.
         log: what it tells.
+        model: the graph as it is stored, before it was made what is going to be written.
         total: how many batches there are, where that is known.
         ranges_file: where to save the ranges, and to begin with those that are there; nowhere where empty.
 
     Raises:
         ModelError: a key of the settings of layers matches nothing, or a width is asked for that the target lacks.
     """
+
+    def found() -> Stages:
+        chosen = choices(calibration.graph, wanted.settings, wanted.layers, model)
+        return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+
+    found()  # what cannot be had is refused before data is read
     with kept_in(ranges_file, calibration, registry, log):
         calibrate(calibration, batches, wanted, registry, log, total=total)
-    chosen = choices(calibration.graph, wanted.settings, wanted.layers)
-    stages = Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+    stages = found()  # smoothing may have added nodes
     if wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization:
         with log.stage("Timing") as stage:
             timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)

@@ -19,6 +19,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
 from clika_ref.exporting.export import target_for
+from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.goal import TRIALS, GoalSearch
@@ -192,17 +193,20 @@ class QuantizedModule(SavedModule):
             before = self._clika_unfinished if data else known
             calibration = begun(self.graph, wanted, registry, before, log, has_data=data is not None)
             if data is not None:
-                self._clika_unfinished, self._clika_unread = calibration, None
-                inputs = data.begin()
-                batches = batches_of(self.graph, self._clika_signature, inputs.calls(callee_of(self)), log)
-                total, file = inputs.count, self._clika_options.ranges_file
+                batches, total, file = self._read(data, calibration, log), data.count, self._clika_options.ranges_file
             else:
                 batches = known.reservoir.batches if known else self._traced(log)
                 total, file = len(batches), ""
-            stages = calibrated(calibration, batches, wanted, registry, log, total=total, ranges_file=file)
+            told = wanted, registry, log
+            stages = calibrated(calibration, batches, *told, model=self.graph, total=total, ranges_file=file)
             self._clika_calibration, self._clika_unfinished = calibration, None
             yield _Calibrated(stages, deployment, wanted, log)
             self._clika_timings.update(log.timings)
+
+    def _read(self, data: Unread, calibration: Calibration, log: CompilationLog) -> Iterator[list[torch.Tensor]]:
+        """Begin to read data, for a calibration that is kept until it has come to an end."""
+        self._clika_unfinished, self._clika_unread = calibration, None
+        yield from batches_of(self.graph, self._clika_signature, data.begin().calls(callee_of(self)), log)
 
     def _traced(self, log: CompilationLog) -> list[list[torch.Tensor]]:
         """Return the inputs that the module was traced with, in place of data.
@@ -252,7 +256,8 @@ class QuantizedModule(SavedModule):
         registry, other = self._clika_registry or load_registry(), replace(wanted, target=target)
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             calibration = begun(self.graph, other, registry, before, log, has_data=False)
-            stages = calibrated(calibration, before.reservoir.batches, other, registry, log)
+            batches = before.reservoir.batches
+            stages = calibrated(calibration, batches, other, registry, log, model=self.graph)
             return decide(stages, self.graph, other, registry, log)
 
     def clika_compare_targets(self, *deployments: BaseDeploymentSettings) -> TargetComparison:

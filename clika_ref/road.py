@@ -149,7 +149,8 @@ def _quantize(
     """Calibrate the graph and decide what of it becomes integers."""
     batches = batches_of(captured.graph, captured.signature, data.calls(travel.callee), travel.log)
     calibration, file = to_calibrate(captured.graph, wanted, travel.registry), travel.options.ranges_file
-    stages = calibrated(calibration, batches, wanted, travel.registry, travel.log, total=data.count, ranges_file=file)
+    told = wanted, travel.registry, travel.log
+    stages = calibrated(calibration, batches, *told, model=captured.graph, total=data.count, ranges_file=file)
     return calibration, decide(stages, captured.graph, wanted, travel.registry, travel.log)
 
 

@@ -223,6 +223,34 @@ def test_a_float_module_is_quantized_later():
     assert 20 < noise(before, module(x)) < 60
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"layer_quantization_settings": {"bdoy": LayerQuantizationSettings()}}, "near it are 'body'"),
+        ({"layer_quantization_settings": {"stem.1": LayerQuantizationSettings()}}, "is folded into others .*'conv2d'"),
+        ({"quantization_settings": QuantizationSettings(weights_num_bits=3)}, "weights of 3 bits are asked for"),
+        (
+            {"quantization_settings": QuantizationSettings(weights_num_bits=3, prefer_weights_only_quantization=True)},
+            "weights of 3 bits are asked for",
+        ),
+    ],
+)
+def test_keys_and_widths_that_there_are_not_are_refused_before_data_is_read(arguments, said):
+    def read_once():
+        read.append(1)
+        yield from batches()
+
+    read = []
+    module = clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=read_once())
+    with pytest.raises(ModelError, match=said):
+        module.clika_initialize_algorithms(**arguments)
+    assert not read
+    with pytest.raises(ModelError, match=said):
+        compiled(**{"settings": arguments.pop("quantization_settings", None), **arguments}, data=read_once())
+    module.clika_initialize_algorithms()
+    assert module._clika_calibration.table.batches == 4
+
+
 @pytest.mark.parametrize("transform", [None, torch.neg])
 def test_data_that_compilation_did_not_read_is_read_later(tmp_path, transform):
     data = iter([x.neg() if transform else x for x in batches()])

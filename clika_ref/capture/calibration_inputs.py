@@ -85,6 +85,11 @@ class Unread:
     transform: Callable[[Any], Any] | None = None
     forward_fn: ForwardFn | None = None
 
+    @property
+    def count(self) -> int | None:
+        """How many elements there are, where that can be known without reading them."""
+        return _count(self.inputs)
+
     def begin(self) -> CalibrationInputs:
         """Begin to read them.
 

@@ -24,7 +24,7 @@ from clika_ref.quantization.ranging import FIRST, Ranging, ranged
 from clika_ref.quantization.sensitivity import Sensitivities, sensitivities, too_sensitive, varying_share
 from clika_ref.quantization.trials import Trial
 from clika_ref.quantization.weight_rounding import rounded_weights
-from clika_ref.quantization.weights_only import compressed_weights
+from clika_ref.quantization.weights_only import compressed_weights, options_of
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.quantization_settings import QuantizationSettings
 from clika_ref.settings import ClikaCompileOptions, Switch
@@ -43,7 +43,7 @@ class Stages:
     is one, what both are tried on.
 
     Raises:
-        ModelError: a width is asked for that the target does not have.
+        ModelError: a width or a block is asked for that the target does not have.
     """
 
     calibration: Calibration
@@ -63,7 +63,10 @@ class Stages:
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        if not self._is_of_weights:
+        if self._is_of_weights:
+            assert self.scheme.weights_only is not None
+            options_of(self._graph, self.scheme.weights_only, self.chosen, self.settings, self._left)
+        else:
             _refuse_widths(self.chosen, self.scheme)
 
     def decided(self, threshold: float | None = None) -> Quantization:
@@ -143,9 +146,14 @@ class Stages:
         return self.calibration.reservoir.batches[0]
 
     @cached_property
+    def _left(self) -> dict[Node, str]:
+        """The nodes that the user leaves float, and by which setting."""
+        return {node: choice.skipped for node, choice in self.chosen.items() if choice.skipped}
+
+    @cached_property
     def _skipped(self) -> dict[Node, str]:
         """The nodes that stay float whatever the threshold is, and why."""
-        skipped = {**self.slow, **{node: choice.skipped for node, choice in self.chosen.items() if choice.skipped}}
+        skipped = {**self.slow, **self._left}
         if self.settings.skip_tail_quantization:
             skipped |= {node: TAIL for node in tail_layers(self._graph) if node not in skipped}
         return skipped

@@ -69,23 +69,46 @@ def compressed_weights(
     """
     graph, found = calibration.graph, Found()
     waiting: dict[Node, Iterator[tuple[int, int]]] = {}
-    blocks = as_list(settings.weights_only_quantization_block_size)
-    for node in graph.nodes:
-        if node.op.trait is FLOAT_LAYER:
-            found.floats[node] = skipped.get(node, WHOLE.format(node.kind))
-        elif node.op.trait.kind == COMPUTE:
-            _refuse_widths(node, chosen[node].weights_num_bits, kind)
-            reason = skipped.get(node) or _refusal(graph, node, kind)
-            taken = [] if reason else _taken(node, chosen[node].weights_num_bits, blocks, kind)
-            options = [(bits, block) for bits, block in taken if not block or _inputs(node) % block == 0]
-            if options:
-                waiting[node] = iter(sorted(options, key=_bytes_of))
-            else:
-                sizes = sorted({block for _, block in taken})
-                found.floats[node] = reason or f"no block of {sizes} divides its {_inputs(node)} inputs"
+    for node, options in options_of(graph, kind, chosen, settings, skipped).items():
+        if isinstance(options, str):
+            found.floats[node] = options
+        else:
+            waiting[node] = iter(options)
     if waiting:
         _Trying(calibration, settings, found, waiting).run()
     return found
+
+
+def options_of(
+    graph: Graph,
+    kind: WeightsOnly,
+    chosen: Mapping[Node, Choice],
+    settings: QuantizationSettings,
+    skipped: Mapping[Node, str],
+) -> dict[Node, str | list[tuple[int, int]]]:
+    """Return the widths and blocks of which each layer may take one, those of the fewest bytes first, or why it cannot.
+
+    Raises:
+        ModelError: a width or a block is asked for that the target does not have.
+    """
+    found: dict[Node, str | list[tuple[int, int]]] = {}
+    blocks = as_list(settings.weights_only_quantization_block_size)
+    for node in graph.nodes:
+        if node.op.trait is FLOAT_LAYER:
+            found[node] = skipped.get(node, WHOLE.format(node.kind))
+        elif node.op.trait.kind == COMPUTE:
+            _refuse_widths(node, chosen[node].weights_num_bits, kind)
+            reason = skipped.get(node) or _refusal(graph, node, kind)
+            found[node] = reason or _options(node, chosen[node].weights_num_bits, blocks, kind)
+    return found
+
+
+def _options(
+    node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightsOnly
+) -> str | list[tuple[int, int]]:
+    taken, inputs = _taken(node, widths, blocks, kind), _inputs(node)
+    options = sorted(((bits, block) for bits, block in taken if not block or inputs % block == 0), key=_bytes_of)
+    return options or f"no block of {sorted({block for _, block in taken})} divides its {inputs} inputs"
 
 
 def as_list(given: int | list[int]) -> list[int]:
