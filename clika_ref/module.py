@@ -119,7 +119,7 @@ class ClikaModule(QuantizedModule):
         super().train(mode)
         simulation = None if mode else self._simulated()
         if simulation is not None:
-            simulation.prepare(self.graph)
+            simulation.prepare(self.graph, looks_at_numbers=True)
         return self
 
     def _warn_of_autocast(self, compiled_in: str) -> None:
@@ -187,6 +187,8 @@ class ClikaModule(QuantizedModule):
 
         """
         self._require_exportable()
+        if self._clika_simulation is not None and not self.training:  # what it computes is that of the artifact
+            self._clika_simulation.prepare(self.graph, looks_at_numbers=True)
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         form = configuration()
         inputs = chosen_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])

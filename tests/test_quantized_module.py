@@ -134,6 +134,16 @@ def test_weights_that_change_change_what_it_computes(module):
     assert torch.equal(twin(x), before)
 
 
+@pytest.mark.parametrize("renews", ["eval", "export"])
+def test_what_is_written_to_data_which_raises_no_version_is_seen_by_eval_and_by_an_export(module, tmp_path, renews):
+    x, twin = batches(1)[0], copy.deepcopy(module).eval()
+    before = twin(x)
+    twin.get_parameter("head.weight").data.mul_(0.5)
+    assert torch.equal(twin(x), before), "or a call sees it too, and ARCHITECTURE.md says otherwise"
+    twin.eval() if renews == "eval" else twin.clika_export(tmp_path / "net.onnx")
+    assert noise(before - net().head.bias, 2 * (twin(x) - net().head.bias)) > 25
+
+
 def test_what_pytorch_itself_exports_runs_in_integers_and_computes_what_the_module_does(module, tmp_path):
     x, twin = batches(1, seed=5)[0], copy.deepcopy(module).eval()
     sides = ({0: torch.export.Dim.DYNAMIC},)
