@@ -39,7 +39,7 @@ from clika_ref.quantization.smoothing import (
 )
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization.weight_scaling import FewBitReading
-from clika_ref.quantization.weights_only import as_list
+from clika_ref.quantization.weights_only import Ways, as_list
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
@@ -68,6 +68,13 @@ class Wanted:
         if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
             msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
             raise TargetError(msg)
+        wide = [key for key, layer in self.layers.items() if layer.activations_num_bits is not None]
+        if self.settings.prefer_weights_only_quantization and wide:
+            msg = (
+                "prefer_weights_only_quantization leaves values between layers float, and activations_num_bits of "
+                f"{wide[0]!r} says how wide their integers are; leave one of them out"
+            )
+            raise ModelError(msg)
         if self.options.observer not in ("auto", *OBSERVERS):
             known = ", ".join(map(repr, ("auto", *OBSERVERS)))
             msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
@@ -84,6 +91,15 @@ class Wanted:
         full = self.settings.weights_utilize_full_int_range
         bits = scheme.weights.bits if full is None else 8 if full else 7
         return replace(scheme, weights=replace(scheme.weights, bits=bits))
+
+    @property
+    def idle(self) -> list[str]:
+        """Options that the user chose and that change nothing, as values between layers stay float."""
+        if not self.settings.prefer_weights_only_quantization:
+            return []
+        chosen = {"observer": self.options.observer != "auto"}
+        chosen |= {name: getattr(self.options, name) == "on" for name in ("equalization", "bias_correction")}
+        return [f"{name}={getattr(self.options, name)!r}" for name, is_chosen in chosen.items() if is_chosen]
 
     @property
     def smoothed_for(self) -> str:
@@ -168,7 +184,7 @@ def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> di
     smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = _few_bits(settings)
-        try_on = partial(FewBitReading, bits=bits, blocks=blocks)
+        try_on = partial(FewBitReading, bits=bits, blocks=blocks, ways=Ways.of(wanted.options))
         wishes = Wishes(None, _share(smoothing, FREE_GAIN), None)
         return smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
     wishes = Wishes(_share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN))
@@ -326,6 +342,8 @@ def calibrated(
         return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
 
     found()  # what cannot be had is refused before data is read
+    if wanted.idle:
+        log.warning(f"{', '.join(wanted.idle)} changes nothing where weights alone are quantized")
     with kept_in(ranges_file, calibration, registry, log):
         calibrate(calibration, batches, wanted, registry, log, total=total)
     stages = found()  # smoothing may have added nodes

@@ -66,7 +66,8 @@ def clika_compile(
         discard_input_model: the compiled module takes over the weights of the original, which costs no memory; False
             copies them, and the original stays bit-identical whatever happens to the copy. With True, a ``forward``
             that writes to its own parameters leaves on them what the runs on the tracing inputs wrote.
-        is_model_pretrained: False says that the weights are random, so that nothing is decided by them.
+        is_model_pretrained: False says that the weights are random: it changes nothing but for a warning of the log
+            where they are quantized, as that decides by them.
         is_dry_run: report what would happen and return the original model.
         skip_eval_set_mode: do not call ``model.eval()`` before tracing.
         graph_name: name of the graph; by default the class of the model.

@@ -37,6 +37,11 @@ KEPT = (
     "clika_initialize_algorithms() will read them"
 )
 
+UNTRAINED = (
+    "is_model_pretrained=False changes nothing: what is quantized is decided by the weights as they are; train first, "
+    "and quantize then, with clika_initialize_algorithms()"
+)
+
 
 @dataclass(frozen=True)
 class Given:
@@ -77,6 +82,8 @@ def compile_model(
     registry = _registry_for(deployment)
     with CompilationLog.open(logs_dir) as log:
         log.header(_echoed(choices, options, deployment, given.quantization_settings))
+        if given.quantization_settings is not None and not choices.is_model_pretrained:
+            log.warning(UNTRAINED)
         if given.unread is not None:
             log.detail(KEPT)
         module = _compile(_Travel(callee, given, registry, choices, log, options, deployment))

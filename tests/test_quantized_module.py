@@ -445,6 +445,13 @@ def test_bad_data_is_an_error_that_names_the_batch(data, said):
         clika_compile(net(), calibration_inputs=data, **settings)
 
 
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_weights_that_are_not_trained_decide_all_the_same_with_a_warning(tmp_path, is_trained):
+    compiled(is_model_pretrained=is_trained, logs_dir=tmp_path)
+    (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
+    assert ("is_model_pretrained=False changes nothing: what is quantized is decided by" in log) is not is_trained
+
+
 def test_a_dry_run_prints_the_summary_and_returns_the_model(capsys):
     model = net()
     same = clika_compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from clika_ref.core.errors import ModelError
 from clika_ref.quantization.decision import Quantization
@@ -77,7 +77,7 @@ class GoalSearch:
         With one of 0, which quantizes nothing, where only the float model is within ``max_drop``.
         """
         threshold = min(self.best.threshold, EVERYTHING) if self.best is not None else 0.0
-        return replace(chosen, quantization_sensitivity_threshold=threshold, automatic_skip_quantization=True)
+        return chosen.with_threshold(threshold)
 
     def run(
         self, decided: Callable[[float], Quantization], score: Callable[[Quantization | None], float]
