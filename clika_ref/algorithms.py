@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -15,10 +15,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target
 from clika_ref.exporting.export import lower
 from clika_ref.input_checks import check_inputs
 from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
@@ -26,7 +25,6 @@ from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.layers import choices
-from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
 from clika_ref.quantization.smoothing import (
@@ -39,86 +37,11 @@ from clika_ref.quantization.smoothing import (
 )
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization.weight_scaling import FewBitReading
-from clika_ref.quantization.weights_only import Ways, as_list
-from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
-from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.quantization.weights_only import Ways
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import ClikaCompileOptions, Switch
+from clika_ref.settings import Switch
 from clika_ref.signature import Signature
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """How the user wants a model quantized, and for which target."""
-
-    target: Target
-    settings: QuantizationSettings
-    layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
-    options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
-
-    def __post_init__(self) -> None:
-        """Find out what cannot be had before the data is read.
-
-        Raises:
-            ModelError: this version does not have it, or a list in the settings was changed to what they do not take.
-            TargetError: the target computes in float.
-        """
-        for settings in (self.settings, *self.layers.values()):
-            settings.check()
-        if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
-            msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
-            raise TargetError(msg)
-        wide = [key for key, layer in self.layers.items() if layer.activations_num_bits is not None]
-        if self.settings.prefer_weights_only_quantization and wide:
-            msg = (
-                "prefer_weights_only_quantization leaves values between layers float, and activations_num_bits of "
-                f"{wide[0]!r} says how wide their integers are; leave one of them out"
-            )
-            raise ModelError(msg)
-        if self.options.observer not in ("auto", *OBSERVERS):
-            known = ", ".join(map(repr, ("auto", *OBSERVERS)))
-            msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
-            raise ModelError(msg)
-        _ = self.scheme
-
-    @property
-    def scheme(self) -> QuantizationScheme:
-        """What the target computes in integers, with the width of weights that the user chose."""
-        scheme = scheme_of(self.target)
-        if scheme is None:
-            msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"
-            raise TargetError(msg)
-        full = self.settings.weights_utilize_full_int_range
-        bits = scheme.weights.bits if full is None else 8 if full else 7
-        return replace(scheme, weights=replace(scheme.weights, bits=bits))
-
-    @property
-    def idle(self) -> list[str]:
-        """Options that the user chose and that change nothing, as values between layers stay float."""
-        if not self.settings.prefer_weights_only_quantization:
-            return []
-        chosen = {"observer": self.options.observer != "auto"}
-        chosen |= {name: getattr(self.options, name) == "on" for name in ("equalization", "bias_correction")}
-        return [f"{name}={getattr(self.options, name)!r}" for name, is_chosen in chosen.items() if is_chosen]
-
-    @property
-    def smoothed_for(self) -> str:
-        """What channels are smoothed for, in words, whatever the target is."""
-        smoothing, equalization = self.options.smoothing, self.options.equalization
-        if self.settings.prefer_weights_only_quantization:
-            bits, blocks = _few_bits(self.settings)
-            sizes = " or ".join(map(str, blocks))
-            return NOTHING if smoothing == "off" else f"weights of {bits} bits in blocks of {sizes} ({smoothing=})"
-        return NOTHING if smoothing == equalization == "off" else f"values ({smoothing=}, {equalization=})"
-
-
-NOTHING = "nothing"
-"""What is smoothed for where that is switched off."""
-
-
-def _few_bits(settings: QuantizationSettings) -> tuple[int, list[int]]:
-    """Return the fewest bits that a weight may be held in, and the blocks."""
-    return min(as_list(settings.weights_num_bits)), as_list(settings.weights_only_quantization_block_size)
+from clika_ref.wanted import Wanted, few_bits
 
 
 def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
@@ -183,7 +106,7 @@ def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> di
     scheme, settings = wanted.scheme, wanted.settings
     smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
-        bits, blocks = _few_bits(settings)
+        bits, blocks = few_bits(settings)
         try_on = partial(FewBitReading, bits=bits, blocks=blocks, ways=Ways.of(wanted.options))
         wishes = Wishes(None, _share(smoothing, FREE_GAIN), None)
         return smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)

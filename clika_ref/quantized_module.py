@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from clika_ref.algorithms import Wanted, batches_of, begun, calibrated, decide
+from clika_ref.algorithms import batches_of, begun, calibrated, decide
 from clika_ref.argument_checks import check_call, check_kinds
 from clika_ref.autocast import outside_autocast
 from clika_ref.capture.calibration_inputs import Unread
@@ -31,6 +31,7 @@ from clika_ref.saved_module import SavedModule
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.simulation import Quantized
 from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of
+from clika_ref.wanted import Wanted
 
 INTERRUPTED = (
     "calibration was interrupted after {:,} batches; give the same calibration_inputs once more, and it goes on behind "

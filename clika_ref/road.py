@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clika_ref.algorithms import Wanted, batches_of, calibrated, decide, to_calibrate
+from clika_ref.algorithms import batches_of, calibrated, decide, to_calibrate
 from clika_ref.argument_checks import refuse_scripted
 from clika_ref.autocast import outside_autocast
 from clika_ref.capture.calibration_inputs import CalibrationInputs, Unread
@@ -31,6 +31,7 @@ from clika_ref.quantization_settings import LayerQuantizationSettings, Quantizat
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
 from clika_ref.simulation import Quantized
+from clika_ref.wanted import Wanted
 
 KEPT = (
     "The calibration_inputs are not read yet, as tracing_inputs are given and quantization_settings are not: "

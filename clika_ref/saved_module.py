@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from clika_ref.algorithms import Wanted
 from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
@@ -24,6 +23,7 @@ from clika_ref.saving.signature_format import signature_from_json, signature_to_
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.signature import Signature
 from clika_ref.simulation import Quantized, Simulation
+from clika_ref.wanted import Wanted
 from clika_ref.weights import bind_weights, named_tensors, non_persistent, register_weights
 
 UNSAVED = frozenset(

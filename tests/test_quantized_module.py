@@ -21,11 +21,11 @@ from clika_ref import (
     TargetError,
     clika_compile,
 )
-from clika_ref.algorithms import Wanted
 from clika_ref.core.registry import load_registry
 from clika_ref.exporting import quantized_check
 from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.report import layer_rows
+from clika_ref.wanted import Wanted
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 

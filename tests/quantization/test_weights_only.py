@@ -192,9 +192,7 @@ def test_a_width_that_the_target_lacks_is_refused():
 
 def test_a_target_that_takes_none_says_so(monkeypatch):
     target = load_registry().targets["onnxruntime"]
-    monkeypatch.setattr(
-        "clika_ref.algorithms.scheme_of", lambda _: replace(target.scheme, weights_only=None), raising=True
-    )
+    monkeypatch.setattr("clika_ref.wanted.scheme_of", lambda _: replace(target.scheme, weights_only=None), raising=True)
     with pytest.raises(TargetError, match="takes no weights in integers alone"):
         compiled()
 
