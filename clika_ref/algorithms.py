@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -15,11 +15,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target
-from clika_ref.emulation import stand_in_of
 from clika_ref.exporting.export import lower
 from clika_ref.input_checks import check_inputs
 from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
@@ -27,7 +25,6 @@ from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.layers import choices
-from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
 from clika_ref.quantization.smoothing import (
@@ -40,64 +37,11 @@ from clika_ref.quantization.smoothing import (
 )
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization.weight_scaling import FewBitReading
-from clika_ref.quantization.weights_only import as_list
-from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
-from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.quantization.weights_only import Ways
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import ClikaCompileOptions, Switch
+from clika_ref.settings import Switch
 from clika_ref.signature import Signature
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """How the user wants a model quantized, and for which target."""
-
-    target: Target
-    settings: QuantizationSettings
-    layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
-    options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
-
-    def __post_init__(self) -> None:
-        """Find out what cannot be had before the data is read.
-
-        Raises:
-            ModelError: this version does not have it, or a list in the settings was changed to what they do not take.
-            TargetError: the target computes in float, or is emulated and layers are to be timed.
-        """
-        for settings in (self.settings, *self.layers.values()):
-            settings.check()
-        if self.resolved.prefer_weights_only_quantization and self.scheme.weights_only is None:
-            msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
-            raise TargetError(msg)
-        if self.options.observer not in ("auto", *OBSERVERS):
-            known = ", ".join(map(repr, ("auto", *OBSERVERS)))
-            msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
-            raise ModelError(msg)
-        stand_in = stand_in_of(self.target)
-        if stand_in and self.options.optimize_for == "latency":
-            msg = (
-                f"optimize_for='latency' times layers, but {self.target.name} is emulated by {stand_in} here, whose "
-                "times say nothing of it; quantize for it with optimize_for='size'"
-            )
-            raise TargetError(msg)
-
-    @property
-    def resolved(self) -> QuantizationSettings:
-        """The settings, with what the target does where they leave it to that."""
-        only, wish = self.scheme.weights_only, self.settings.prefer_weights_only_quantization
-        is_wished = only is not None and only.is_default if wish is None else wish
-        return replace(self.settings, prefer_weights_only_quantization=is_wished)
-
-    @property
-    def scheme(self) -> QuantizationScheme:
-        """What the target computes in integers, with the width of weights that the user chose."""
-        scheme = scheme_of(self.target)
-        if scheme is None:
-            msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"
-            raise TargetError(msg)
-        full = self.settings.weights_utilize_full_int_range
-        bits = scheme.weights.bits if full is None else 8 if full else 7
-        return replace(scheme, weights=replace(scheme.weights, bits=bits))
+from clika_ref.wanted import Wanted, few_bits
 
 
 def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
@@ -105,7 +49,7 @@ def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibr
     clone, model = graph.clone(), fingerprint(graph)
     lower(clone, registry, wanted.target)
     if found is None:
-        calibration = Calibration(clone, RangeTable(model=model), model=model)
+        calibration = Calibration(clone, RangeTable(smoothed_for=wanted.smoothed_for, model=model), model=model)
     else:
         calibration = replace(found, graph=clone, model=model)
     _smooth(calibration, registry)
@@ -153,18 +97,17 @@ def calibrate(
         if not calibration.reservoir.batches:
             msg = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
             raise ModelError(msg)
-        calibration.is_whole = True
         known = f", {seen:,} of them from before" if seen else ""
         stage.done(f"{calibration.table.batches:,} batches{known}, {len(calibration.table.values):,} values")
 
 
 def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return what to smooth, given a batch; where only weights are quantized, what costs no node of its own."""
-    scheme, settings = wanted.scheme, wanted.resolved
+    scheme, settings = wanted.scheme, wanted.settings
     smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
-        bits, blocks = min(as_list(settings.weights_num_bits)), as_list(settings.weights_only_quantization_block_size)
-        try_on = partial(FewBitReading, bits=bits, blocks=blocks)
+        bits, blocks = few_bits(settings)
+        try_on = partial(FewBitReading, bits=bits, blocks=blocks, ways=Ways.of(wanted.options))
         wishes = Wishes(None, _share(smoothing, FREE_GAIN), None)
         return smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
     wishes = Wishes(_share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN))
@@ -207,6 +150,10 @@ def _ranges_in(path: Path, calibration: Calibration) -> RangeTable:
     found = RangeTable.load(path)
     if found.model != calibration.model:
         msg = f"{path} holds the ranges of another model, or of this one with other weights; {ANEW}"
+        raise ModelError(msg)
+    wanted = calibration.table.smoothed_for
+    if found.smoothed_for != wanted:
+        msg = f"{path} holds the ranges of channels smoothed for {found.smoothed_for}, not for {wanted}; {ANEW}"
         raise ModelError(msg)
     return found
 
@@ -293,6 +240,7 @@ def calibrated(
     registry: Registry,
     log: CompilationLog,
     *,
+    model: Graph,
     total: int | None = None,
     ranges_file: str | PathLike[str] = "",
 ) -> Stages:
@@ -304,17 +252,25 @@ def calibrated(
         wanted: what the user chose.
         registry: the plugins.
         log: what it tells.
+        model: the graph as it is stored, before it was made what is going to be written.
         total: how many batches there are, where that is known.
         ranges_file: where to save the ranges, and to begin with those that are there; nowhere where empty.
 
     Raises:
         ModelError: a key of the settings of layers matches nothing, or a width is asked for that the target lacks.
     """
+
+    def found() -> Stages:
+        chosen = choices(calibration.graph, wanted.settings, wanted.layers, model)
+        return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+
+    found()  # what cannot be had is refused before data is read
+    if wanted.idle:
+        log.warning(f"{', '.join(wanted.idle)} changes nothing where weights alone are quantized")
     with kept_in(ranges_file, calibration, registry, log):
         calibrate(calibration, batches, wanted, registry, log, total=total)
-    chosen = choices(calibration.graph, wanted.settings, wanted.layers)
-    stages = Stages(calibration, wanted.scheme, chosen, wanted.resolved, registry.operators, wanted.options)
-    if wanted.options.optimize_for == "latency" and not wanted.resolved.prefer_weights_only_quantization:
+    stages = found()  # smoothing may have added nodes
+    if wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization:
         with log.stage("Timing") as stage:
             timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
             stages.slow = timer.slower(calibration.graph, calibration.reservoir.batches[0])
@@ -323,26 +279,33 @@ def calibrated(
 
 
 def begun(
-    graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, *, has_data: bool
+    graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, log: CompilationLog, *, has_data: bool
 ) -> Calibration:
-    """Return what to quantize a compiled graph with: ranges that are there, or none where data is given anew.
+    """Return what to quantize a compiled graph with, which begins with what another calibration has found.
 
-    New data ends a pass that was interrupted, and otherwise begins another one. Ranges of the graph for another target
-    serve as well, unless that one's passes left other values.
+    Ranges of the graph for another target serve as well, unless that one's passes left other values. Where they do
+    not, or are of channels that were smoothed for something else, it begins anew.
 
-    Raises:
-        ModelError: a pass was interrupted, and no data is given to end it.
+    Args:
+        graph: of the module.
+        wanted: what the user chose.
+        registry: the plugins.
+        before: a pass over the same data that was interrupted, where data is given; otherwise the last one that was
+            not.
+        log: what it tells.
+        has_data: whether data is given; otherwise the batches that are kept have to do.
     """
-    if before is not None and before.table.batches and not before.is_whole and not has_data:
-        msg = (
-            f"calibration was interrupted after {before.table.batches} batches; give the same calibration_inputs once "
-            "more, and it goes on behind them"
-        )
-        raise ModelError(msg)
-    if before is not None and before.is_whole is not has_data:
-        found = to_calibrate(graph, wanted, registry, before)
-        if not _strange_values(found):
-            return found
+    if before is not None:
+        if before.table.smoothed_for == wanted.smoothed_for:
+            found = to_calibrate(graph, wanted, registry, before)
+            if not _strange_values(found):
+                return found
+        kept, counted = len(before.reservoir.batches), before.table.batches
+        if not has_data and kept < counted:
+            log.warning(
+                f"The ranges of {counted:,} batches, smoothed for {before.table.smoothed_for}, do not serve here: they "
+                f"are found anew from the first {kept:,}, which are kept; give calibration_inputs to have all counted"
+            )
     return to_calibrate(graph, wanted, registry)
 
 

@@ -50,7 +50,8 @@ def clika_compile(
             the one dict that ``forward`` takes), or a tuple that ends in a dict. Values do not matter, structure does.
             A side that differs between two elements is dynamic. By default the calibration inputs.
         calibration_inputs: representative data, read once: a list, a generator, a DataLoader. Elements are as those of
-            ``tracing_inputs``, in whose place some are traced with where these are None.
+            ``tracing_inputs``, in whose place some are traced with where these are None. Given beside these without
+            ``quantization_settings``, they are kept for `ClikaModule.clika_initialize_algorithms`, which reads them.
         deployment_settings: where the model will run; by default ONNX Runtime, chosen when it is exported.
         data_transform_fn: applied to each element first, for example ``lambda x: x.to("cuda")``.
         forward_fn: how an element is fed, ``forward_fn(model, args, kwargs)``: the call that it makes of the model is
@@ -65,7 +66,8 @@ def clika_compile(
         discard_input_model: the compiled module takes over the weights of the original, which costs no memory; False
             copies them, and the original stays bit-identical whatever happens to the copy. With True, a ``forward``
             that writes to its own parameters leaves on them what the runs on the tracing inputs wrote.
-        is_model_pretrained: False says that the weights are random, so that nothing is decided by them.
+        is_model_pretrained: False says that the weights are random: it changes nothing but for a warning of the log
+            where they are quantized, as that decides by them.
         is_dry_run: report what would happen and return the original model.
         skip_eval_set_mode: do not call ``model.eval()`` before tracing.
         graph_name: name of the graph; by default the class of the model.

@@ -13,6 +13,7 @@ import torch
 
 from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
+from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.inputs import pack
 from clika_ref.capture.origins import is_users
 from clika_ref.core.errors import ModelError
@@ -61,9 +62,23 @@ class ClikaModule(QuantizedModule):
         """Choose where exports go to, their options, and the folder of their logs."""
         self._clika_deployment, self._clika_options, self._clika_logs_dir = deployment, options, logs_dir
 
-    def clika_remember(self, examples: list[list[torch.Tensor]], timings: Mapping[str, float]) -> None:
-        """Keep the inputs to compare artifacts on, and the seconds that compilation took; neither is saved."""
-        self._clika_examples = examples
+    def clika_remember(
+        self,
+        examples: list[list[torch.Tensor]],
+        timings: Mapping[str, float],
+        *,
+        are_data: bool = False,
+        unread: Unread | None = None,
+    ) -> None:
+        """Keep what compilation was given or took, none of which is saved.
+
+        Args:
+            examples: the inputs to compare artifacts on.
+            timings: seconds.
+            are_data: whether the examples are calibration inputs, and not only shaped like them.
+            unread: calibration inputs that were given beside them.
+        """
+        self._clika_examples, self._clika_examples_are_data, self._clika_unread = examples, are_data, unread
         self._clika_timings.update(timings)
 
     # Running
@@ -105,7 +120,7 @@ class ClikaModule(QuantizedModule):
         super().train(mode)
         simulation = None if mode else self._simulated()
         if simulation is not None:
-            simulation.prepare(self.graph)
+            simulation.prepare(self.graph, looks_at_numbers=True)
         return self
 
     def _warn_of_autocast(self, compiled_in: str) -> None:
@@ -174,6 +189,8 @@ class ClikaModule(QuantizedModule):
         """
         check_kinds(locals())  # which are the arguments, and nothing else yet
         self._require_exportable()
+        if self._clika_simulation is not None and not self.training:  # what it computes is that of the artifact
+            self._clika_simulation.prepare(self.graph, looks_at_numbers=True)
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         form = configuration()
         inputs = chosen_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])

@@ -147,7 +147,10 @@ class QuantizationSettings(_Checked):
     """Leave float what is more sensitive than the threshold; False quantizes whatever the target can."""
 
     skip_tail_quantization: bool | None = None
-    """Leave float what comes behind the last layer with weights, and that layer; None where it is too sensitive."""
+    """Leave float what comes behind the last layer with weights, and that layer; None where it is too sensitive.
+
+    False quantizes these layers however sensitive they are, where the threshold is not 0.
+    """
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "weights_num_bits": _widths,
@@ -172,6 +175,15 @@ class QuantizationSettings(_Checked):
                 f"{self.activations_num_bits} says how wide their integers are; leave one of them out"
             )
         return ""
+
+    def with_threshold(self, threshold: float) -> QuantizationSettings:
+        """Return settings with a threshold, by which alone it is decided what is too sensitive."""
+        return dataclasses.replace(
+            self,
+            quantization_sensitivity_threshold=threshold,
+            automatic_skip_quantization=True,
+            skip_tail_quantization=self.skip_tail_quantization or None,
+        )
 
 
 @dataclass

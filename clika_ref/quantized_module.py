@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import torch
 
-from clika_ref.algorithms import Wanted, batches_of, begun, calibrated, decide
+from clika_ref.algorithms import batches_of, begun, calibrated, decide
 from clika_ref.argument_checks import check_call, check_kinds
 from clika_ref.autocast import outside_autocast
-from clika_ref.capture.calibration_inputs import CalibrationInputs
+from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
@@ -20,6 +20,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
 from clika_ref.exporting.configuration import configuration
 from clika_ref.exporting.export import target_for
+from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.goal import TRIALS, GoalSearch
@@ -31,6 +32,23 @@ from clika_ref.saved_module import SavedModule
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.simulation import Quantized
 from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of
+from clika_ref.wanted import Wanted
+
+INTERRUPTED = (
+    "calibration was interrupted after {:,} batches; give the same calibration_inputs once more, and it goes on behind "
+    "them"
+)
+
+
+NO_DATA = (
+    "there is nothing to calibrate with: the module is a copy, or was loaded, which keeps neither ranges nor the "
+    "inputs that it was traced with; give it calibration_inputs"
+)
+
+TRACED = (
+    "The ranges are those of the {:,} inputs that the module was traced with, whose values need not be like those of "
+    "the data; give calibration_inputs"
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,14 @@ class _How:
     layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None
     data_transform_fn: Callable[[Any], Any] | None = None
     forward_fn: ForwardFn | None = None
+
+    def data(self, unread: Unread | None) -> Unread | None:
+        """Return the data to read: what is given, or else what compilation has not read."""
+        if self.calibration_inputs is not None:
+            return Unread(self.calibration_inputs, self.data_transform_fn, self.forward_fn)
+        if unread is None:
+            return None
+        return Unread(unread.inputs, self.data_transform_fn or unread.transform, self.forward_fn or unread.forward_fn)
 
 
 @dataclass(frozen=True)
@@ -70,9 +96,10 @@ class QuantizedModule(SavedModule):
         """Calibrate and quantize a module that is compiled already, or quantize it otherwise; return what was decided.
 
         The arguments mean what they mean to `clika_compile`. Data need not be given twice: another threshold, other
-        layers or weights that were trained since begin with the ranges that are there. Without any, the inputs that the
-        module was traced with are taken. After an interrupt, a call with the same data goes on where it stopped; until
-        it succeeds, the module computes as before.
+        layers or weights that were trained since begin with the ranges that are there. Where there are none, the
+        calibration inputs are read that `clika_compile` was given beside ``tracing_inputs``; where these are all there
+        is, they are taken, with a warning. After an interrupt, a call with the same data goes on where it stopped;
+        until it succeeds, the module computes as before.
 
         Raises:
             ModelError: there is no data, or it does not fit; settings ask for what there is not.
@@ -157,27 +184,45 @@ class QuantizedModule(SavedModule):
 
     @contextlib.contextmanager
     def _calibrated(self, settings: QuantizationSettings | None, how: _How) -> Iterator[_Calibrated]:
-        """Calibrate as the user wants."""
-        registry, before = self._clika_registry or load_registry(), self._clika_calibration
+        """Calibrate as the user wants; ranges that are there stay until others are whole."""
+        registry, known = self._clika_registry or load_registry(), self._clika_calibration
+        data = how.data(None if known else self._clika_unread)
         deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         layers = how.layer_quantization_settings or {}
         target = target_for(deployment, registry)
         wanted = Wanted(target, settings or QuantizationSettings(), layers, self._clika_options)
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
-            if how.calibration_inputs is not None:
-                data = CalibrationInputs(how.calibration_inputs, how.data_transform_fn, how.forward_fn)
-                total = data.count
-                batches = batches_of(self.graph, self._clika_signature, data.calls(callee_of(self)), log)
+            before = self._clika_unfinished if data else known
+            calibration = begun(self.graph, wanted, registry, before, log, has_data=data is not None)
+            if data is not None:
+                batches, total, file = self._read(data, calibration, log), data.count, self._clika_options.ranges_file
             else:
-                batches = before.reservoir.batches if before else self._clika_examples
-                total = len(batches)
-            has_data = how.calibration_inputs is not None
-            calibration = begun(self.graph, wanted, registry, before, has_data=has_data)
-            self._clika_calibration = calibration
-            file = self._clika_options.ranges_file if has_data else ""
-            stages = calibrated(calibration, batches, wanted, registry, log, total=total, ranges_file=file)
+                batches = known.reservoir.batches if known else self._traced(log)
+                total, file = len(batches), ""
+            told = wanted, registry, log
+            stages = calibrated(calibration, batches, *told, model=self.graph, total=total, ranges_file=file)
+            self._clika_calibration, self._clika_unfinished = calibration, None
             yield _Calibrated(stages, deployment, wanted, log)
             self._clika_timings.update(log.timings)
+
+    def _read(self, data: Unread, calibration: Calibration, log: CompilationLog) -> Iterator[list[torch.Tensor]]:
+        """Begin to read data, for a calibration that is kept until it has come to an end."""
+        self._clika_unfinished, self._clika_unread = calibration, None
+        yield from batches_of(self.graph, self._clika_signature, data.begin().calls(callee_of(self)), log)
+
+    def _traced(self, log: CompilationLog) -> list[list[torch.Tensor]]:
+        """Return the inputs that the module was traced with, in place of data.
+
+        Raises:
+            ModelError: there are none; or data was being read, and not to its end.
+        """
+        if self._clika_unfinished is not None:
+            raise ModelError(INTERRUPTED.format(self._clika_unfinished.table.batches))
+        if not self._clika_examples:
+            raise ModelError(NO_DATA)
+        if not self._clika_examples_are_data:
+            log.warning(TRACED.format(len(self._clika_examples)))
+        return self._clika_examples
 
     def _plan_for(self, deployment: BaseDeploymentSettings) -> Plan | None:
         """Return what becomes integers for a target: what was decided for its own, for another one what ranges tell.
@@ -212,8 +257,9 @@ class QuantizedModule(SavedModule):
             raise ModelError(msg)
         registry, other = self._clika_registry or load_registry(), replace(wanted, target=target)
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
-            calibration = begun(self.graph, other, registry, before, has_data=False)
-            stages = calibrated(calibration, before.reservoir.batches, other, registry, log)
+            calibration = begun(self.graph, other, registry, before, log, has_data=False)
+            batches = before.reservoir.batches
+            stages = calibrated(calibration, batches, other, registry, log, model=self.graph)
             return decide(stages, self.graph, other, registry, log)
 
     def clika_compare_targets(self, *deployments: BaseDeploymentSettings) -> TargetComparison:

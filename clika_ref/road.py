@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from clika_ref.algorithms import Wanted, batches_of, calibrated, decide, to_calibrate
+from clika_ref.algorithms import batches_of, calibrated, decide, to_calibrate
 from clika_ref.argument_checks import refuse_scripted
 from clika_ref.autocast import outside_autocast
-from clika_ref.capture.calibration_inputs import CalibrationInputs
+from clika_ref.capture.calibration_inputs import CalibrationInputs, Unread
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
 from clika_ref.capture.inputs import ForwardFn, ModelCall, model_calls, refuse_odd_weights
@@ -31,8 +31,17 @@ from clika_ref.quantization_settings import LayerQuantizationSettings, Quantizat
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
 from clika_ref.simulation import Quantized
+from clika_ref.wanted import Wanted
 
-UNREAD = "The calibration_inputs are not read, as tracing_inputs are given and quantization_settings are not"
+KEPT = (
+    "The calibration_inputs are not read yet, as tracing_inputs are given and quantization_settings are not: "
+    "clika_initialize_algorithms() will read them"
+)
+
+UNTRAINED = (
+    "is_model_pretrained=False changes nothing: what is quantized is decided by the weights as they are; train first, "
+    "and quantize then, with clika_initialize_algorithms()"
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,18 @@ class Given:
     forward_fn: ForwardFn | None
     quantization_settings: QuantizationSettings | None
     layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None
+
+    @property
+    def data(self) -> Unread | None:
+        """The data to quantize with."""
+        if self.calibration_inputs is None:
+            return None
+        return Unread(self.calibration_inputs, self.data_transform_fn, self.forward_fn)
+
+    @property
+    def unread(self) -> Unread | None:
+        """That data, where this compilation neither quantizes nor traces with it."""
+        return self.data if self.quantization_settings is None and self.tracing_inputs is not None else None
 
 
 @in_one_chunk
@@ -62,8 +83,10 @@ def compile_model(
     registry = _registry_for(deployment)
     with CompilationLog.open(logs_dir) as log:
         log.header(_echoed(choices, options, deployment, given.quantization_settings))
-        if given.calibration_inputs is not None is not given.tracing_inputs and given.quantization_settings is None:
-            log.detail(UNREAD)
+        if given.quantization_settings is not None and not choices.is_model_pretrained:
+            log.warning(UNTRAINED)
+        if given.unread is not None:
+            log.detail(KEPT)
         module = _compile(_Travel(callee, given, registry, choices, log, options, deployment))
     if module is None:
         return module_or_func  # type: ignore[return-value]
@@ -100,7 +123,9 @@ def _compile(travel: _Travel) -> ClikaModule | None:
                 report_dry_run(captured.graph, registry, travel.deployment, log, found)
                 return None
             module = _wrap(captured, callee, registry, choices, log)
-    module.clika_remember([captured.signature.graph_inputs(leaves) for leaves in captured.calls], log.timings)
+    examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
+    are_data = travel.given.tracing_inputs is None
+    module.clika_remember(examples, log.timings, are_data=are_data, unread=travel.given.unread)
     if wanted is not None and found is not None:
         module.clika_adopt(Quantized(wanted.target.name, found.plan), calibration, wanted)
     return module.train(training)
@@ -118,12 +143,11 @@ def _wanted(travel: _Travel) -> Wanted | None:
 def _calls(travel: _Travel) -> tuple[list[ModelCall], CalibrationInputs | None]:
     """Return the calls to trace, and the data to calibrate with, of which they may be a part."""
     given, data = travel.given, None
-    tracing, calibration = given.tracing_inputs, given.calibration_inputs
-    if given.quantization_settings is not None and calibration is not None:
-        data = CalibrationInputs(calibration, given.data_transform_fn, given.forward_fn)
-        if tracing is None:
+    if given.quantization_settings is not None and given.data is not None:
+        data = given.data.begin()
+        if given.tracing_inputs is None:
             return data.examples(travel.callee), data
-    inputs = calibration if tracing is None else tracing
+    inputs = given.calibration_inputs if given.tracing_inputs is None else given.tracing_inputs
     return model_calls(travel.callee, inputs, given.data_transform_fn, given.forward_fn), data
 
 
@@ -133,7 +157,8 @@ def _quantize(
     """Calibrate the graph and decide what of it becomes integers."""
     batches = batches_of(captured.graph, captured.signature, data.calls(travel.callee), travel.log)
     calibration, file = to_calibrate(captured.graph, wanted, travel.registry), travel.options.ranges_file
-    stages = calibrated(calibration, batches, wanted, travel.registry, travel.log, total=data.count, ranges_file=file)
+    told = wanted, travel.registry, travel.log
+    stages = calibrated(calibration, batches, *told, model=captured.graph, total=data.count, ranges_file=file)
     return calibration, decide(stages, captured.graph, wanted, travel.registry, travel.log)
 
 

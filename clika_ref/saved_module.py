@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clika_ref.algorithms import Wanted
+from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
@@ -23,10 +23,20 @@ from clika_ref.saving.signature_format import signature_from_json, signature_to_
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.signature import Signature
 from clika_ref.simulation import Quantized, Simulation
+from clika_ref.wanted import Wanted
 from clika_ref.weights import bind_weights, named_tensors, non_persistent, register_weights
 
 UNSAVED = frozenset(
-    {"_clika_forward", "_clika_run", "_clika_registry", "_clika_simulation", "_clika_calibration", "_clika_wanted"}
+    {
+        "_clika_forward",
+        "_clika_run",
+        "_clika_registry",
+        "_clika_simulation",
+        "_clika_calibration",
+        "_clika_unfinished",
+        "_clika_unread",
+        "_clika_wanted",
+    }
 )
 """Attributes that copies make anew."""
 
@@ -49,8 +59,11 @@ class SavedModule(nn.Module):
         self._clika_logs_dir: Any = None
         self._clika_timings: dict[str, float] = {}
         self._clika_examples: list[list[torch.Tensor]] = []
+        self._clika_examples_are_data = False
         self._clika_quantized: Quantized | None = None
         self._clika_calibration: Calibration | None = None
+        self._clika_unfinished: Calibration | None = None
+        self._clika_unread: Unread | None = None
         self._clika_simulation: Simulation | None = None
         self._clika_wanted: Wanted | None = None
         if graph is not None and signature is not None:
@@ -61,7 +74,8 @@ class SavedModule(nn.Module):
         self, quantized: Quantized | None, calibration: Calibration | None, wanted: Wanted | None = None
     ) -> None:
         """Compute from now on as quantized, in eval mode, and keep what the next quantization can begin with."""
-        self._clika_quantized, self._clika_calibration, self._clika_simulation = quantized, calibration, None
+        self._clika_quantized, self._clika_calibration = quantized, calibration
+        self._clika_simulation = self._clika_unfinished = self._clika_unread = None
         self._clika_wanted = wanted
 
     def _install(self, graph: Graph, signature: Signature) -> None:
@@ -157,7 +171,8 @@ class SavedModule(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         text = state.pop("_clika_graph", None)
         super().__setstate__(state)
-        self._clika_registry = self._clika_calibration = self._clika_simulation = self._clika_wanted = None
+        self._clika_registry = self._clika_calibration = self._clika_unfinished = self._clika_unread = None
+        self._clika_simulation = self._clika_wanted = None
         if text is not None:
             document = json.loads(text)
             graph = graph_from_json(document["graph"], _finder(load_registry()), named_tensors(self))

@@ -16,6 +16,7 @@ from clika_ref.core.targets import Target
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written
 from clika_ref.fast_form import fast_form
+from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.settings import remedy_for
@@ -55,7 +56,9 @@ def quantized_graph(graph: Graph, plan: Plan, target: Target, registry: Registry
 class Simulation:
     """Runs a quantized graph; it is made anew whenever a weight has changed since.
 
-    What a call writes to, such as a cache, is the module's own, and no reason to make it anew.
+    A call sees that by the versions of tensors, which is cheap; what is written to ``.data`` raises none, and is seen
+    by the numbers themselves where these are asked for. What a call writes to, such as a cache, is the module's own,
+    and no reason to make it anew.
     """
 
     def __init__(self, quantized: Quantized, registry: Registry) -> None:
@@ -68,6 +71,7 @@ class Simulation:
             raise TargetError(msg)
         self._plan, self._target, self._registry = quantized.plan, target, registry
         self._made_of: list[tuple[torch.Tensor, int]] = []
+        self._mark = ""
         self._run: Callable[..., Sequence[torch.Tensor]] | None = None
 
     def __call__(self, graph: Graph, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -87,11 +91,18 @@ class Simulation:
         assert self._run is not None
         return self._run(*inputs)
 
-    def prepare(self, graph: Graph) -> None:
-        """Make integers of the weights as they are now, where they are not those of before."""
+    def prepare(self, graph: Graph, *, looks_at_numbers: bool = False) -> None:
+        """Make integers of the weights as they are now, where they are not those of before.
+
+        Args:
+            graph: that of the module, bound to its weights as they are now.
+            looks_at_numbers: whether to compare the `fingerprint` too, which no write escapes that changes most of a
+                weight.
+        """
         found = _versions(graph)
-        if self._run is None or not _is_same(self._made_of, found):
-            self._run, self._made_of = self._prepared(graph), found
+        is_same = self._run is not None and _is_same(self._made_of, found)
+        if not is_same or (looks_at_numbers and self._mark != fingerprint(graph)):
+            self._run, self._made_of, self._mark = self._prepared(graph), found, fingerprint(graph)
 
     def _refuse_old_weights(self) -> None:
         if self._run is None or any(t._version != version for t, version in self._made_of if version != UNSEEN):

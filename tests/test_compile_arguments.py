@@ -441,11 +441,11 @@ def test_a_function_that_raises_keeps_its_error_and_names_its_element(name):
     assert caught.value.__notes__ == [f"in {name}, called for element 2 of the inputs"]
 
 
-def test_calibration_inputs_beside_tracing_inputs_are_logged_as_not_read(tmp_path):
+def test_calibration_inputs_beside_tracing_inputs_are_logged_as_not_read_yet(tmp_path):
     def never():
         pytest.fail("the calibration inputs were read")
         yield
 
     clika_compile(Net(), tracing_inputs=images(), calibration_inputs=never(), logs_dir=tmp_path)
     (log,) = tmp_path.iterdir()
-    assert "calibration_inputs are not read, as tracing_inputs are given and" in log.read_text()
+    assert "not read yet, as tracing_inputs are given and quantization_settings are not: clika_init" in log.read_text()

@@ -21,12 +21,12 @@ from clika_ref import (
     TargetError,
     clika_compile,
 )
-from clika_ref.algorithms import Wanted
 from clika_ref.core.registry import load_registry
 from clika_ref.exporting import quantized_check
 from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.report import layer_rows
 from clika_ref.simulation import Simulation
+from clika_ref.wanted import Wanted
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 
@@ -64,6 +64,9 @@ def compiled(settings=None, data=None, **options):
 def noise(wanted, found):
     wanted, found = wanted.detach(), found.detach()
     return decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
+
+
+NAN, INFINITE = (torch.full((4, 3, 10, 10), number) for number in (float("nan"), float("inf")))
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +133,16 @@ def test_weights_that_change_change_what_it_computes(module):
     assert noise(before - net().head.bias, 2 * (twin(x) - net().head.bias)) > 25
     twin.load_state_dict(module.state_dict())
     assert torch.equal(twin(x), before)
+
+
+@pytest.mark.parametrize("renews", ["eval", "export"])
+def test_what_is_written_to_data_which_raises_no_version_is_seen_by_eval_and_by_an_export(module, tmp_path, renews):
+    x, twin = batches(1)[0], copy.deepcopy(module).eval()
+    before = twin(x)
+    twin.get_parameter("head.weight").data.mul_(0.5)
+    assert torch.equal(twin(x), before), "or a call sees it too, and ARCHITECTURE.md says otherwise"
+    twin.eval() if renews == "eval" else twin.clika_export(tmp_path / "net.onnx")
+    assert noise(before - net().head.bias, 2 * (twin(x) - net().head.bias)) > 25
 
 
 def test_what_pytorch_itself_exports_runs_in_integers_and_computes_what_the_module_does(module, tmp_path):
@@ -221,6 +234,77 @@ def test_a_float_module_is_quantized_later():
     assert 20 < noise(before, module(x)) < 60
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"layer_quantization_settings": {"bdoy": LayerQuantizationSettings()}}, "near it are 'body'"),
+        ({"layer_quantization_settings": {"stem.1": LayerQuantizationSettings()}}, "is folded into others .*'conv2d'"),
+        ({"quantization_settings": QuantizationSettings(weights_num_bits=3)}, "weights of 3 bits are asked for"),
+        (
+            {"quantization_settings": QuantizationSettings(weights_num_bits=3, prefer_weights_only_quantization=True)},
+            "weights of 3 bits are asked for",
+        ),
+    ],
+)
+def test_keys_and_widths_that_there_are_not_are_refused_before_data_is_read(arguments, said):
+    def read_once():
+        read.append(1)
+        yield from batches()
+
+    read = []
+    module = clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=read_once())
+    with pytest.raises(ModelError, match=said):
+        module.clika_initialize_algorithms(**arguments)
+    assert not read
+    with pytest.raises(ModelError, match=said):
+        compiled(**{"settings": arguments.pop("quantization_settings", None), **arguments}, data=read_once())
+    module.clika_initialize_algorithms()
+    assert module._clika_calibration.table.batches == 4
+
+
+@pytest.mark.parametrize("transform", [None, torch.neg])
+def test_data_that_compilation_did_not_read_is_read_later(tmp_path, transform):
+    data = iter([x.neg() if transform else x for x in batches()])
+    module = clika_compile(
+        net(), tracing_inputs=batches(1, seed=9), calibration_inputs=data, data_transform_fn=transform
+    ).eval()
+    found = module.clika_initialize_algorithms(deployment_settings=HERE)
+    assert sum(not layer.reason for layer in found.layers) == 3
+    assert torch.equal(module(batches(1)[0]), compiled()(batches(1)[0]))
+    module.clika_initialize_algorithms()  # with the ranges that there are now
+    assert torch.equal(module(batches(1)[0]), compiled()(batches(1)[0]))
+
+
+def test_data_that_was_kept_is_asked_for_again_where_reading_it_was_interrupted():
+    def data():
+        yield from batches(6)[:5]
+        raise KeyboardInterrupt
+
+    module = clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=data())
+    with pytest.raises(KeyboardInterrupt):
+        module.clika_initialize_algorithms()
+    with pytest.raises(ModelError, match=r"interrupted after 5 batches; give the same calibration_inputs once more"):
+        module.clika_initialize_algorithms()
+    module.clika_initialize_algorithms(calibration_inputs=batches(6))
+    assert module._clika_calibration.table.batches == 6
+
+
+@pytest.mark.parametrize("traced", ["tracing_inputs", "calibration_inputs"])
+def test_inputs_that_were_only_traced_with_are_calibrated_on_with_a_warning(tmp_path, traced):
+    module = clika_compile(net(), **{traced: batches()}, logs_dir=tmp_path)
+    module.clika_initialize_algorithms()
+    warned = "those of the 4 inputs that the module was traced with" in "".join(
+        p.read_text() for p in tmp_path.iterdir()
+    )
+    assert warned is (traced == "tracing_inputs")
+
+
+def test_a_copy_which_keeps_no_inputs_asks_for_data():
+    copied = copy.deepcopy(clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=batches()))
+    with pytest.raises(ModelError, match=r"nothing to calibrate with: the module is a copy, or was loaded, .* give it"):
+        copied.clika_initialize_algorithms()
+
+
 def test_after_an_interrupt_the_module_is_as_before_and_goes_on_where_it_stopped():
     module = clika_compile(net(), tracing_inputs=batches(1))
     x = batches(1)[0]
@@ -238,6 +322,30 @@ def test_after_an_interrupt_the_module_is_as_before_and_goes_on_where_it_stopped
     module.clika_initialize_algorithms(calibration_inputs=batches(6))
     assert module._clika_calibration.table.batches == 6
     assert torch.equal(module(x), compiled(data=batches(6))(x))
+
+
+@pytest.mark.parametrize("broken", [NAN, None], ids=["NaN", "an interrupt"])
+def test_a_calibration_that_fails_leaves_the_ranges_that_were_there(tmp_path, broken):
+    def failing():
+        yield from batches(5, seed=7)
+        if broken is None:
+            raise KeyboardInterrupt
+        yield broken
+
+    module, x = compiled(logs_dir=tmp_path), batches(1)[0]
+    before = module(x)
+    for _ in range(2):
+        with pytest.raises((ModelError, KeyboardInterrupt)):
+            module.clika_initialize_algorithms(calibration_inputs=failing())
+    assert torch.equal(module(x), before)
+    assert module.clika_compare_targets(HERE).rows[0].layers == 3
+    module.clika_initialize_algorithms(calibration_inputs=batches(6, seed=7))
+    assert torch.equal(module(x), compiled(data=batches(6, seed=7))(x))
+    assert "6 batches, 5 of them from before" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    with pytest.raises((ModelError, KeyboardInterrupt)):
+        module.clika_initialize_algorithms(calibration_inputs=failing())
+    module.clika_initialize_algorithms()
+    assert torch.equal(module(x), compiled(data=batches(6, seed=7))(x))
 
 
 def test_ranges_are_saved_when_compilation_is_interrupted_and_begun_with(tmp_path):
@@ -322,9 +430,6 @@ def test_a_last_batch_that_is_merely_smaller_is_left_out_with_a_warning(tmp_path
     assert "It is the last one, and is left out" in log
 
 
-NAN, INFINITE = (torch.full((4, 3, 10, 10), number) for number in (float("nan"), float("inf")))
-
-
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -339,6 +444,13 @@ def test_bad_data_is_an_error_that_names_the_batch(data, said):
     settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
     with pytest.raises(ModelError, match=said):
         clika_compile(net(), calibration_inputs=data, **settings)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_weights_that_are_not_trained_decide_all_the_same_with_a_warning(tmp_path, is_trained):
+    compiled(is_model_pretrained=is_trained, logs_dir=tmp_path)
+    (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
+    assert ("is_model_pretrained=False changes nothing: what is quantized is decided by" in log) is not is_trained
 
 
 def test_a_dry_run_prints_the_summary_and_returns_the_model(capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,6 +75,28 @@ class CalibrationInputs:
 
     def _call(self, callee: Callee, number: int, element: Any) -> ModelCall:
         return model_call(callee, element, self._transform, self._forward_fn, number + 1)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Calibration inputs that nobody has begun to read, and how an element of them becomes a call."""
+
+    inputs: Iterable[Any]
+    transform: Callable[[Any], Any] | None = None
+    forward_fn: ForwardFn | None = None
+
+    @property
+    def count(self) -> int | None:
+        """How many elements there are, where that can be known without reading them."""
+        return _count(self.inputs)
+
+    def begin(self) -> CalibrationInputs:
+        """Begin to read them.
+
+        Raises:
+            ModelError: they cannot be iterated over.
+        """
+        return CalibrationInputs(self.inputs, self.transform, self.forward_fn)
 
 
 def _count(inputs: Iterable[Any]) -> int | None:

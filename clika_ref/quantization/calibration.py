@@ -63,8 +63,6 @@ class Calibration:
     graph: Graph
     table: RangeTable = field(default_factory=RangeTable)
     reservoir: Reservoir = field(default_factory=Reservoir)
-    is_whole: bool = False
-    """Whether the pass has come to its end."""
     model: str = ""
     """The `fingerprint` of the graph that it began with, of which ``graph`` is what is going to be written."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from clika_ref.core.errors import ModelError
 from clika_ref.quantization.decision import Quantization
@@ -45,7 +45,8 @@ class GoalTrial:
 class GoalSearch:
     """Bisects the thresholds at which one more layer is quantized, as many as make the score fall by ``max_drop``.
 
-    Scores need not fall with each layer: of all that were tried and stay within, that with the fewest bytes is best.
+    Where layers have widths to choose from, these are those at which one may take its narrowest, or its widest. Scores
+    need not fall with each layer: of all that were tried and stay within, that with the fewest bytes is best.
 
     Raises:
         ModelError: ``max_drop`` is no number from 0.
@@ -76,7 +77,7 @@ class GoalSearch:
         With one of 0, which quantizes nothing, where only the float model is within ``max_drop``.
         """
         threshold = min(self.best.threshold, EVERYTHING) if self.best is not None else 0.0
-        return replace(chosen, quantization_sensitivity_threshold=threshold, automatic_skip_quantization=True)
+        return chosen.with_threshold(threshold)
 
     def run(
         self, decided: Callable[[float], Quantization], score: Callable[[Quantization | None], float]
@@ -92,8 +93,9 @@ class GoalSearch:
         """
         self.baseline = _finite(score(None))
         whole = decided(EVERYTHING)
-        thresholds = sorted({row.threshold for row in whole.what_if})
-        if thresholds and not self._try(math.inf, whole, score):
+        if whole.what_if and not self._try(math.inf, whole, score):
+            finest = decided(0.0)  # which lets nothing pass, so that each layer comes to its widest integers
+            thresholds = sorted({row.threshold for row in (*whole.what_if, *finest.what_if)})
             within, above = -1, len(thresholds) - 1  # the last one gives the whole
             while above - within > 1:
                 middle = (within + above) // 2
@@ -118,7 +120,7 @@ class GoalSearch:
             return "no layer can be quantized: the summary says why for each"
         if not failed:
             return ""
-        least = min(failed, key=lambda trial: trial.layers)
+        least = max(failed, key=lambda trial: trial.bytes)
         last = max((x for x in least.found.layers if not x.reason), key=lambda x: x.sensitivity or 0.0, default=None)
         named = f", {last.scope or last.name} the most sensitive of them" if last else ""
         fall = f"the score falls by {least.drop:g}, more than max_drop={self.max_drop:g}"

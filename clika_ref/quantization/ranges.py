@@ -17,7 +17,7 @@ from clika_ref.quantization.histogram import BINS, Histogram
 from clika_ref.quantization.statistics import ExactSum, Measured, Statistics
 from clika_ref.storage import write_atomically
 
-VERSION = 2
+VERSION = 3
 """Of the form on disk; raised whenever files written before can no longer be read."""
 
 DOCUMENT = "clika_ranges"
@@ -42,6 +42,8 @@ class RangeTable:
 
     The statistics are of the quotients, too. None where it was not looked for yet.
     """
+    smoothed_for: str = ""
+    """What that was looked for, in words; the quotients serve nothing else."""
     model: str = ""
     """Whose values they are (`clika_ref.quantization.fingerprint`); nothing where that is not known."""
 
@@ -71,6 +73,7 @@ class RangeTable:
             "model": self.model,
             "batches": self.batches,
             "smoothing": None if self.smoothing is None else [*self.smoothing],
+            "smoothed for": self.smoothed_for,
             "values": {name: _to_json(statistics) for name, statistics in self.values.items()},
         }
         counts = [statistics.histogram.counts for statistics in self.values.values()]
@@ -98,7 +101,8 @@ class RangeTable:
                 raise ModelError(msg)
             found = zip(document["values"].items(), counts, strict=True)
             values = {name: _from_json(entry, of_value) for (name, entry), of_value in found}
-            return cls(values, int(document["batches"]), smoothing, str(document["model"]))
+            told = str(document["smoothed for"]), str(document["model"])
+            return cls(values, int(document["batches"]), smoothing, *told)
         except (OSError, KeyError, ValueError, TypeError, AttributeError, safetensors.SafetensorError) as error:
             msg = f"{path} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
             raise ModelError(msg) from error

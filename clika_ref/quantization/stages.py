@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,7 +24,7 @@ from clika_ref.quantization.ranging import FIRST, Ranging, ranged
 from clika_ref.quantization.sensitivity import Sensitivities, sensitivities, too_sensitive, varying_share
 from clika_ref.quantization.trials import Trial
 from clika_ref.quantization.weight_rounding import rounded_weights
-from clika_ref.quantization.weights_only import compressed_weights
+from clika_ref.quantization.weights_only import Ways, compressed_weights, options_of
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.quantization_settings import QuantizationSettings
 from clika_ref.settings import ClikaCompileOptions, Switch
@@ -43,7 +43,7 @@ class Stages:
     is one, what both are tried on.
 
     Raises:
-        ModelError: a width is asked for that the target does not have.
+        ModelError: a width or a block is asked for that the target does not have.
     """
 
     calibration: Calibration
@@ -63,7 +63,10 @@ class Stages:
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        if not self._is_of_weights:
+        if self._is_of_weights:
+            assert self.scheme.weights_only is not None
+            options_of(self._graph, self.scheme.weights_only, self.chosen, self.settings, self._left)
+        else:
             _refuse_widths(self.chosen, self.scheme)
 
     def decided(self, threshold: float | None = None) -> Quantization:
@@ -72,9 +75,7 @@ class Stages:
         Args:
             threshold: in place of the ``quantization_sensitivity_threshold`` of the settings.
         """
-        settings = self.settings
-        if threshold is not None:
-            settings = replace(settings, quantization_sensitivity_threshold=threshold, automatic_skip_quantization=True)
+        settings = self.settings if threshold is None else self.settings.with_threshold(threshold)
         found = self._of_weights(settings) if self._is_of_weights else self._of_values(settings)
         if not found.plan.is_empty:
             found.plan.smoothing = self.calibration.table.smoothing or {}
@@ -86,13 +87,21 @@ class Stages:
 
     def _of_weights(self, settings: QuantizationSettings) -> Quantization:
         assert self.scheme.weights_only is not None
-        found = compressed_weights(self.calibration, self.scheme.weights_only, self.chosen, settings, self._skipped)
+        found = compressed_weights(
+            self.calibration,
+            self.scheme.weights_only,
+            self.chosen,
+            settings,
+            self._skipped,
+            forced=self._forced(settings),
+            ways=lambda: Ways.of(self.options, is_late=self._is_late),
+        )
         return of_weights_only(self._graph, self.scheme, found)
 
     def _of_values(self, settings: QuantizationSettings) -> Quantization:
         ranging = self._ranging
         weighed, placement, plan, error = ranging.weighed, self._placement, replace(ranging.plan), ranging.error
-        too_sensitive = _too_sensitive(weighed, settings)
+        too_sensitive = _too_sensitive(weighed, settings, self._forced(settings))
         if too_sensitive:
             placement = self._placed({**self._skipped, **too_sensitive})
             plan = self._planner.plan(placement, ranging.observer, ranging.own)
@@ -143,12 +152,22 @@ class Stages:
         return self.calibration.reservoir.batches[0]
 
     @cached_property
+    def _left(self) -> dict[Node, str]:
+        """The nodes that the user leaves float, and by which setting."""
+        return {node: choice.skipped for node, choice in self.chosen.items() if choice.skipped}
+
+    @cached_property
     def _skipped(self) -> dict[Node, str]:
         """The nodes that stay float whatever the threshold is, and why."""
-        skipped = {**self.slow, **{node: choice.skipped for node, choice in self.chosen.items() if choice.skipped}}
+        skipped = {**self.slow, **self._left}
         if self.settings.skip_tail_quantization:
             skipped |= {node: TAIL for node in tail_layers(self._graph) if node not in skipped}
         return skipped
+
+    def _forced(self, settings: QuantizationSettings) -> list[Node]:
+        """Return the layers that become integers however sensitive they are."""
+        is_lossless = not settings.quantization_sensitivity_threshold
+        return [] if settings.skip_tail_quantization is not False or is_lossless else tail_layers(self._graph)
 
     def _placed(self, skipped: Mapping[Node, str]) -> Placement:
         table = self.calibration.table
@@ -220,10 +239,12 @@ def tail_layers(graph: Graph) -> list[Node]:
     return found[::-1]
 
 
-def _too_sensitive(weighed: Sensitivities, settings: QuantizationSettings) -> dict[Node, str]:
+def _too_sensitive(weighed: Sensitivities, settings: QuantizationSettings, forced: Collection[Node]) -> dict[Node, str]:
     limit = settings.quantization_sensitivity_threshold
     if not settings.automatic_skip_quantization:
         return {}
     if not limit:
         return dict.fromkeys(weighed.of, "quantization_sensitivity_threshold=0: it would change the numbers")
-    return {node: too_sensitive(found, limit) for node, found in weighed.of.items() if found > limit}
+    return {
+        node: too_sensitive(found, limit) for node, found in weighed.of.items() if found > limit and node not in forced
+    }

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clika_ref.quantization.factors import Channels
 from clika_ref.quantization.smoothing import STRENGTHS, factor_of
-from clika_ref.quantization.weights_only import missed_of, nearest_to_products
+from clika_ref.quantization.weights_only import Ways, missed_of, nearest_to_products
 
 
 class FewBitReading:
@@ -20,7 +20,9 @@ class FewBitReading:
     Source: Lin et al., AWQ: Activation-aware Weight Quantization (2024), section 3.2.
     """
 
-    def __init__(self, channels: Channels, x: Tensor, bits: int, blocks: Sequence[int]) -> None:
+    def __init__(
+        self, channels: Channels, x: Tensor, bits: int, blocks: Sequence[int], ways: Ways | None = None
+    ) -> None:
         """Try weights of so many bits, in the first blocks that fit.
 
         Args:
@@ -28,8 +30,9 @@ class FewBitReading:
             x: what the value held.
             bits: of weights.
             blocks: sizes of blocks in the order of preference, 0 for one scale in a row.
+            ways: how they are rounded.
         """
-        self.weighted, self.bits = channels.weighted(), bits
+        self.weighted, self.bits, self.ways = channels.weighted(), bits, ways or Ways()
         rows = channels.rows(x).float()
         self.mean = rows.abs().mean(0)
         self.fitted, self.judged = (half.T @ half for half in (rows[::2], rows[1::2]))
@@ -46,5 +49,6 @@ class FewBitReading:
         missed = 0.0
         for _, weight in self.weighted:
             rows = weight * factor
-            missed += missed_of(rows, nearest_to_products(rows, self.bits, self.block_size, fitted, judged), judged)
+            held = nearest_to_products(rows, self.bits, self.block_size, fitted, judged, self.ways)
+            missed += missed_of(rows, held, judged)
         return missed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,15 +19,33 @@ from clika_ref.quantization.error_feedback import rounded_with_feedback
 from clika_ref.quantization.layer_weights import is_own, numbers_of, position_of, weight_of
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import COMPUTE
+from clika_ref.quantization.scales import weight_scales
 from clika_ref.quantization.sensitivity import Tape, taped, too_sensitive, varying_share
 from clika_ref.quantization_scheme import WeightsOnly
 from clika_ref.quantization_settings import QuantizationSettings
+from clika_ref.settings import ClikaCompileOptions, Switch
 
 HELD = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of weights that are held in few bits; what integers stand for has the dtype that the weight had."""
 
 FITTED = 4
 """Batches from which rounding learns what layers read; the next one judges."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How the weight of a layer may be brought into few bits."""
+
+    clips: bool = True
+    """Whether scales may miss the largest elements where that misses less of all."""
+    feedback: Switch = "auto"
+    """Whether elements make up for what others miss: where that misses less on data, always or never."""
+
+    @classmethod
+    def of(cls, options: ClikaCompileOptions, *, is_late: bool = False) -> Ways:
+        """Return what the user chose; what is on auto is not tried once it is late."""
+        is_left = is_late and options.weight_rounding == "auto"
+        return cls(options.weight_clipping != "off", "off" if is_left else options.weight_rounding)
 
 
 @dataclass
@@ -54,6 +72,9 @@ def compressed_weights(
     chosen: Mapping[Node, Choice],
     settings: QuantizationSettings,
     skipped: Mapping[Node, str],
+    *,
+    forced: Collection[Node] = (),
+    ways: Callable[[], Ways] = Ways,
 ) -> Found:
     """Hold the weight of each layer in the fewest bytes at which it is not too sensitive.
 
@@ -63,29 +84,54 @@ def compressed_weights(
         chosen: the widths of which each node may take one.
         settings: those of the whole model.
         skipped: nodes that stay as they are, and why.
+        forced: nodes that do not, however sensitive they are.
+        ways: how it may be done, asked for anew for each layer, as there may be a limit of time.
 
     Raises:
         ModelError: a width or a block is asked for that the target does not have.
     """
     graph, found = calibration.graph, Found()
     waiting: dict[Node, Iterator[tuple[int, int]]] = {}
+    for node, options in options_of(graph, kind, chosen, settings, skipped).items():
+        if isinstance(options, str):
+            found.floats[node] = options
+        else:
+            waiting[node] = iter(options)
+    if waiting:
+        _Trying(calibration, settings, found, waiting, forced=forced, ways=ways).run()
+    return found
+
+
+def options_of(
+    graph: Graph,
+    kind: WeightsOnly,
+    chosen: Mapping[Node, Choice],
+    settings: QuantizationSettings,
+    skipped: Mapping[Node, str],
+) -> dict[Node, str | list[tuple[int, int]]]:
+    """Return the widths and blocks of which each layer may take one, those of the fewest bytes first, or why it cannot.
+
+    Raises:
+        ModelError: a width or a block is asked for that the target does not have.
+    """
+    found: dict[Node, str | list[tuple[int, int]]] = {}
     blocks = as_list(settings.weights_only_quantization_block_size)
     for node in graph.nodes:
         if node.op.trait is FLOAT_LAYER:
-            found.floats[node] = skipped.get(node, WHOLE.format(node.kind))
+            found[node] = skipped.get(node, WHOLE.format(node.kind))
         elif node.op.trait.kind == COMPUTE:
             _refuse_widths(node, chosen[node].weights_num_bits, kind)
             reason = skipped.get(node) or _refusal(graph, node, kind)
-            taken = [] if reason else _taken(node, chosen[node].weights_num_bits, blocks, kind)
-            options = [(bits, block) for bits, block in taken if not block or _inputs(node) % block == 0]
-            if options:
-                waiting[node] = iter(sorted(options, key=_bytes_of))
-            else:
-                sizes = sorted({block for _, block in taken})
-                found.floats[node] = reason or f"no block of {sizes} divides its {_inputs(node)} inputs"
-    if waiting:
-        _Trying(calibration, settings, found, waiting).run()
+            found[node] = reason or _options(node, chosen[node].weights_num_bits, blocks, kind)
     return found
+
+
+def _options(
+    node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightsOnly
+) -> str | list[tuple[int, int]]:
+    taken, inputs = _taken(node, widths, blocks, kind), _inputs(node)
+    options = sorted(((bits, block) for bits, block in taken if not block or inputs % block == 0), key=_bytes_of)
+    return options or f"no block of {sorted({block for _, block in taken})} divides its {inputs} inputs"
 
 
 def as_list(given: int | list[int]) -> list[int]:
@@ -150,8 +196,11 @@ class _Trying:
         settings: QuantizationSettings,
         found: Found,
         waiting: dict[Node, Iterator[tuple[int, int]]],
+        *,
+        forced: Collection[Node],
+        ways: Callable[[], Ways],
     ) -> None:
-        self.settings, self.found, self.waiting = settings, found, waiting
+        self.settings, self.found, self.waiting, self.forced, self.ways = settings, found, waiting, forced, ways
         batches = calibration.reservoir.batches
         fitted, judged = (batches[:-1][:FITTED], batches[-1:]) if len(batches) > 1 else (batches, batches)
         read = {_operand(node) for node in waiting}
@@ -184,7 +233,7 @@ class _Trying:
     def _give_up(self, node: Node) -> None:
         """Keep the weight, or the option that was least sensitive where the user wants whatever there is."""
         limit = self.settings.quantization_sensitivity_threshold
-        if not self.settings.automatic_skip_quantization:
+        if not self.settings.automatic_skip_quantization or node in self.forced:
             self.found.held[node] = self.found.tried[node]
         elif not limit:
             self.found.floats[node] = "quantization_sensitivity_threshold=0: it would change the numbers"
@@ -200,11 +249,13 @@ class _Trying:
 
     def _compressed(self, node: Node, bits: int, block_size: int) -> Compressed:
         read = _operand(node)
-        return nearest_to_products(_rows(node), bits, block_size, self.fitted[read], self.judged[read])
+        return nearest_to_products(_rows(node), bits, block_size, self.fitted[read], self.judged[read], self.ways())
 
 
 @torch.no_grad()
-def nearest_to_products(rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor) -> Compressed:
+def nearest_to_products(  # noqa: PLR0917 - all of it is how one weight is held
+    rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor, ways: Ways
+) -> Compressed:
     """Return a weight in few bits, rounded to the nearest integers or with feedback, whichever misses less.
 
     Args:
@@ -213,16 +264,20 @@ def nearest_to_products(rows: Tensor, bits: int, block_size: int, fitted: Tensor
         block_size: of neighbours that share a scale, 0 where a whole row does.
         fitted: ``x.T @ x`` of data that shows how to round, ``float32[inputs, inputs]``.
         judged: the same of data that shows what is missed.
+        ways: how it may be done.
     """
     blocks = rows.shape[1] // block_size if block_size else 1
     kind = Compressed(bits, block_size, rows.new_empty(0)).integers
     weighs = fitted.diagonal().expand_as(rows).reshape(len(rows) * blocks, -1)
-    scales = clipped_scales(rows.reshape(len(rows) * blocks, -1), 0, kind, weighs).reshape(len(rows), blocks)
-    nearest = Compressed(bits, block_size, scales)
-    steps = rounded_with_feedback(rows, scales, kind, fitted)
+    parts = rows.reshape(len(rows) * blocks, -1)
+    scales = clipped_scales(parts, 0, kind, weighs) if ways.clips else weight_scales(parts, 0, kind)
+    nearest = Compressed(bits, block_size, scales.reshape(len(rows), blocks))
+    steps = None if ways.feedback == "off" else rounded_with_feedback(rows, nearest.scales, kind, fitted)
     if steps is None:
         return nearest
     fed_back = replace(nearest, moved=steps - nearest.steps(rows))
+    if ways.feedback == "on":
+        return fed_back
     return min((nearest, fed_back), key=lambda held: missed_of(rows, held, judged))
 
 

@@ -106,6 +106,20 @@ def test_a_module_keeps_the_best_and_computes_and_exports_with_it(tmp_path):
         assert score(module) == missed.baseline
 
 
+def test_where_the_narrowest_width_of_any_layer_is_too_much_the_widest_is_found():
+    _, data, module = compiled()
+    settings = QuantizationSettings(
+        weights_num_bits=[8, 4], prefer_weights_only_quantization=True, weights_only_quantization_block_size=0
+    )
+
+    def widths(m):
+        return [held.bits for held in m._clika_quantized.plan.compressed.values()] if m._clika_quantized else []
+
+    found = module.clika_quantize_to_goal(lambda m: -float(4 in widths(m)), 0.5, settings, calibration_inputs=data)
+    assert widths(module) == [8, 8, 8]
+    assert "with 3 layers in integers" in found.reason, "the one that fails with the most bytes"
+
+
 @pytest.mark.parametrize("calls", [1, 3])
 def test_an_interrupt_leaves_the_best_so_far_or_what_was_there_before(calls):
     _, data, module = compiled()

@@ -100,3 +100,32 @@ def test_a_key_that_names_nothing_is_refused_with_names_near_it(graph, layers, w
     with pytest.raises(ModelError) as caught:
         choices(graph, QuantizationSettings(), layers)
     assert what in str(caught.value)
+
+
+def test_what_was_folded_or_removed_says_so():
+    class Normalized(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.drop = torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Dropout()
+
+        def forward(self, x):
+            return self.drop(self.norm(self.conv(x)))
+
+    model = clika_compile(Normalized().eval(), tracing_inputs=[torch.ones(1, 3, 2, 2)])._clika_graph
+    written = model.clone()
+    (norm,) = (node for node in written.nodes if node.kind == "batch_norm")
+    written.replace(norm.output, norm.inputs[0])
+    written.erase(norm)
+    for key in ("norm", "batch_norm"):
+        with pytest.raises(
+            ModelError, match=f"'{key}' is folded into others .*: into 'conv2d', say; name one of these"
+        ):
+            choices(written, QuantizationSettings(), {key: Layer(skip_quantization=True)}, model)
+    with pytest.raises(ModelError, match=r"'drop' is the name of no layer .* such as Dropout, are removed"):
+        choices(written, QuantizationSettings(), {"drop": Layer(skip_quantization=True)}, model)
+
+
+@pytest.mark.parametrize("name", ["weights_num_bits", "activations_num_bits"])
+def test_a_number_of_bits_of_what_has_no_weights_is_refused(graph, name):
+    with pytest.raises(ModelError, match=f"'relu' names no layer that multiplies in integers, to which {name} could"):
+        choices(graph, QuantizationSettings(), {"relu": Layer(**{name: 8})})

@@ -62,8 +62,8 @@ def test_what_is_no_range_table_is_refused_by_name(tmp_path):
 
 
 def test_a_table_of_a_later_form_is_refused_with_both_versions(tmp_path, monkeypatch):
-    monkeypatch.setattr("clika_ref.quantization.ranges.VERSION", 3)
+    monkeypatch.setattr("clika_ref.quantization.ranges.VERSION", 4)
     table("x").save(tmp_path / "ranges")
     monkeypatch.undo()
-    with pytest.raises(ModelError, match="version 3 of the form of range tables, this is 2"):
+    with pytest.raises(ModelError, match="version 4 of the form of range tables, this is 3"):
         RangeTable.load(tmp_path / "ranges")

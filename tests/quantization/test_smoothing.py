@@ -134,12 +134,7 @@ def few_bits(model, **options):
     return clika_compile(
         model.eval(),
         calibration_inputs=data(),
-        quantization_settings=QuantizationSettings(
-            prefer_weights_only_quantization=True,
-            weights_num_bits=4,
-            weights_only_quantization_block_size=0,
-            automatic_skip_quantization=False,
-        ),
+        quantization_settings=WEIGHTS,
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(**options),
     ).eval()
@@ -203,7 +198,7 @@ def quantized(model, **options):
     return clika_compile(
         model.eval(),
         calibration_inputs=data(),
-        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        quantization_settings=VALUES,
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(**options),
     ).eval()
@@ -235,6 +230,43 @@ def test_ranges_of_a_file_are_those_of_what_was_smoothed(tmp_path):
     assert torch.equal(first(data()[0]), again(data()[0]))
     RangeTable().save(file)
     assert RangeTable.load(file).smoothing is None
+
+
+def test_ranges_of_a_file_that_were_smoothed_otherwise_are_refused(tmp_path):
+    file = str(tmp_path / "ranges.safetensors")
+    quantized(Outlying(), ranges_file=file)
+    message = r"smoothed for values \(smoothing='auto', equalization='auto'\), not for nothing; name another file in"
+    with pytest.raises(ModelError, match=message):
+        quantized(Outlying(), ranges_file=file, smoothing="off", equalization="off")
+
+
+VALUES = QuantizationSettings(automatic_skip_quantization=False)
+WEIGHTS = QuantizationSettings(
+    prefer_weights_only_quantization=True,
+    weights_num_bits=4,
+    weights_only_quantization_block_size=0,
+    automatic_skip_quantization=False,
+)
+
+
+@pytest.mark.parametrize(("first", "then"), [(VALUES, WEIGHTS), (WEIGHTS, VALUES)], ids=["weights then", "values then"])
+def test_ranges_that_were_smoothed_for_something_else_are_found_anew_without_data(tmp_path, first, then):
+    def compiled(settings):
+        return clika_compile(
+            Normalized().eval(),
+            calibration_inputs=data(),
+            quantization_settings=settings,
+            deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+            logs_dir=tmp_path,
+        ).eval()
+
+    module, fresh = compiled(first), compiled(then)
+    module.clika_initialize_algorithms(then)
+    assert torch.equal(module(data()[0]), fresh(data()[0]))
+    assert module._clika_calibration.table.batches == 3
+    del module._clika_calibration.reservoir.batches[1:]
+    module.clika_initialize_algorithms(first)
+    assert "found anew from the first 1, which are kept" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])

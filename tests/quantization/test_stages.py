@@ -92,6 +92,18 @@ def test_the_tail_is_what_lies_before_the_outputs():
     assert {layer.scope: layer.reason for layer in found.layers if layer.reason} == {"head": TAIL, "side": TAIL}
 
 
+def test_the_tail_is_quantized_however_sensitive_it_is_where_the_user_wants_it_and_0_does_not_forbid_it():
+    strict = QuantizationSettings(quantization_sensitivity_threshold=1e-9, skip_tail_quantization=False)
+    _, found = quantized(strict)
+    assert [layer.scope for layer in found.layers if not layer.reason] == ["head", "side"]
+    strict.quantization_sensitivity_threshold = 0
+    assert all(layer.reason for layer in quantized(strict)[1].layers)
+    strict.quantization_sensitivity_threshold = 1e-9
+    calibration = calibrated()
+    stages = Stages(calibration, SCHEME, choices(calibration.graph, strict, {}), strict, OPERATORS)
+    assert all(layer.reason for layer in stages.decided(1e-9).layers), "a search for thresholds searches all of them"
+
+
 def test_what_the_user_skips_is_not_weighed():
     _, found = quantized(layers={"stem": Layer(skip_quantization=True)})
     skipped = [layer for layer in found.layers if layer.reason]

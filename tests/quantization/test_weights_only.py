@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from clika_ref import (
+    ClikaCompileOptions,
     ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     ModelError,
@@ -20,6 +21,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.exporting.rounded_inputs import rounded_in_blocks
 from clika_ref.quantization.compressing import Compressed
 from clika_ref.quantization.error_feedback import rounded_with_feedback
+from clika_ref.quantization.weights_only import Ways, nearest_to_products
 from clika_ref.quantization_scheme import Integers
 
 FOUR = Integers(4, is_signed=True, is_symmetric=True)
@@ -47,13 +49,15 @@ class Net(nn.Module):
 DATA = [noise(4, 5, 64, seed=i) for i in range(3)]
 
 
-def compiled(layers=None, **settings):
+def compiled(layers=None, options=None, logs_dir=None, **settings):
     return clika_compile(
         Net().eval(),
         calibration_inputs=DATA,
         quantization_settings=QuantizationSettings(prefer_weights_only_quantization=True, **settings),
         layer_quantization_settings=layers,
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        logs_dir=logs_dir,
+        clika_compile_options=ClikaCompileOptions(**(options or {})),
     )
 
 
@@ -136,6 +140,51 @@ def test_layers_have_widths_of_their_own_and_may_be_skipped():
     assert "skip_quantization" in module._clika_quantized.plan.floats["linear"]
 
 
+FORCED = {"weights_num_bits": 4, "weights_only_quantization_block_size": 0, "automatic_skip_quantization": False}
+
+
+def compressed(**options):
+    return compiled(options=options, **FORCED)._clika_quantized.plan.compressed.values()
+
+
+def test_rounding_and_clipping_are_switched_as_those_of_layers_in_integers_are(monkeypatch):
+    assert all(held.moved is not None for held in compressed(weight_rounding="on"))
+    assert all(held.moved is None for held in compressed(weight_rounding="off"))
+    assert any(held.moved is not None for held in compressed())
+    assert all(held.moved is None for held in compressed(algorithm_seconds=1e-9))
+    assert all(held.moved is not None for held in compressed(algorithm_seconds=1e-9, weight_rounding="on"))
+    whole, clipped = compressed(weight_clipping="off"), compressed()
+    assert all((a.scales >= b.scales).all() for a, b in zip(whole, clipped, strict=True))
+    assert any((a.scales > b.scales).any() for a, b in zip(whole, clipped, strict=True))
+
+
+@pytest.mark.parametrize(("feedback", "is_moved"), [("auto", False), ("on", True), ("off", False)])
+def test_feedback_that_does_not_help_on_other_data_is_kept_only_where_it_is_on(feedback, is_moved):
+    rows, seen, other = noise(16, 64), correlated(512, 64), noise(256, 64, seed=5)
+    held = nearest_to_products(rows, 4, 0, seen.T @ seen, other.T @ other, Ways(feedback=feedback))
+    assert (held.moved is not None) is is_moved
+
+
+def test_the_tail_is_held_in_few_bits_however_sensitive_it_is_where_the_user_wants_it():
+    strict = {"weights_num_bits": [4, 8], "quantization_sensitivity_threshold": 1e-9}
+    assert held_by(compiled(skip_tail_quantization=False, **strict)) == {"linear_1": (8, 0)}
+    assert held_by(compiled(**strict)) == {}
+    assert held_by(compiled(skip_tail_quantization=False, quantization_sensitivity_threshold=0)) == {}
+
+
+def test_options_that_say_nothing_of_weights_alone_are_warned_of(tmp_path):
+    compiled(options={"observer": "min-max", "bias_correction": "on", "equalization": "off"}, logs_dir=tmp_path)
+    (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
+    assert "observer='min-max', bias_correction='on' changes nothing where weights alone are quantized" in log
+
+
+def test_widths_of_values_that_stay_float_are_refused():
+    with pytest.raises(
+        ModelError, match=r"leaves values between layers float, and activations_num_bits of 'first' says"
+    ):
+        compiled({"first": Layer(activations_num_bits=8)})
+
+
 def test_a_width_that_the_target_lacks_is_refused():
     with pytest.raises(ModelError, match=r"weights of 3 bits are asked for linear.*the target has 4 or 8"):
         compiled(weights_num_bits=3)
@@ -143,9 +192,7 @@ def test_a_width_that_the_target_lacks_is_refused():
 
 def test_a_target_that_takes_none_says_so(monkeypatch):
     target = load_registry().targets["onnxruntime"]
-    monkeypatch.setattr(
-        "clika_ref.algorithms.scheme_of", lambda _: replace(target.scheme, weights_only=None), raising=True
-    )
+    monkeypatch.setattr("clika_ref.wanted.scheme_of", lambda _: replace(target.scheme, weights_only=None), raising=True)
     with pytest.raises(TargetError, match="takes no weights in integers alone"):
         compiled()
 

@@ -1,0 +1,101 @@
+"""How the user wants a model quantized, for which target, and what of that cannot be had or says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.targets import Target
+from clika_ref.emulation import stand_in_of
+from clika_ref.quantization.observers import OBSERVERS
+from clika_ref.quantization.weights_only import as_list
+from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.settings import ClikaCompileOptions
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the user wants a model quantized, and for which target."""
+
+    target: Target
+    settings: QuantizationSettings
+    """What they leave to the target is what that does."""
+    layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
+    options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+
+    def __post_init__(self) -> None:
+        """Find out what cannot be had before the data is read.
+
+        Raises:
+            ModelError: this version does not have it, or a list in the settings was changed to what they do not take.
+            TargetError: the target computes in float, or is emulated and layers are to be timed.
+        """
+        for settings in (self.settings, *self.layers.values()):
+            settings.check()
+        if self.settings.prefer_weights_only_quantization is None:
+            is_default = self.scheme.weights_only is not None and self.scheme.weights_only.is_default
+            resolved = replace(self.settings, prefer_weights_only_quantization=is_default)
+            object.__setattr__(self, "settings", resolved)
+        if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
+            msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
+            raise TargetError(msg)
+        wide = [key for key, layer in self.layers.items() if layer.activations_num_bits is not None]
+        if self.settings.prefer_weights_only_quantization and wide:
+            msg = (
+                "prefer_weights_only_quantization leaves values between layers float, and activations_num_bits of "
+                f"{wide[0]!r} says how wide their integers are; leave one of them out"
+            )
+            raise ModelError(msg)
+        if self.options.observer not in ("auto", *OBSERVERS):
+            known = ", ".join(map(repr, ("auto", *OBSERVERS)))
+            msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
+            raise ModelError(msg)
+        stand_in = stand_in_of(self.target)
+        if stand_in and self.options.optimize_for == "latency":
+            msg = (
+                f"optimize_for='latency' times layers, but {self.target.name} is emulated by {stand_in} here, whose "
+                "times say nothing of it; quantize for it with optimize_for='size'"
+            )
+            raise TargetError(msg)
+        _ = self.scheme
+
+    @property
+    def scheme(self) -> QuantizationScheme:
+        """What the target computes in integers, with the width of weights that the user chose."""
+        scheme = scheme_of(self.target)
+        if scheme is None:
+            msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"
+            raise TargetError(msg)
+        full = self.settings.weights_utilize_full_int_range
+        bits = scheme.weights.bits if full is None else 8 if full else 7
+        return replace(scheme, weights=replace(scheme.weights, bits=bits))
+
+    @property
+    def idle(self) -> list[str]:
+        """Options that the user chose and that change nothing, as values between layers stay float."""
+        if not self.settings.prefer_weights_only_quantization:
+            return []
+        chosen = {"observer": self.options.observer != "auto"}
+        chosen |= {name: getattr(self.options, name) == "on" for name in ("equalization", "bias_correction")}
+        return [f"{name}={getattr(self.options, name)!r}" for name, is_chosen in chosen.items() if is_chosen]
+
+    @property
+    def smoothed_for(self) -> str:
+        """What channels are smoothed for, in words, whatever the target is."""
+        smoothing, equalization = self.options.smoothing, self.options.equalization
+        if self.settings.prefer_weights_only_quantization:
+            bits, blocks = few_bits(self.settings)
+            sizes = " or ".join(map(str, blocks))
+            return NOTHING if smoothing == "off" else f"weights of {bits} bits in blocks of {sizes} ({smoothing=})"
+        return NOTHING if smoothing == equalization == "off" else f"values ({smoothing=}, {equalization=})"
+
+
+NOTHING = "nothing"
+"""What is smoothed for where that is switched off."""
+
+
+def few_bits(settings: QuantizationSettings) -> tuple[int, list[int]]:
+    """Return the fewest bits that a weight may be held in, and the blocks."""
+    return min(as_list(settings.weights_num_bits)), as_list(settings.weights_only_quantization_block_size)
