@@ -14,17 +14,25 @@ def moved_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
 
     None where nothing tells.
     """
-    node = file.makers.get(name)
-    if node is made:
-        rank = file.rank(name)
-        return None if rank is None else int(file.attribute(made, "axis", 1)) % max(rank, 1)
-    axis = moved_axis(file, node.input[0], made) if node is not None else None
-    if node is None or axis is None:
-        return None
+    path: list[tuple[onnx.NodeProto, str]] = []
+    while name not in made.output:
+        node = file.makers[name]  # as the value was moved from that result
+        path.append((node, name))
+        name = node.input[0]
+    rank = file.rank(name)
+    axis = file.axis(made, rank) if rank is not None else None
+    for node, result in reversed(path):
+        axis = _behind(file, node, result, axis) if axis is not None else None
+    return axis
+
+
+def _behind(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
+    """Return where a side lies behind a node."""
     match node.op_type:
         case "Transpose":
             rank = file.rank(name) or 0
-            return [*file.attribute(node, "perm", [*range(rank)][::-1])].index(axis)
+            order = [*file.attribute(node, "perm", [*range(rank)][::-1])]
+            return order.index(axis) if axis in order else None
         case "Unsqueeze" | "Squeeze":
             return _beside(file, node, name, axis)
         case "Reshape" | "Flatten":
@@ -38,18 +46,19 @@ def _beside(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int |
     stated = file.constant(node.input[1]) if len(node.input) > 1 else None
     axes = file.attribute(node, "axes", None) if stated is None else stated.flatten().tolist()
     rank = file.rank(name if node.op_type == "Unsqueeze" else node.input[0])
-    if axes is None or rank is None:
+    if axes is None or not rank:
         return None
     places = {int(place) % rank for place in axes}
     if node.op_type == "Squeeze":
         return axis - sum(place < axis for place in places)
-    return [place for place in range(rank) if place not in places][axis]
+    left = [place for place in range(rank) if place not in places]
+    return left[axis] if axis < len(left) else None
 
 
 def _reshaped(file: OnnxFile, before: str, after: str, axis: int) -> int | None:
     """Return the side of as many elements, with as many before it."""
     old, new = file.shape(before), file.shape(after)
-    if old is None or new is None:
+    if old is None or new is None or axis >= len(old):
         return None
     leading = math.prod(old[:axis])
     return next((i for i, side in enumerate(new) if side == old[axis] and math.prod(new[:i]) == leading), None)

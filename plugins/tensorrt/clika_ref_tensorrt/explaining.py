@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from clika_ref_tensorrt.onnx_file import DEQUANTIZE, MOVING, QUANTIZE, OnnxFile
+from clika_ref_tensorrt.onnx_file import DEQUANTIZE, QUANTIZE, OnnxFile
 from clika_ref_tensorrt.rule_book import FUSED_BEHIND, TYPES, WEIGHTED
 from clika_ref_tensorrt.rules import violations
 
@@ -16,8 +16,9 @@ INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
 def precisions(path: Path, *, has_weights_alone: bool = False) -> dict[str, str]:
     """Return what each node of a graph is going to run in; names of nodes in the file begin with those of the graph."""
     model = onnx.load(str(path), load_external_data=False)
-    found_broken = violations(model, has_weights_alone=has_weights_alone)
-    file, broken = OnnxFile(model, has_weights_alone=has_weights_alone), {v.node: v.message for v in found_broken}
+    found_broken = violations(model, folder=path.parent, has_weights_alone=has_weights_alone)
+    file = OnnxFile(model, folder=path.parent, has_weights_alone=has_weights_alone)
+    broken = {v.node: v.message for v in found_broken}
     found: dict[str, str] = {}
     for node in file.nodes:
         owner = node.name.rpartition("/")[0]
@@ -36,7 +37,7 @@ def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
         if all(pair is not None for pair in pairs) and not broken:
             return INTEGERS
         return f"{FLOAT}: {broken}" if broken else FLOAT
-    if node.op_type in MOVING and pairs and pairs[0] is not None:
+    if file.moves(node) and pairs and pairs[0] is not None:
         return INTEGERS
     made = file.makers.get(node.input[0]) if node.input else None
     is_behind = made is not None and made.op_type in (*WEIGHTED, "Add", *FUSED_BEHIND)

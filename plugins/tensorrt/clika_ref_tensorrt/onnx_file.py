@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
+from clika_ref_tensorrt.outline import elements, graphs_of, inferred, outline
+
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+
+ONNX_DOMAINS = ("", "ai.onnx")
+"""The names of the domain of ONNX's own operators."""
 
 NOTHING = frozenset({"Identity", "Dropout"})
 """Operators that do nothing where a model is only run."""
 
 MOVING = NOTHING | {
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Slice", "Gather", "Expand", "Split",
-    "DepthToSpace", "SpaceToDepth",
+    "DepthToSpace", "SpaceToDepth", "Pad",
 }  # fmt: skip
 """Operators before which a QuantizeLinear behind them moves, and behind which a DequantizeLinear before them does."""
 
@@ -30,12 +36,15 @@ class OnnxFile:
         graph: onnx.GraphProto | None = None,
         around: OnnxFile | None = None,
         *,
+        folder: Path | None = None,
         has_weights_alone: bool = False,
     ) -> None:
+        self.folder = folder if around is None else around.folder
+        """Where the file lies, and beside it what it refers to."""
         self.has_weights_alone = has_weights_alone if around is None else around.has_weights_alone
         """Whether it is for a runtime that multiplies floats with weights of 8 bits, too."""
         self.model, self.graph, self.around = model, model.graph if graph is None else graph, around
-        self.nodes: list[onnx.NodeProto] = [*self.graph.node]
+        self.nodes = [node for node in self.graph.node if node.domain in ONNX_DOMAINS]
         self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.initializers = {t.name: t for t in self.graph.initializer}
         if around is not None:
@@ -46,6 +55,12 @@ class OnnxFile:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
         self.outputs = frozenset(v.name for v in self.graph.output)
+        self._origins: dict[frozenset[str], dict[str, str]] = {}
+
+    @cached_property
+    def outline(self) -> onnx.ModelProto:
+        """The file without its weights."""
+        return outline(self.model, self.folder)
 
     @cached_property
     def within(self) -> Sequence[OnnxFile]:
@@ -57,7 +72,7 @@ class OnnxFile:
     @cached_property
     def opset(self) -> int:
         """The version of ONNX's own operators; 0 where the file states none."""
-        return next((int(o.version) for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 0)
+        return next((int(o.version) for o in self.model.opset_import if o.domain in ONNX_DOMAINS), 0)
 
     @cached_property
     def values(self) -> dict[str, onnx.TypeProto.Tensor]:
@@ -71,45 +86,62 @@ class OnnxFile:
         known = {name: int(kind.elem_type) for name, kind in self.values.items()}
         return known | {name: int(t.data_type) for name, t in self.initializers.items()}
 
+    def sides(self, name: str) -> list[int | None] | None:
+        """Return the sides of a value, each None where it is dynamic; None where nothing tells its rank."""
+        if name in self.initializers:
+            return [*self.initializers[name].dims]
+        kind = self.values.get(name)
+        if kind is None or not kind.HasField("shape"):
+            return None
+        return [side.dim_value if side.HasField("dim_value") else None for side in kind.shape.dim]
+
     def rank(self, name: str) -> int | None:
         """Return how many sides a value has, None where nothing tells."""
-        kind = self.values.get(name)
-        if kind is not None and kind.HasField("shape"):
-            return len(kind.shape.dim)
-        elements = self.constant(name)
-        return None if elements is None else elements.ndim
+        sides = self.sides(name)
+        return None if sides is None else len(sides)
 
     def shape(self, name: str) -> list[int] | None:
         """Return the sides of a value, None where one is dynamic or nothing tells."""
-        kind = self.values.get(name)
-        if kind is not None and kind.HasField("shape"):
-            sides = [side.dim_value for side in kind.shape.dim]
-            return sides if all(sides) else None
-        elements = self.constant(name)
-        return None if elements is None else [*elements.shape]
+        known = [side for side in self.sides(name) or [None] if side is not None]
+        return known if len(known) == self.rank(name) else None
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the elements of a constant, also behind a cast, None where a value is computed."""
-        if name in self.initializers:
-            return np.asarray(onnx.numpy_helper.to_array(self.initializers[name]))
-        node = self.makers.get(name)
-        if node is None or node.op_type not in ("Constant", "Cast", "Identity", DEQUANTIZE):
-            return None
-        if node.op_type == "Constant":
-            found = onnx.helper.get_attribute_value(node.attribute[0])
-            return np.asarray(onnx.numpy_helper.to_array(found) if isinstance(found, onnx.TensorProto) else found)
-        first = self.constant(node.input[0])
-        if node.op_type != DEQUANTIZE or first is None:
-            return first
-        scale = self.constant(node.input[1])  # scales of blocks may be integers themselves
-        return first.astype(np.float32) * scale if scale is not None and scale.size == 1 else None
+        """Return the elements of a constant, also behind a cast, None where a value is computed.
 
-    def is_constant(self, name: str) -> bool:
-        """Whether a value is computed from constants alone, by what moves elements."""
-        node = self.makers.get(name)
-        if name in self.initializers or (node is not None and node.op_type == "Constant"):
-            return True
-        return node is not None and node.op_type in MOVING | {"Cast"} and self.is_constant(node.input[0])
+        Raises:
+            TargetError: they lie in another file, which cannot be read.
+        """
+        over, factors = NOTHING | {"Cast"}, list[str]()
+        name = self.origin(name, over)
+        made = self.makers.get(name)
+        if made is not None and made.op_type == DEQUANTIZE:  # scales of blocks may be integers themselves
+            name, factors = self.origin(made.input[0], over), [self.origin(made.input[1], over)]
+        found, *scales = [self._stored(one) for one in (name, *factors)]
+        for scale in scales:
+            if found is None or scale is None or scale.size != 1:
+                return None
+            found = found.astype(np.float32) * scale
+        return found
+
+    def _stored(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Return the numbers that are written in the file, or beside it."""
+        node, found = self.makers.get(name), None
+        if name in self.initializers:
+            found = elements(self.initializers[name], self.folder)
+        elif node is not None and node.op_type == "Constant" and node.attribute:
+            stated = onnx.helper.get_attribute_value(node.attribute[0])
+            is_tensor = isinstance(stated, onnx.TensorProto)
+            found = elements(stated, self.folder) if is_tensor else np.asarray(stated)
+        return found if found is not None and found.dtype.kind not in "OSU" else None
+
+    @cached_property
+    def constants(self) -> frozenset[str]:
+        """What is computed from constants alone, by what moves elements."""
+        found = {*self.initializers, *(self.around.constants if self.around is not None else ())}
+        for node in self.nodes:
+            if node.op_type in MOVING | {"Cast", "Constant"} and all(name in found for name in node.input if name):
+                found.update(node.output)
+        return frozenset(found)
 
     def is_weight(self, quantizer: onnx.NodeProto) -> bool:
         """Whether a node quantizes, or dequantizes, a constant."""
@@ -117,14 +149,44 @@ class OnnxFile:
         made = self.makers.get(source)
         if quantizer.op_type == DEQUANTIZE and made is not None and made.op_type == QUANTIZE:
             source = made.input[0]
-        return self.is_constant(source)
+        return source in self.constants
+
+    def moves(self, node: onnx.NodeProto, over: frozenset[str] = MOVING) -> bool:
+        """Whether a node only moves elements of its first operand; a Pad must not add others than 0."""
+        if node.op_type not in over or node.domain not in ONNX_DOMAINS:
+            return False
+        if node.op_type != "Pad" or self.attribute(node, "mode", b"constant") != b"constant":
+            return True
+        if len(node.input) > 2 and node.input[2]:
+            filler = self.constant(node.input[2])
+            return filler is not None and not np.any(filler != 0)
+        return float(self.attribute(node, "value", 0)) == 0  # as before opset 11
+
+    def origin(self, name: str, over: frozenset[str] = MOVING) -> str:
+        """Return what a value was called before it was moved."""
+        known, path = self._origins.setdefault(over, {}), list[str]()
+        while name not in known:
+            known[name] = name  # which also ends a search in a circle
+            path.append(name)
+            node = self.makers.get(name)
+            if name in self.initializers or node is None or not self.moves(node, over):
+                break
+            name = node.input[0]
+        known.update(dict.fromkeys(path, known[name]))
+        return known[name]
+
+    def way_back(self, name: str) -> Iterator[str]:
+        """Yield a value, and what it was moved from, up to its origin."""
+        yield name
+        for _ in self.nodes:  # as nothing is moved more often, but in a circle
+            if name == self.origin(name):
+                return
+            name = self.makers[name].input[0]
+            yield name
 
     def source(self, name: str, over: frozenset[str] = MOVING) -> onnx.NodeProto | None:
         """Return the node that made a value before it was moved."""
-        node = self.makers.get(name)
-        while node is not None and node.op_type in over:
-            node = self.makers.get(node.input[0])
-        return node
+        return self.makers.get(self.origin(name, over))
 
     def dequantizer(self, name: str) -> onnx.NodeProto | None:
         """Return the node by which a value was made of integers, before it was moved."""
@@ -133,22 +195,34 @@ class OnnxFile:
 
     def sinks(self, name: str, over: frozenset[str] = MOVING) -> Iterator[onnx.NodeProto]:
         """Yield who reads a value, those that only move it being followed to who reads that."""
-        for node in self.readers.get(name, []):
-            if node.op_type in over and node.input[0] == name:
-                for result in node.output:
-                    yield from self.sinks(result, over)
-            else:
-                yield node
+        waiting, seen = [name], {name}
+        while waiting:
+            name = waiting.pop()
+            for node in self.readers.get(name, []):
+                if node.input[0] == name and self.moves(node, over):
+                    waiting += [result for result in node.output if result and result not in seen]
+                    seen.update(node.output)
+                else:
+                    yield node
+
+    def inverses(self, integers: str) -> list[onnx.NodeProto]:
+        """Return the dequantizers of integers."""
+        readers = self.readers.get(integers, [])
+        return [node for node in readers if node.op_type == DEQUANTIZE and node.domain in ONNX_DOMAINS]
 
     def behind_pairs(self, integers: str) -> list[onnx.NodeProto]:
         """Return who reads integers, behind their dequantizers."""
-        pairs = [n for n in self.readers.get(integers, []) if n.op_type == DEQUANTIZE]
-        return [reader for n in pairs for reader in self.sinks(n.output[0])]
+        return [reader for node in self.inverses(integers) for reader in self.sinks(node.output[0])]
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
         """Return an attribute of a node."""
         found = next((a for a in node.attribute if a.name == name), None)
         return default if found is None else onnx.helper.get_attribute_value(found)
+
+    def axis(self, node: onnx.NodeProto, rank: int) -> int:
+        """Return along which side of a tensor of some rank a quantizer or dequantizer has its scales."""
+        axis = int(self.attribute(node, "axis", 1))
+        return axis + rank if axis < 0 else axis
 
     def integer_type(self, node: onnx.NodeProto) -> int:
         """Return the type of the integers of a quantizer or dequantizer: uint8 where it says nothing."""
@@ -161,12 +235,7 @@ class OnnxFile:
     @cached_property
     def everywhere(self) -> Sequence[onnx.NodeProto]:
         """The nodes of the graph and of all graphs within."""
-        found, graphs = list[onnx.NodeProto](), [self.graph]
-        while graphs:
-            graph = graphs.pop()
-            found += graph.node
-            graphs += [a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-        return found
+        return [node for graph in graphs_of(self.graph) for node in graph.node]
 
     def of_kind(self, *kinds: str) -> Sequence[onnx.NodeProto]:
         """Return the nodes of some operators."""
@@ -179,15 +248,11 @@ def _typed(graph: onnx.GraphProto) -> Iterator[Any]:
 
 def _inferred(file: OnnxFile, around: Mapping[str, onnx.TypeProto.Tensor]) -> onnx.GraphProto:
     """Return a graph with the types that inference finds, those of what is around it being known."""
-    model = file.model
-    if file.around is not None:
-        model = onnx.ModelProto()
-        model.CopyFrom(onnx.helper.make_model(file.graph, opset_imports=file.model.opset_import))
-        own = {v.name for v in file.graph.input} | {t.name for t in file.graph.initializer}
-        read = {name for node in file.nodes for name in node.input} & around.keys() - own
-        for name in sorted(read):
-            model.graph.input.add(name=name).type.tensor_type.CopyFrom(around[name])
-    try:
-        return onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # noqa: BLE001 - what inference refuses is told by the checker of onnx
-        return file.graph
+    if file.around is None:
+        return inferred(file.outline)
+    model = onnx.helper.make_model(file.graph, opset_imports=file.model.opset_import)
+    own = {v.name for v in file.graph.input} | {t.name for t in file.graph.initializer}
+    read = {name for node in file.nodes for name in node.input} & around.keys() - own
+    for name in sorted(read):
+        model.graph.input.add(name=name).type.tensor_type.CopyFrom(around[name])
+    return inferred(model)

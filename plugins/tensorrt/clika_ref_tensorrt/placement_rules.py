@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 
-from clika_ref_tensorrt.onnx_file import DEQUANTIZE, MOVING, NOTHING, QUANTIZE, OnnxFile
-from clika_ref_tensorrt.rule_book import CONVOLUTIONS, FUSED_BEHIND, TYPES, WEIGHTED, Found, rule
+from clika_ref_tensorrt.onnx_file import DEQUANTIZE, NOTHING, QUANTIZE, OnnxFile
+from clika_ref_tensorrt.rule_book import (
+    COMPUTED,
+    CONVOLUTIONS,
+    FEW_BITS,
+    FUSED_BEHIND,
+    PRODUCTS,
+    SCALING,
+    WEIGHTED,
+    Found,
+    rule,
+    type_name,
+)
 
-FEW_BITS = (TYPES.INT4, TYPES.FLOAT4E2M1)
-"""Types of weights whose layers compute in float."""
+LAYERS = tuple(WEIGHTED)
 
 
 @rule("all-inputs")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(*WEIGHTED):
         found = [file.dequantizer(name) for name in node.input[:2]]
-        kinds = [file.integer_type(made) for made in found if made is not None]
-        is_of_weights = found[1] is not None and file.integer_type(found[1]) in FEW_BITS
-        if len(kinds) == 2 and is_of_weights and kinds[0] == TYPES.INT8:
-            yield node, "its weight is int4, and its input is quantized; int4 weights are multiplied with floats"
-        if len(kinds) == 1 and not is_of_weights and not (file.has_weights_alone and found[0] is None):
+        pairs = [made for made in found if made is not None]
+        kinds = [file.integer_type(made) for made in pairs]
+        few = [type_name(kind).lower() for kind in kinds if kind in FEW_BITS]
+        is_taken_alone = file.has_weights_alone and node.op_type in PRODUCTS and all(map(file.is_weight, pairs))
+        if len({*kinds}) > 1 and few:
+            yield node, f"its weight is {few[0]}, and its input is quantized; such weights are multiplied with floats"
+        elif len({*kinds} & COMPUTED) > 1:
+            yield node, f"its operands are {' and '.join(map(type_name, kinds))}; give both the same integers"
+        elif len(kinds) == 1 and not few and not is_taken_alone:
             lacking = "weight" if found[1] is None else "input"
             yield (
                 node,
@@ -31,36 +46,60 @@ def _(file: OnnxFile) -> Found:
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE):
         made = file.source(node.input[0], NOTHING)
-        if made is None or made.op_type not in (*WEIGHTED, "BatchNormalization"):
+        if made is None or (made.op_type != "BatchNormalization" and layer_of(file, made) is None):
             continue
-        for reader in file.behind_pairs(node.output[0]):
-            is_bias = reader.op_type == "Add" and any(map(file.is_constant, reader.input))
-            if reader.op_type in FUSED_BEHIND or is_bias:
+        readers = file.behind_pairs(node.output[0])
+        if all(_is_fused(file, reader) for reader in readers):
+            for reader in readers:
                 yield node, f"lies between {made.op_type} and {reader.op_type}, which do not fuse then; put it behind"
+
+
+def _is_fused(file: OnnxFile, node: onnx.NodeProto) -> bool:
+    """Whether a node would be computed along with a layer before it."""
+    is_scaling = node.op_type in SCALING and any(name in file.constants for name in node.input)
+    return is_scaling or node.op_type in FUSED_BEHIND
+
+
+def layer_of(file: OnnxFile, node: onnx.NodeProto | None, layers: tuple[str, ...] = LAYERS) -> onnx.NodeProto | None:
+    """Return the layer that a node is, or is computed along with before its activation: as its bias, or a norm."""
+    seen: set[str] = set()
+    while node is not None and node.op_type in ("BatchNormalization", *SCALING) and node.output[0] not in seen:
+        seen.add(node.output[0])
+        computed = [name for name in node.input if name not in file.constants]
+        is_inverse = node.op_type == "Div" and computed != [node.input[0]]
+        if len(computed) != 1 or is_inverse:
+            return None
+        node = file.source(computed[0])
+    return node if node is not None and node.op_type in layers else None
 
 
 @rule("residual")
 def _(file: OnnxFile) -> Found:
+    rounded = {file.origin(node.input[0], NOTHING) for node in file.of_kind(QUANTIZE)}
     for node in file.of_kind("Add"):
+        if any(name in file.constants for name in node.input):
+            continue  # which is a bias
         sources = [_behind_quantizer(file, name) for name in node.input]
-        if not any(is_of_layer(file, source, CONVOLUTIONS) for source in sources):
+        if not any(layer_of(file, source, CONVOLUTIONS) for source in sources):
+            if _adds_float_of(file, node, rounded):
+                yield node, "adds a float to a convolution in integers, which is quantized for others; let it read that"
             continue
         floats = [file.source(name) for name, source in zip(node.input, sources, strict=True) if source is None]
         pairs = [made for name in node.input if (made := file.dequantizer(name)) is not None]
         if not floats:
             yield node, "both branches are quantized; quantize only the one that does not come from the convolution"
-        elif not is_of_layer(file, floats[0], CONVOLUTIONS) and not any(serves_layers(file, made) for made in pairs):
+        elif not layer_of(file, floats[0], CONVOLUTIONS) and not any(serves_layers(file, made) for made in pairs):
             yield node, "the branch that comes from the convolution is quantized; quantize only the other one"
 
 
-def is_of_layer(file: OnnxFile, node: onnx.NodeProto | None, layers: tuple[str, ...]) -> bool:
-    """Whether a node is a layer, or what is computed along with one before its activation: a norm, or its bias."""
-    while node is not None and node.op_type in ("BatchNormalization", "Add"):
-        computed = [name for name in node.input if not file.is_constant(name)]
-        if node.op_type == "Add" and len(computed) != 1:
-            return False
-        node = file.source(computed[0])
-    return node is not None and node.op_type in layers
+def _adds_float_of(file: OnnxFile, node: onnx.NodeProto, rounded: set[str]) -> bool:
+    """Whether a node adds to a convolution in integers a float, which, or what it was moved from, is rounded, too."""
+    for branch, identity in (node.input, node.input[::-1]):
+        layer = layer_of(file, file.source(branch), CONVOLUTIONS)
+        if layer is not None and all(file.dequantizer(name) is not None for name in layer.input[:2]):
+            other = layer_of(file, file.source(identity), CONVOLUTIONS)
+            return other is None and any(file.origin(name, NOTHING) in rounded for name in file.way_back(identity))
+    return False
 
 
 def _behind_quantizer(file: OnnxFile, name: str) -> onnx.NodeProto | None:
@@ -81,7 +120,9 @@ def serves_layers(file: OnnxFile, made: onnx.NodeProto) -> bool:
 def _(file: OnnxFile) -> Found:
     first = _quantized(file.around) if file.around is not None else {}
     for node in file.of_kind(QUANTIZE):
-        name = _renamed(file, node.input[0])
+        name = file.origin(node.input[0], NOTHING)
+        if file.is_weight(node):
+            continue  # which each reader may hold by channels of its own
         if name in first:
             yield node, f"quantizes {name!r}, as {first[name].name!r} does; let one serve all"
         first.setdefault(name, node)
@@ -91,27 +132,43 @@ def _quantized(file: OnnxFile) -> dict[str, onnx.NodeProto]:
     """Return what is quantized in a graph and around it, and by whom first."""
     found = _quantized(file.around) if file.around is not None else {}
     for node in file.of_kind(QUANTIZE):
-        found.setdefault(_renamed(file, node.input[0]), node)
+        found.setdefault(file.origin(node.input[0], NOTHING), node)
     return found
-
-
-def _renamed(file: OnnxFile, name: str) -> str:
-    """Return what a value was called before it was handed on as it is."""
-    made = file.makers.get(name)
-    return _renamed(file, made.input[0]) if made is not None and made.op_type in NOTHING else name
 
 
 @rule("pair")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE):
+        inverses = file.inverses(node.output[0])
+        for inverse in inverses:
+            if differing := _differing(file, node, inverse):
+                yield node, f"has {differing} than its inverse, {inverse.name!r}; give both the same"
         for reader in file.readers.get(node.output[0], []):
-            if reader.op_type == DEQUANTIZE:
-                if file.attribute(reader, "axis", 1) != file.attribute(node, "axis", 1):
-                    yield node, f"has scales along another axis than its inverse, {reader.name!r}"
-            elif reader.op_type not in MOVING:
+            if reader not in inverses and not file.moves(reader):
                 yield reader, f"reads the integers of {node.name!r} itself; a DequantizeLinear must come between"
         if node.output[0] in file.outputs:
             yield node, "its integers are an output; return floats, behind a DequantizeLinear"
+    for node in file.of_kind(DEQUANTIZE):
+        made = file.source(node.input[0])
+        if made is not None and made.op_type != QUANTIZE and node.input[0] not in file.constants:
+            yield (
+                node,
+                f"reads integers that {made.op_type} computes; only a QuantizeLinear may, a constant or an input",
+            )
+
+
+def _differing(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) -> str:
+    """Say what of scales differs between a quantizer and its inverse; nothing where they agree."""
+    ours, theirs = (file.constant(one.input[1]) for one in (node, inverse))
+    if ours is None or theirs is None:
+        return ""  # of which another rule speaks
+    one, other = (scales.astype(np.float64).flatten() for scales in (ours, theirs))
+    if one.size != other.size or not np.allclose(
+        one, other, rtol=2**-8, atol=0, equal_nan=True
+    ):  # which is what bfloat16 rounds
+        return "other scales"
+    rank = file.rank(node.input[0]) or 0
+    return "scales along another axis" if one.size > 1 and file.axis(node, rank) != file.axis(inverse, rank) else ""
 
 
 @rule("scalar")

@@ -17,17 +17,33 @@ RULES: dict[str, Check] = {}
 """Every rule of a graph by its name."""
 
 RULES_OF_FILES: dict[str, Check] = {}
-"""Every rule of a file as a whole."""
+"""Every rule of a file as a whole, which takes nothing for granted."""
 
-WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-"""Operators that multiply with weights."""
+PRODUCTS = ("MatMul", "Gemm")
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
+
+WEIGHTED = frozenset({*CONVOLUTIONS, *PRODUCTS})
+"""Operators that multiply with weights."""
 
 FUSED_BEHIND = frozenset({"BatchNormalization", "Relu", "Clip"})
 """What is computed along with a layer before it."""
 
+SCALING = ("Add", "Mul", "Sub", "Div")
+"""What is computed along with a layer before it where one operand is constant, as a bias and a norm are."""
+
 TYPES = onnx.TensorProto
+
+FEW_BITS = (TYPES.INT4, TYPES.FLOAT4E2M1)
+"""Types of weights whose layers compute in float."""
+
+COMPUTED = frozenset({TYPES.INT8, TYPES.FLOAT8E4M3FN, *FEW_BITS})
+"""Types of what stands for floats."""
+
+
+def type_name(kind: int) -> str:
+    """Return how ONNX calls a type."""
+    return TYPES.DataType.Name(kind)
 
 
 def rule(name: str, *, of_file: bool = False) -> Callable[[Check], Check]:

@@ -6,29 +6,48 @@ the headers of its builder; the placement that ModelOpt and the tensorflow-quant
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
 import onnx
 
 from clika_ref.violations import Violation
-from clika_ref_tensorrt import file_rules, number_rules, placement_rules, unweighted_rules
+from clika_ref_tensorrt import file_rules, number_rules, placement_rules, scale_rules, unweighted_rules
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES
+from clika_ref_tensorrt.outline import inlined
+from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES, Check
 
-DECLARING = (file_rules, number_rules, placement_rules, unweighted_rules)
+DECLARING = (file_rules, number_rules, placement_rules, scale_rules, unweighted_rules)
 """The modules whose import declares the rules."""
 
 
-def violations(model: onnx.ModelProto, *, has_weights_alone: bool = False) -> list[Violation]:
+def violations(
+    model: onnx.ModelProto, *, folder: Path | None = None, has_weights_alone: bool = False
+) -> list[Violation]:
     """Return every place where a file breaks a rule, rule by rule.
 
     Args:
         model: what is in the file; its weights need not be read.
+        folder: where what it refers to lies.
         has_weights_alone: whether weights of 8 bits may be multiplied with floats, as TensorRT-LLM does.
+
+    Raises:
+        TargetError: scales, zero points or sizes lie in another file, which cannot be read.
     """
-    file = OnnxFile(model, has_weights_alone=has_weights_alone)
-    checks = [(name, check, file) for name, check in RULES_OF_FILES.items()]
-    checks += [(name, check, graph) for name, check in RULES.items() for graph in (file, *file.within)]
-    return [
-        Violation(name, (node.name or node.output[0]) if node is not None else "", message)
-        for name, check, graph in checks
-        for node, message in check(graph)
-    ]
+    file = OnnxFile(inlined(model), folder=folder, has_weights_alone=has_weights_alone)
+    found = [*_broken(RULES_OF_FILES, [file])]
+    if any(one.rule == file_rules.FORM for one in found):
+        return found  # as the other rules take the form of nodes for granted
+    return [*found, *_broken(RULES, [file, *file.within])]
+
+
+def _broken(rules: Mapping[str, Check], graphs: Sequence[OnnxFile]) -> Iterator[Violation]:
+    for name, check in rules.items():
+        for graph in graphs:
+            for node, message in check(graph):
+                yield Violation(name, _name(node), message)
+
+
+def _name(node: onnx.NodeProto | None) -> str:
+    """Return what a node is called, or what it makes."""
+    return "" if node is None else node.name or next(iter(node.output), node.op_type)

@@ -95,9 +95,10 @@ class TensorRt:
         """Return the rules that an ONNX file breaks, of ours or of anybody's.
 
         Raises:
-            TargetError: it is no ONNX file.
+            TargetError: it is no ONNX file, or scales, zero points or sizes in another file cannot be read.
         """
-        return violations(_read(path, external=False), has_weights_alone=self._has_weights_alone)
+        model = _read(path, external=False)
+        return violations(model, folder=path.parent, has_weights_alone=self._has_weights_alone)
 
     @property
     def _has_weights_alone(self) -> bool:

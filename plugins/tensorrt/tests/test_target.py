@@ -241,7 +241,9 @@ def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
     graph = onnx.helper.make_graph(
         [make("If", ["flag"], ["y"], "choice", **graphs)], "if", [flag, value("x")], [value("y")]
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    model = onnx.helper.make_model(
+        graph, opset_imports=[*map(onnx.helper.make_opsetid, ["", "com.microsoft"], [18, 1])]
+    )
     assert [(v.rule, v.node) for v in violations(model)] == [("known-operators", "Odd")]
 
 

@@ -1,0 +1,43 @@
+"""Whether nodes have the operands, results and attributes of their operators, which all rules take for granted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import onnx
+
+
+def misshapen(nodes: Iterable[onnx.NodeProto], opset: int) -> Iterator[tuple[onnx.NodeProto, str]]:
+    """Yield each node that is not formed as ONNX declares its operator at an opset, and why."""
+    for node in nodes:
+        schema = _schema(node.op_type, opset)
+        if schema is not None and (fault := _fault(node, schema)):
+            yield node, f"{fault}; nothing else of the file can be told before that is mended"
+
+
+def _schema(operator: str, opset: int) -> Any:
+    """Return how ONNX declares an operator: at an opset, the latest where it is younger; None where it has none."""
+    if onnx.defs.has(operator, opset):
+        return onnx.defs.get_schema(operator, opset)
+    return onnx.defs.get_schema(operator) if onnx.defs.has(operator) else None
+
+
+def _fault(node: onnx.NodeProto, schema: Any) -> str:
+    counts = (
+        ("operands", len(node.input), schema.min_input, schema.max_input),
+        ("results", len(node.output), schema.min_output, schema.max_output),
+    )
+    for what, count, least, most in counts:
+        if not least <= count <= most:
+            return f"has {count} {what}, and {node.op_type} has {least}" + (f" to {most}" if most > least else "")
+    # An attribute that is younger than the opset is told by the rule about opsets.
+    taken = {**onnx.defs.get_schema(node.op_type).attributes, **schema.attributes}
+    for attribute in node.attribute:
+        wanted = taken[attribute.name].type if attribute.name in taken else None
+        if wanted is not None and attribute.type != int(wanted.value):
+            stated = onnx.AttributeProto.AttributeType.Name(attribute.type)
+            return f"has an attribute {attribute.name} of the type {stated}, and {node.op_type} takes {wanted.name}"
+    given = {attribute.name for attribute in node.attribute}
+    lacking = [name for name, declared in schema.attributes.items() if declared.required and name not in given]
+    return f"lacks {', '.join(lacking)}, which {node.op_type} must have" if lacking else ""

@@ -1,0 +1,119 @@
+"""What ONNX itself says of a file, its types and its faults, without the weights: nothing of that follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+
+from clika_ref.core.errors import TargetError
+from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16
+
+SMALL = 1024
+"""Most elements of a constant that shapes may follow from."""
+
+TENSORS = onnx.TensorProto
+
+
+def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a file in which the nodes of local functions of its opset stand where these are called."""
+    if not model.functions:
+        return model
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except Exception:  # noqa: BLE001 - such as functions that call themselves, of which `complaint` tells
+        return model
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph, and those of its branches and loops."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from graphs_of(attribute.g)
+
+
+def elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any]:
+    """Return the elements of a constant, which may lie in a file in a folder.
+
+    Raises:
+        TargetError: they cannot be read.
+    """
+    try:
+        return np.asarray(onnx.numpy_helper.to_array(tensor, base_dir=str(folder or "")))
+    except Exception as error:
+        reason = str(error).rstrip(".")
+        msg = f"the elements of {tensor.name!r} cannot be read: {reason}; put the file beside what it refers to"
+        raise TargetError(msg) from error
+
+
+def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
+    """Return a copy of a file whose large constants, and those that lie in other files, are inputs."""
+    whole = model.graph
+    graph = onnx.GraphProto(
+        name=whole.name, node=whole.node, input=whole.input, output=whole.output, value_info=whole.value_info,
+        initializer=map(_head, whole.initializer), sparse_initializer=whole.sparse_initializer,
+    )  # fmt: skip
+    known = {value.name for value in graph.input}
+    for inner in graphs_of(graph):
+        for tensor in _lying_apart(inner):
+            if tensor.data_type in (TENSORS.INT64, TENSORS.INT32) and math.prod(tensor.dims) <= SMALL:
+                inner.initializer.append(onnx.numpy_helper.from_array(elements(tensor, folder), tensor.name))
+            elif tensor.name not in known:
+                known.add(tensor.name)
+                graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return onnx.ModelProto(
+        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions, graph=graph
+    )
+
+
+def _head(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """Return a constant, without its elements where these are many."""
+    if tensor.data_location == TENSORS.EXTERNAL or math.prod(tensor.dims) <= SMALL:
+        return tensor
+    return TENSORS(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TENSORS.EXTERNAL)
+
+
+def _lying_apart(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    """Take those constants out of a graph whose elements are not in it, and return them."""
+    held = graph.initializer
+    places = [place for place, tensor in enumerate(held) if tensor.data_location == TENSORS.EXTERNAL]
+    found = [held.pop(place) for place in reversed(places)]
+    for place in reversed(range(len(graph.node))):
+        node = graph.node[place]
+        if node.op_type == "Constant" and any(a.t.data_location == TENSORS.EXTERNAL for a in node.attribute):
+            found.append(node.attribute[0].t)
+            found[-1].name = node.output[0]
+            graph.node.pop(place)
+    return found
+
+
+def inferred(model: onnx.ModelProto) -> onnx.GraphProto:
+    """Return a graph with the types that ONNX infers."""
+    try:
+        return onnx.shape_inference.infer_shapes(model).graph
+    except Exception:  # noqa: BLE001 - what inference refuses, `complaint` tells
+        return model.graph
+
+
+def complaint(model: onnx.ModelProto) -> str:
+    """Say what makes an outline no valid ONNX, but for ranks that it does not state; nothing where it is valid."""
+    ranked = onnx.ModelProto()
+    ranked.CopyFrom(model)
+    del ranked.graph.value_info[:]  # which nobody reads
+    for value in (*ranked.graph.input, *ranked.graph.output):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # as a rank must be stated; types are inferred without
+    try:
+        onnx.checker.check_model(ranked)
+        # ONNX's own operators take bfloat16 from opset 22 on, those of TensorRT before that, too.
+        onnx.shape_inference.infer_shapes(model, check_type=not computes_in_bfloat16(model), strict_mode=True)
+    except Exception as error:  # noqa: BLE001 - what it raises is its answer
+        return " ".join(str(error).split())
+    return ""

@@ -1,0 +1,117 @@
+"""Rules of TensorRT about scales and zero points, and about where weights have theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+
+from clika_ref_tensorrt.axes import moved_axis
+from clika_ref_tensorrt.onnx_file import DEQUANTIZE, QUANTIZE, OnnxFile
+from clika_ref_tensorrt.rule_book import WEIGHTED, Found, rule
+
+
+@rule("zero-point")
+def _(file: OnnxFile) -> Found:
+    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+        if len(node.input) > 2 and node.input[2]:
+            zero = file.constant(node.input[2])
+            if zero is None:
+                yield node, "its zero point is computed; it must be a constant of zeros"
+            elif np.any(zero.astype(np.float32) != 0):
+                yield node, f"its zero point is {zero.flat[np.flatnonzero(zero)[0]]}; quantize symmetrically, around 0"
+
+
+@rule("scale")
+def _(file: OnnxFile) -> Found:
+    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+        scale = file.constant(node.input[1])
+        if scale is None:
+            yield node, "its scale is computed; it must be a constant, which depends on no input and no shape"
+        elif not np.all(np.isfinite(scale.astype(np.float64)) & (scale.astype(np.float64) > 0)):
+            yield node, "a scale is not above 0, or not finite"
+
+
+@rule("scale-shape")
+def _(file: OnnxFile) -> Found:
+    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+        scale, data = file.shape(node.input[1]), file.sides(node.input[0])
+        zero = file.shape(node.input[2]) if len(node.input) > 2 else None
+        if scale is None:
+            continue
+        if fault := _misshapen(file, node, scale, data):
+            yield node, fault
+        if zero is not None and zero != scale and (len(zero) > 1 or {*zero, *scale} != {1}):
+            yield node, f"its zero point has the shape {zero}, and its scale {scale}; give both the same"
+
+
+def _misshapen(file: OnnxFile, node: onnx.NodeProto, scale: list[int], data: Sequence[int | None] | None) -> str:
+    """Say why scales of a shape do not fit what they are for; nothing where they do."""
+    block = int(file.attribute(node, "block_size", 0))
+    if not block and len(scale) > 1:
+        return f"its scales have the shape {scale}; give them one side, as long as that of the channels, or none"
+    if data is None or scale in ([], [1]):
+        return ""
+    axis = file.axis(node, len(data))
+    if axis not in range(len(data)):
+        return f"its axis {file.attribute(node, 'axis', 1)} is no side of a tensor that has {len(data)}"
+    sides = [(-(-side // block) if block and at == axis and side else side) for at, side in enumerate(data)]
+    wanted = sides if block else [sides[axis]]
+    if len(wanted) != len(scale) or any(side not in (None, own) for side, own in zip(wanted, scale, strict=True)):
+        return f"its scales have the shape {scale}; a tensor of the shape {data} has, along axis {axis}, {wanted}"
+    return ""
+
+
+@rule("activation-per-tensor")
+def _(file: OnnxFile) -> Found:
+    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+        scale = file.constant(node.input[1])
+        if scale is not None and scale.size > 1 and not file.is_weight(node):
+            yield node, f"{scale.size} scales of a value that is computed; give it one for the whole tensor"
+
+
+@rule("weight-axis")
+def _(file: OnnxFile) -> Found:
+    for node in file.of_kind(*WEIGHTED):
+        for position in (0, 1) if node.op_type == "MatMul" else (1,):
+            yield from _misplaced_scales(file, node, position)
+
+
+def _misplaced_scales(file: OnnxFile, node: onnx.NodeProto, position: int) -> Found:
+    made = file.dequantizer(node.input[position])
+    scale = file.constant(made.input[1]) if made is not None and file.is_weight(made) else None
+    if made is None or scale is None or scale.size == 1 or file.attribute(made, "block_size", 0):
+        return
+    axis = moved_axis(file, node.input[position], made)
+    rank = file.rank(node.input[position])
+    wanted = None if rank is None else _channel_axis(file, node, rank, position)
+    if None not in (axis, wanted) and axis != wanted:
+        own = int(file.attribute(made, "axis", 1))
+        where = f"axis {own}" if own % (rank or 1) == axis else f"axis {own}, which becomes {axis}"
+        yield made, f"the scales of a weight of {node.op_type} lie along {where}; its output channels lie on {wanted}"
+
+
+def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int) -> int:
+    match node.op_type:
+        case "Conv":
+            return 0
+        case "ConvTranspose":
+            return 1
+        case "Gemm":
+            return 0 if file.attribute(node, "transB", 0) else 1
+        case _:
+            return rank - 1 if position else max(rank - 2, 0)
+
+
+@rule("transposed-groups")
+def _(file: OnnxFile) -> Found:
+    for node in file.of_kind("ConvTranspose"):
+        made = file.dequantizer(node.input[1])
+        if made is not None and int(file.attribute(node, "group", 1)) > 1:
+            scale = file.constant(made.input[1])
+            if scale is not None and scale.size > 1:
+                yield (
+                    node,
+                    "has groups and a weight with a scale for each channel; give it one scale, or leave it float",
+                )

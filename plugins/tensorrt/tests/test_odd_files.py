@@ -1,0 +1,163 @@
+"""Files that the rules were not written for: broken ones, endless ones, and such as lie in several files."""
+
+import onnx
+import pytest
+from clika_ref_tensorrt.explaining import precisions
+from clika_ref_tensorrt.rules import violations
+from clika_ref_tensorrt.target import TensorRt
+from further_planted import in_a_function
+from onnx import TensorProto as Kind
+from onnx import helper, numpy_helper
+from planting import constant_nodes, fed, find, given, reading
+from sketches import Sketch, branches, convolution, node
+
+from clika_ref.core.errors import TargetError
+from clika_ref.onnx_emission.writing import SMALL
+
+
+def told(model):
+    return [str(violation) for violation in violations(model)]
+
+
+def cut(model, name, field, kept=0):
+    """A node has fewer operands, results or attributes than it had."""
+    del getattr(find(model, name), field)[kept:]
+    return model
+
+
+def sloped():
+    """An axis that is no whole number."""
+    model = cut(convolution(), "w_Q", "attribute")
+    find(model, "w_Q").attribute.append(helper.make_attribute("axis", 1.5))
+    return model
+
+
+def nameless():
+    model = cut(convolution(), "relu", "output")
+    find(model, "relu").ClearField("name")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        (lambda: cut(convolution(), "x_Q", "input", 1), "x_Q: has 1 operands, and QuantizeLinear has 2 to 3"),
+        (lambda: cut(convolution(), "conv", "input", 1), "conv: has 1 operands, and Conv has 2 to 3"),
+        (lambda: cut(convolution(), "norm", "input", 3), "norm: has 3 operands, and BatchNormalization has 5"),
+        (lambda: reading(convolution(), "relu", "norm x"), "relu: has 2 operands, and Relu has 1"),
+        (nameless, "Relu: has 0 results, and Relu has 1"),
+        (sloped, "w_Q: has an attribute axis of the type FLOAT, and QuantizeLinear takes INT"),
+        (
+            lambda: cut(branches(node("Neg", "x", "end")), "out", "attribute"),
+            "out: lacks else_branch, then_branch, which If must have",
+        ),
+    ],
+)
+def test_of_nodes_that_are_misshapen_only_that_is_told(planted, message):
+    assert told(planted()) == [f"[form] {message}; nothing else of the file can be told before that is mended"]
+
+
+def test_of_an_empty_file_is_told_that_it_is_empty(tmp_path):
+    (tmp_path / "empty.onnx").touch()
+    found = [str(violation) for violation in TensorRt().check(tmp_path / "empty.onnx")]
+    assert "[empty] the file: it has no nodes: there is nothing to build; is it what was exported?" in found
+
+
+def test_a_file_whose_inputs_have_no_rank_is_checked_all_the_same():
+    model = given(fed(convolution(), "x", Kind.FLOAT, None), "x_zero", 1, Kind.INT8)
+    assert {violation.rule for violation in violations(model)} == {"static-rank", "zero-point"}
+
+
+def test_a_function_that_calls_itself_is_told():
+    model = in_a_function()
+    model.functions[0].node[0].op_type, model.functions[0].node[0].domain = "Pair", "local"
+    assert any("ONNX refuses it: Cycle detected in model-local function references" in line for line in told(model))
+
+
+def repeated(operator, times, operands=1):
+    """A quantized value that goes through one operator after another on its way to a product."""
+    sketch = Sketch()
+    x = sketch.quantized(sketch.input("x", 4, 32))
+    attributes = {"axis": 0} if operator == "Concat" else {}
+    for number in range(times):
+        x = sketch.node(operator, f"step{number}", *[x] * operands, **attributes)
+    x = x if operands == 1 else sketch.quantized(x)
+    return sketch.model(sketch.node("MatMul", "out", x, sketch.weight("w", 32, 32)))
+
+
+@pytest.mark.parametrize(
+    ("operator", "times", "operands"), [("Identity", 3000, 1), ("Mul", 3000, 2), ("Concat", 40, 2)]
+)
+def test_what_a_value_goes_through_may_be_long(operator, times, operands):
+    assert told(repeated(operator, times, operands)) == []
+
+
+def test_a_weight_may_be_moved_often():
+    sketch = Sketch()
+    w = sketch.weight("w", 32, 32, channels=32, axis=0)
+    for number in range(3001):
+        w = sketch.node("Transpose", f"turned{number}", w, perm=[1, 0])
+    model = sketch.model(sketch.node("MatMul", "out", sketch.quantized(sketch.input("x", 4, 32)), w))
+    assert told(model) == []
+    find(model, "turned3000").attribute[0].ints[:] = [0, 1]
+    assert [violation.rule for violation in violations(model)] == ["weight-axis"]
+
+
+@pytest.mark.parametrize(
+    "operators", ["Identity", "Mul", "Relu", "Concat", "Identity Transpose", "Add Add", "Concat Concat"]
+)
+def test_values_in_a_circle_are_told_and_end(operators):
+    sketch = Sketch()
+    x, kinds = sketch.quantized(sketch.input("x", 32, 32)), operators.split()
+    for number, kind in enumerate(kinds):
+        before = f"step{(number - 1) % len(kinds)}"
+        others = {"Mul": [x], "Concat": [x], "Add": [sketch.constant(f"c{number}", [32], 0.5)]}.get(kind, [])
+        sketch.node(kind, f"step{number}", before, *others, **({"axis": 0} if kind == "Concat" else {}))
+    sketch.node("Conv", "conv", sketch.quantized("step0"), sketch.weight("w", 32, 32))
+    found = told(sketch.model(sketch.node("MatMul", "out", "conv", "step0")))
+    assert "Nodes in a graph must be topologically sorted" in found[0]
+
+
+def apart(model, folder, size_threshold=0):
+    """What a model holds lies in a file beside it."""
+    tensors = [*model.graph.initializer]
+    for graph in (model.graph, *(a.g for n in model.graph.node for a in n.attribute if a.HasField("g"))):
+        tensors += [a.t for n in graph.node for a in n.attribute if a.HasField("t")]
+    for tensor in tensors:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
+    path = folder / "net.onnx"
+    form = {"save_as_external_data": True, "location": "net.bin", "convert_attribute": True}
+    onnx.save(model, path, size_threshold=size_threshold, **form)
+    assert (folder / "net.bin").exists()
+    return path
+
+
+@pytest.mark.parametrize("model", [convolution, constant_nodes])
+def test_scales_may_lie_beside_a_file_in_another_folder(model, tmp_path):
+    path = apart(model(), tmp_path)
+    assert TensorRt().check(path) == []
+    assert precisions(path)
+    path = apart(given(model(), "w_scale", 0, shape=[16]), tmp_path)
+    assert [violation.rule for violation in TensorRt().check(path)] == ["scale", "scale"]
+
+
+def test_weights_beside_a_file_are_not_read(tmp_path):
+    path = apart(convolution(), tmp_path, SMALL)
+    (tmp_path / "net.bin").unlink()
+    assert TensorRt().check(path) == []
+
+
+def test_scales_that_cannot_be_read_are_an_error(tmp_path):
+    path = apart(convolution(), tmp_path)
+    (tmp_path / "net.bin").unlink()
+    message = "the elements of 'x_scale' cannot be read: .*net.bin.*; put the file beside what it refers to"
+    with pytest.raises(TargetError, match=message):
+        TensorRt().check(path)
+
+
+def test_sizes_beside_a_file_are_read(tmp_path):
+    sketch = Sketch()
+    w = sketch.weight("w", 32, 4, 8, channels=32, axis=0)
+    w = sketch.node("Reshape", "flat", w, sketch.constant("sizes", [2], [-1, 32], Kind.INT64))
+    model = sketch.model(sketch.node("MatMul", "out", sketch.quantized(sketch.input("x", 4, 32)), w))
+    assert [violation.rule for violation in TensorRt().check(apart(model, tmp_path))] == ["weight-axis"]
