@@ -1,5 +1,6 @@
 """TensorRT as a target: files that keep its rules, the command beside them, and what it refuses."""
 
+import copy
 import os
 import subprocess
 from functools import partial
@@ -82,6 +83,17 @@ def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_si
 def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
     artifact = compiled(shapes={"batch": (2, 8, 32)}).clika_export(tmp_path / "net.onnx")
     assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
+
+
+def test_a_copy_is_exported_for_other_sizes_without_ranges(tmp_path):
+    module = compiled()
+    deployment = DeploymentSettings_TensorRT_ONNX(shapes={"batch": (2, 8, 32)})
+    files = [
+        twin.clika_export(tmp_path / name, deployment_settings=deployment)
+        for twin, name in ((module, "own.onnx"), (copy.deepcopy(module), "copy.onnx"))
+    ]
+    assert files[0].path.read_bytes() == files[1].path.read_bytes()
+    assert "--optShapes=x:8x3x16x16" in files[1].facts["trtexec"]
 
 
 @pytest.mark.parametrize(
