@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
@@ -33,6 +34,7 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
+from clika_ref.sizes_seen import sizes_of
 from clika_ref.weights import Weights, cast_weight, weight_places
 
 PATTERN_LIMIT = 4096
@@ -62,8 +64,12 @@ class ClikaModule(QuantizedModule):
         self._clika_deployment, self._clika_options, self._clika_logs_dir = deployment, options, logs_dir
 
     def clika_remember(self, examples: list[list[torch.Tensor]], timings: Mapping[str, float]) -> None:
-        """Keep the inputs to compare artifacts on, and the seconds that compilation took; neither is saved."""
+        """Keep the inputs to compare artifacts on, their sizes, and the seconds that compilation took.
+
+        Of these, copies and state dicts have the sizes only.
+        """
         self._clika_examples = examples
+        self._clika_sizes = Counter(sizes_of(self._clika_graph, inputs) for inputs in examples)
         self._clika_timings.update(timings)
 
     # Running
@@ -189,7 +195,7 @@ class ClikaModule(QuantizedModule):
             dynamic_axes,
             plan,
             self._clika_options,
-            [*self._clika_examples, *(self._clika_calibration.reservoir.batches if self._clika_calibration else ())],
+            self._sizes_seen(),
             form,
         )
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
