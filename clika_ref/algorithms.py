@@ -75,7 +75,7 @@ def calibrate(
     *,
     total: int | None,
 ) -> None:
-    """Run a graph on batches; those that the calibration counts already are only looked at to be kept.
+    """Run a graph on batches; those that the range table counts already are only looked at to be kept.
 
     The first one shows which channels to smooth before anything is counted.
 
@@ -92,8 +92,8 @@ def calibrate(
             if number > seen:
                 calibration.add(inputs)
                 stage.progress(number, total, (number - seen) / (time.perf_counter() - started))
-            elif number > len(calibration.reservoir.batches):
-                calibration.reservoir.offer(inputs)
+            elif number > calibration.sizes.total():
+                calibration.keep(inputs)
         if not calibration.reservoir.batches:
             msg = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
             raise ModelError(msg)

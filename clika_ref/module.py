@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
@@ -34,6 +35,7 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
+from clika_ref.sizes_seen import sizes_of
 from clika_ref.weights import Weights, cast_weight, weight_places
 
 PATTERN_LIMIT = 4096
@@ -70,7 +72,7 @@ class ClikaModule(QuantizedModule):
         are_data: bool = False,
         unread: Unread | None = None,
     ) -> None:
-        """Keep what compilation was given or took, none of which is saved.
+        """Keep what compilation was given or took; of this, copies and state dicts have the sizes of the examples only.
 
         Args:
             examples: the inputs to compare artifacts on.
@@ -79,6 +81,7 @@ class ClikaModule(QuantizedModule):
             unread: calibration inputs that were given beside them.
         """
         self._clika_examples, self._clika_examples_are_data, self._clika_unread = examples, are_data, unread
+        self._clika_sizes = Counter(sizes_of(self._clika_graph, inputs) for inputs in examples)
         self._clika_timings.update(timings)
 
     # Running
@@ -206,7 +209,7 @@ class ClikaModule(QuantizedModule):
             dynamic_axes,
             plan,
             self._clika_options,
-            [*self._clika_examples, *(self._clika_calibration.reservoir.batches if self._clika_calibration else ())],
+            self._sizes_seen(),
             form,
         )
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():

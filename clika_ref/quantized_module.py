@@ -26,6 +26,7 @@ from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.goal import TRIALS, GoalSearch
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.stages import Stages
+from clika_ref.quantization_scheme import scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.saved_module import SavedModule
@@ -231,10 +232,15 @@ class QuantizedModule(SavedModule):
             ModelError: the module holds no ranges, as it was loaded.
             TargetError: the target computes in float, or no plugin provides it.
         """
-        own, known = self._clika_quantized, self._clika_deployment
-        if own is None or deployment == known or (known is None and own.target == deployment.target):
-            return own and own.plan
-        return self._decided_for(target_for(deployment, self._clika_registry or load_registry())).plan
+        own, known, registry = self._clika_quantized, self._clika_deployment, self._clika_registry or load_registry()
+        if own is None:
+            return None
+        target = target_for(deployment, registry)
+        if own.target == target.name:
+            former = target_for(known, registry) if known is not None and known.target == own.target else None
+            if _serves(own.plan, target, former):
+                return own.plan
+        return self._decided_for(target).plan
 
     def _warn_of_trained_weights(self, plan: Plan | None, log: CompilationLog) -> None:
         """Warn where a plan has the scales of weights that have been trained since, or loaded."""
@@ -287,3 +293,18 @@ class QuantizedModule(SavedModule):
             inputs = self._clika_calibration.reservoir.batches[0]
             rows.append(facts_of(self.graph, found, target, registry, inputs, form=configuration()))
         return TargetComparison(rows)
+
+
+def _serves(plan: Plan, target: Target, former: Target | None) -> bool:
+    """Whether a plan serves its target as that is configured now: other ``shapes`` change nothing, another preset does.
+
+    Args:
+        plan: that was decided for a target of the same name.
+        target: as it is configured now.
+        former: as it was configured then; None where nobody knows, as of a module that was loaded.
+    """
+    scheme = scheme_of(target)
+    if former is not None:
+        return scheme_of(former) == scheme
+    is_alike = scheme is None or scheme.activations.is_symmetric == plan.scheme.activations.is_symmetric
+    return is_alike or not plan.activations  # whether they are signed is the processor's choice

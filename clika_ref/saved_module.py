@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from clika_ref.saving.signature_format import signature_from_json, signature_to_
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.signature import Signature
 from clika_ref.simulation import Quantized, Simulation
+from clika_ref.sizes_seen import Sizes
 from clika_ref.wanted import Wanted
 from clika_ref.weights import bind_weights, named_tensors, non_persistent, register_weights
 
@@ -60,6 +62,7 @@ class SavedModule(nn.Module):
         self._clika_timings: dict[str, float] = {}
         self._clika_examples: list[list[torch.Tensor]] = []
         self._clika_examples_are_data = False
+        self._clika_sizes = Counter[Sizes]()
         self._clika_quantized: Quantized | None = None
         self._clika_calibration: Calibration | None = None
         self._clika_unfinished: Calibration | None = None
@@ -77,6 +80,10 @@ class SavedModule(nn.Module):
         self._clika_quantized, self._clika_calibration = quantized, calibration
         self._clika_simulation = self._clika_unfinished = self._clika_unread = None
         self._clika_wanted = wanted
+
+    def _sizes_seen(self) -> Counter[Sizes]:
+        """Return which sizes this module, or what it is a copy of, was traced and calibrated with, and how often."""
+        return self._clika_sizes + (self._clika_calibration.sizes if self._clika_calibration else Counter[Sizes]())
 
     def _install(self, graph: Graph, signature: Signature) -> None:
         """Take a graph whose weights are registered."""
@@ -105,6 +112,7 @@ class SavedModule(nn.Module):
             "signature": signature_to_json(self._clika_signature),
             "persistent": sorted(named_tensors(self).keys() - non_persistent(self).keys()),
             "parameters": {n: p.requires_grad for n, p in self.named_parameters(remove_duplicate=False)},
+            "sizes": sorted(self._sizes_seen().items()),
         }
         document["quantization"], tensors = self._clika_quantized.saved() if self._clika_quantized else (None, {})
         return write_extra_state(document, {**non_persistent(self), **tensors})
@@ -153,12 +161,14 @@ class SavedModule(nn.Module):
         weights = {n: nn.Parameter(t.clone(), trained[n]) if n in trained else t.clone() for n, t in tensors.items()}
         graph = graph_from_json(document["graph"], _finder(registry), weights)
         register_weights(self, graph, frozenset(document["persistent"]))
+        seen: Iterable[tuple[Iterable[tuple[str, int]], int]] = document.get("sizes", ())
+        self._clika_sizes = Counter({tuple((name, size) for name, size in sizes): n for sizes, n in seen})
         self._install(graph, signature_from_json(document["signature"]))
         self._take_quantization(document, extra)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {k: v for k, v in self.__dict__.items() if k not in UNSAVED}
-        state["_clika_examples"] = []
+        state["_clika_examples"], state["_clika_sizes"] = [], self._sizes_seen()
         if "_clika_graph" in state:
             document = {
                 "graph": graph_to_json(self._clika_graph),

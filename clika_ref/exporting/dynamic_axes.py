@@ -24,19 +24,22 @@ def restrict_dynamic_sides(
     examples: Sequence[Sequence[torch.Tensor]],
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
-) -> None:
+) -> dict[str, str | int]:
     """Fix the sides that ``dynamic_axes`` does not list to their length in an example; name the others.
 
     The keys are names that the artifact will have, as in torch.onnx.export, or of the graph. Those of outputs decide
     nothing: the sides of outputs follow from those of inputs. Sides that get one name are one side from then on; the
     example is the first in which they are equal. Integers among the inputs stay inputs.
 
+    Returns:
+        Of each symbol, its name from now on, or the length that it is fixed to.
+
     Raises:
         ModelError: the form is another, an input or an axis is unknown, the axis is static in the graph, or sides that
             get one name differ in every example.
     """
     if dynamic_axes is None:
-        return
+        return {key: key for key in graph.symbols}
     labels = _labels(graph, dynamic_axes, input_names, output_names)
     sizes = _fixed_sizes(graph, labels, examples)
     inputs = {v.name for v in graph.inputs}
@@ -50,8 +53,10 @@ def restrict_dynamic_sides(
             continue
         kept[names[key]] = _both(names[key], kept.get(names[key], symbol), symbol, sizes.get(key, symbol.example))
         mapping[symbol.expr] = kept[names[key]].expr
+    became = {key: names[key] if key in names else sizes[key] for key in graph.symbols}
     graph.symbols = kept
     substitute_symbols(graph, {old: new for old, new in mapping.items() if old != new})
+    return became
 
 
 def fitting(graph: Graph, examples: Sequence[Sequence[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from clika_ref.core.errors import ModelError, TargetError
-from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import PassReport, Phase, Pipeline
@@ -29,6 +28,7 @@ from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.smoothing import smooth_and_quantize
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
+from clika_ref.sizes_seen import Sizes, sizes_in_file
 from clika_ref.storage import behind_links, staged
 
 DEQUANTIZED = "dequantize"
@@ -52,8 +52,8 @@ class ExportRequest:
     plan: Plan | None = None
     """What becomes integers, and with which scales; nothing where None."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
-    seen: Sequence[Sequence[torch.Tensor]] = ()
-    """Inputs whose sizes the artifact is to serve, as far as a target wants to know which are usual."""
+    seen: Mapping[Sizes, int] = field(default_factory=dict[Sizes, int])
+    """Which sizes the artifact is to serve, and how often, as far as a target wants to know which are usual."""
     configuration: ExportConfiguration = field(default_factory=ExportConfiguration)
     """In which form; the outputs that it keeps are the only ones of ``graph`` already."""
 
@@ -72,11 +72,14 @@ def export(
     """
     target = target_for(deployment, registry)
     path = require_path(request.file)
+    names = restrict_dynamic_sides(
+        request.graph, request.dynamic_axes, request.examples, request.input_names, request.output_names
+    )
     with log.stage("Fusing") as stage:
         graph, examples = _fused(request, registry, target, log)
         stage.done(f"{len(graph):,} nodes")
     refuse(graph, target)
-    observed = [read_sizes(graph, inputs) for inputs in fitting(graph, request.seen)]  # by the names in the file
+    observed = sizes_in_file(request.seen, names)
     with staged(path) as place:
         with log.stage("Writing") as stage:
             artifact = target.compile(graph, place, external_data=request.options.external_data, observed=observed)
@@ -94,9 +97,8 @@ def export(
 def _fused(
     request: ExportRequest, registry: Registry, target: Target, log: CompilationLog
 ) -> tuple[Graph, list[Sequence[torch.Tensor]]]:
-    """Make of the graph of a request what is going to be written; return it, and the examples that it takes."""
+    """Make of the graph of a request, its sides named, what is written; return it, and the examples that it takes."""
     graph, operators, form = request.graph, registry.operators, request.configuration
-    restrict_dynamic_sides(graph, request.dynamic_axes, request.examples, request.input_names, request.output_names)
     examples = fitting(graph, request.examples)
     reports = lower(graph, registry, target, examples[0] if request.options.check_passes and examples else None)
     _put_in_form(graph, request.plan, form, operators)

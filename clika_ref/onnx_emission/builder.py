@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 OPSET = 18
 """The ONNX opset that lowerings are written for: the one that torchlib speaks, and every target accepts."""
+
+OPSET_OF_BFLOAT16 = 22
+"""The first one in which convolutions, pooling and many activations take bfloat16."""
 
 BOOLEAN_RESULTS = frozenset(
     {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "Xor", "IsNaN", "IsInf"}
@@ -88,6 +93,7 @@ class OnnxBuilder:
         while operands and operands[-1] is None:  # ORT crashes on an absent bias of LayerNormalization
             operands = operands[:-1]
         _refuse_sizes(op_type, attrs)
+        self._require_bfloat16(op_type, operands, domain)
         attributes = [ir.convenience.convert_attribute(k, _plain(v)) for k, v in attrs.items() if v is not None]
         node = ir.Node(domain, op_type, operands, attributes, num_outputs=outputs, name=self._name(op_type))
         node.metadata_props.update(self.metadata)
@@ -101,6 +107,7 @@ class OnnxBuilder:
     def adopt(self, nodes: Sequence[ir.Node]) -> None:
         """Take over nodes that another tape recorded."""
         for node in nodes:
+            self._require_bfloat16(node.op_type, node.inputs, node.domain)
             node.name = self._name(node.op_type)
             node.metadata_props.update(self.metadata)
             self.domains.add(node.domain)
@@ -130,6 +137,14 @@ class OnnxBuilder:
         """Begin again with a newer opset, unless the model is written for it already."""
         if self.opset < opset:
             raise NewerOpsetError(opset)
+
+    def _require_bfloat16(self, op_type: str, operands: Sequence[ir.Value | None], domain: str) -> None:
+        """Begin again with a newer opset where an operand is bfloat16, and only that one's operator takes it."""
+        for position, operand in enumerate(operands):
+            known = None if operand is None or domain else self._types.get(operand)
+            is_bfloat16 = torch.bfloat16 in (known, getattr(known, "dtype", None))
+            if is_bfloat16 and not _takes_bfloat16(op_type, position, self.opset):
+                self.require(OPSET_OF_BFLOAT16 if _takes_bfloat16(op_type, position, OPSET_OF_BFLOAT16) else self.opset)
 
     # What is known of a value
 
@@ -245,6 +260,15 @@ class OnnxBuilder:
             sides[symbolic[0]] = -1
         zero = 0 in sides
         return self.Reshape(x, self.ints(sides), allowzero=1 if zero or len(symbolic) > 1 else None)
+
+
+@functools.cache
+def _takes_bfloat16(op_type: str, position: int, opset: int) -> bool:
+    """Whether an ONNX operator of an opset takes bfloat16 as one of its operands."""
+    if not onnx.defs.has(op_type, opset, ""):
+        return False
+    formal = onnx.defs.get_schema(op_type, opset, "").inputs
+    return "tensor(bfloat16)" in formal[min(position, len(formal) - 1)].types  # the last one may stand for many
 
 
 def _packed(tensor: ir.TensorProtocol, name: str) -> ir.PackedTensor[Any]:

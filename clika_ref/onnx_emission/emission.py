@@ -35,10 +35,12 @@ def emit(graph: Graph) -> ir.Model:
         PluginError: a lowering is broken.
     """
     refuse_unlowerable(graph)
-    try:
-        return _Emission(graph, OPSET).model()
-    except NewerOpsetError as needed:
-        return _Emission(graph, needed.opset).model()
+    opset = OPSET
+    while True:
+        try:
+            return _Emission(graph, opset).model()
+        except NewerOpsetError as needed:  # than any before
+            opset = needed.opset
 
 
 def emit_alone(node: Node) -> ir.Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.statistics import Measured, measured
+from clika_ref.sizes_seen import Sizes, sizes_of
 
 RESERVOIR_BYTES = 64 * 2**20
 """Of calibration inputs that are kept, on which algorithms compare what they tried."""
@@ -63,6 +65,8 @@ class Calibration:
     graph: Graph
     table: RangeTable = field(default_factory=RangeTable)
     reservoir: Reservoir = field(default_factory=Reservoir)
+    sizes: Counter[Sizes] = field(default_factory=Counter[Sizes])
+    """Which sizes the batches had, and how many, those included that the reservoir has no room for."""
     model: str = ""
     """The `fingerprint` of the graph that it began with, of which ``graph`` is what is going to be written."""
 
@@ -87,8 +91,13 @@ class Calibration:
             _observe(found, value, x, "the caller", number)
         with torch.no_grad():
             interpret(self.graph, inputs, observe)
-        self.reservoir.offer(inputs)
+        self.keep(inputs)
         self.table.add(found)
+
+    def keep(self, inputs: Sequence[Tensor]) -> None:
+        """Remember the sizes of a batch, and the batch itself where there is room."""
+        self.sizes[sizes_of(self.graph, inputs)] += 1
+        self.reservoir.offer(inputs)
 
     def refuse_infinite(self, inputs: Sequence[Tensor]) -> None:
         """Refuse a next batch that is no data; inside a model, infinities make masks, and an input may be one.

@@ -138,6 +138,7 @@ def test_integers_between_half_precisions_have_scales_of_that_and_no_casts(form,
     with export_configuration(**{form: True}):
         artifact = module.clika_export(tmp_path / "half.onnx")
     read, model = dtypes_of(artifact.path)
+    onnx.checker.check_model(model, full_check=True)
     half = TensorProto.FLOAT16 if form == "export_fp16" else TensorProto.BFLOAT16
     assert read["QuantizeLinear"] == read["Conv"] == read["Gemm"] == half
     assert sum(node.op_type == "Cast" for node in model.graph.node) == 4, "one for the input and each output"

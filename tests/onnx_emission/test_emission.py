@@ -13,6 +13,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.core.types import Origin, TensorType
+from clika_ref.onnx_emission.builder import NewerOpsetError, OnnxBuilder
 from clika_ref.onnx_emission.emission import GUARDS, SCOPE, SOURCE, emit, emit_alone
 
 OPERATORS = load_registry().operators
@@ -131,3 +132,44 @@ def graph_of_dtype(dtype):
     value = g.add_input(TensorType(dtype, (2,)), "x")
     g.add_output(Builder(g, OPERATORS)("identity", value, types=(value.type,)))
     return g
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kinds", "opset"),
+    [
+        (torch.bfloat16, ("relu", "sigmoid"), 18),
+        (torch.bfloat16, ("relu", "sin"), 22),
+        (torch.bfloat16, ("hardswish",), 22),
+        (torch.float16, ("hardswish", "sin"), 18),
+    ],
+)
+def test_a_newer_opset_is_written_where_only_its_operators_take_bfloat16(dtype, kinds, opset):
+    g = Graph("chain")
+    value = g.add_input(TensorType(dtype, (2, 4)), "x")
+    for kind in kinds:
+        value = Builder(g, OPERATORS)(kind, value)
+    g.add_output(value)
+    proto = ir.to_proto(emit(g))
+    onnx.checker.check_model(proto, full_check=True)
+    assert proto.opset_import[0].version == opset
+
+
+def test_scales_of_half_precision_ask_for_one_opset_and_what_reads_bfloat16_for_another():
+    g = Graph("scaled")
+    build = Builder(g, OPERATORS)
+    x = g.add_input(TensorType(torch.bfloat16, (2, 4)), "x")
+    scale = build.constant(torch.tensor(0.5, dtype=torch.bfloat16), "scale")
+    integers = build("quantize", x, scale, 0)
+    g.add_output(build("hardswish", build("dequantize", integers, scale, dtype=torch.bfloat16)))
+    proto = ir.to_proto(emit(g))
+    onnx.checker.check_model(proto, full_check=True)
+    assert proto.opset_import[0].version == 22
+
+
+def test_nodes_that_another_tape_recorded_ask_for_it_as_well():
+    op = OnnxBuilder()
+    op.results = (TensorType(torch.bfloat16, (2,)),)
+    x = op.declare(ir.Value(name="x"), op.result)
+    op.adopt([ir.Node("", "Relu", [x])])
+    with pytest.raises(NewerOpsetError, match="22"):
+        op.adopt([ir.Node("", "Sin", [x])])

@@ -119,7 +119,7 @@ class OpenVinoRunner:
         except RuntimeError as error:
             msg = f"OpenVINO {ov.__version__} cannot load {artifact.path}: {error}"
             raise TargetError(msg) from error
-        self.artifact, self.request = artifact, self.model.create_infer_request()
+        self.artifact, self.request, self._ov = artifact, self.model.create_infer_request(), ov
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the model on one tensor per input, in order.
@@ -127,10 +127,23 @@ class OpenVinoRunner:
         Raises:
             TargetError: the runtime fails.
         """
-        feed = {n: t.detach().contiguous().numpy() for n, t in zip(self.artifact.input_names, inputs, strict=True)}
+        feed = {n: self._given(t) for n, t in zip(self.artifact.input_names, inputs, strict=True)}
         try:
             results = self.request.infer(feed)
         except RuntimeError as error:
             msg = f"OpenVINO failed on {self.artifact.path.name}: {error}"
             raise TargetError(msg) from error
-        return [torch.from_numpy(results[name].copy()) for name in self.artifact.output_names]
+        return [self._taken(name, results[name]) for name in self.artifact.output_names]
+
+    def _given(self, tensor: torch.Tensor) -> Any:
+        """Hand a tensor over; bfloat16, which numpy does not have, as bytes with its type."""
+        plain = tensor.detach().cpu().contiguous()
+        if plain.dtype != torch.bfloat16:
+            return plain.numpy()
+        return self._ov.Tensor(plain.view(torch.int16).numpy(), list(plain.shape), self._ov.Type.bf16)
+
+    def _taken(self, name: str, result: Any) -> torch.Tensor:
+        """Take a copy of a result, of whose bytes OpenVINO says float16 where they are bfloat16."""
+        copy = torch.from_numpy(result.copy())
+        is_bfloat16 = self.model.output(name).get_element_type() == self._ov.Type.bf16
+        return copy.view(torch.bfloat16) if is_bfloat16 else copy

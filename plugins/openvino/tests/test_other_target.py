@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from clika_ref import (
+    ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_OpenVINO_ONNX,
     QuantizationSettings,
@@ -70,6 +71,22 @@ def test_targets_stand_side_by_side(compiled):
     lines = str(found).splitlines()
     assert "predicted SQNR" in lines[0]
     assert "3 of 3" in lines[-1]
+
+
+def test_another_preset_is_decided_anew_from_the_ranges_and_refused_without_any(compiled, tmp_path):
+    compiled.clika_initialize_algorithms(deployment_settings=OPENVINO)
+    fast = DeploymentSettings_OpenVINO_ONNX(preset="performance")
+    loaded = ClikaModule()
+    loaded.load_state_dict(compiled.state_dict())
+    for module, name in ((compiled, "own"), (loaded, "loaded")):
+        module.clika_export(tmp_path / f"{name}.onnx", deployment_settings=OPENVINO)
+    compiled.clika_export(tmp_path / "fast.onnx", deployment_settings=fast)
+    own, fast_file = ((tmp_path / f"{name}.onnx").read_bytes() for name in ("own", "fast"))
+    assert own == (tmp_path / "loaded.onnx").read_bytes()
+    assert own != fast_file
+    for module in (loaded, copy.deepcopy(compiled)):
+        with pytest.raises(ModelError, match="no ranges by which to quantize the module for openvino"):
+            module.clika_export(tmp_path / "other.onnx", deployment_settings=fast)
 
 
 @pytest.mark.parametrize("given", [(), (None,), (ORT, None)])

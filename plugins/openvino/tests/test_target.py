@@ -56,6 +56,18 @@ def test_weights_alone_are_held_in_few_bits(bits, block, tmp_path):
     assert runs == [f"int{bits} weights"] * 2
 
 
+def test_a_model_of_bfloat16_runs_and_computes_what_the_module_does(tmp_path):
+    module = clika_compile(
+        nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 3, 2), nn.Hardswish()).bfloat16().eval(),
+        tracing_inputs=[X.bfloat16()],
+        deployment_settings=DeploymentSettings_OpenVINO_ONNX(),
+    )
+    artifact = module.clika_export(tmp_path / "model.onnx")  # which compares it with the module
+    (found,) = OpenVino().load(artifact)([X.bfloat16()])
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, module(X.bfloat16()).detach())
+
+
 def test_its_own_form_in_capitals_is_no_onnx_file(tmp_path):
     module = clika_compile(net(), tracing_inputs=[X], deployment_settings=DeploymentSettings_OpenVINO_ONNX())
     with pytest.raises(TargetError, match=r"own files end in '.xml' and .* in '.XML'; write it in small letters"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ PARTS = ("minShapes", "optShapes", "maxShapes")
 
 
 def command(
-    graph: Graph, file: Path, observed: Sequence[Mapping[str, int]], chosen: Mapping[str, tuple[int, int, int]]
+    graph: Graph, file: Path, observed: Mapping[str, Counter[int]], chosen: Mapping[str, tuple[int, int, int]]
 ) -> str:
     """Return the command line of ``trtexec`` for a file.
 
     Args:
         graph: that is in the file.
         file: its name.
-        observed: the sizes of each input that the model was traced or calibrated with, by the names of symbols.
+        observed: how often the model was traced or calibrated with which size, by the names of symbols.
         chosen: least, usual and largest size by the names of symbols, in place of what was observed.
 
     Raises:
@@ -87,13 +87,12 @@ def _refuse_guarded(graph: Graph, sizes: Mapping[str, int]) -> None:
 
 
 def _range(
-    graph: Graph, name: str, observed: Sequence[Mapping[str, int]], chosen: tuple[int, int, int] | None
+    graph: Graph, name: str, observed: Mapping[str, Counter[int]], chosen: tuple[int, int, int] | None
 ) -> tuple[int, int, int]:
     symbol = graph.symbols[name]
     if chosen is None:
-        seen = sorted(sizes[name] for sizes in observed if name in sizes)
-        example = symbol.example or max(symbol.low or 1, 1)
-        return (seen[0], statistics.mode(seen), seen[-1]) if seen else (example, example, example)
+        seen = observed.get(name) or {symbol.example or max(symbol.low or 1, 1): 1}
+        return min(seen), max(sorted(seen), key=lambda size: seen[size]), max(seen)  # the least of the most frequent
     low, usual, high = chosen
     if not low <= usual <= high or high < 1:
         msg = f"shapes: {name!r} is to be {low}, {usual}, {high}; give the least, the usual and the largest"

@@ -66,7 +66,7 @@ class TensorRt:
         Raises:
             TargetError: the chosen shapes do not fit the graph.
         """
-        line = command(graph, path, options.get("observed", ()), self.shapes)
+        line = command(graph, path, options.get("observed", {}), self.shapes)
         artifact = write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
         script = beside(path, ".trtexec.sh")
         script.write_text(f'#!/bin/sh\ncd "$(dirname "$0")" || exit\n{line}\n', encoding="utf-8")

@@ -1,6 +1,8 @@
 """TensorRT as a target: files that keep its rules, the command beside them, and what it refuses."""
 
+import copy
 import os
+import pickle
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch.nn import functional as F
 
 from clika_ref import (
     ClikaCompileOptions,
+    ClikaModule,
     DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TensorRT_ONNX,
     QuantizationSettings,
@@ -29,6 +32,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.core.types import TensorType
+from clika_ref.quantization.calibration import Reservoir
 from clika_ref.target_comparison import TargetComparison
 
 
@@ -84,6 +88,17 @@ def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
     assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
 
 
+def test_a_copy_is_exported_for_other_sizes_without_ranges(tmp_path):
+    module = compiled()
+    deployment = DeploymentSettings_TensorRT_ONNX(shapes={"batch": (2, 8, 32)})
+    files = [
+        twin.clika_export(tmp_path / name, deployment_settings=deployment)
+        for twin, name in ((module, "own.onnx"), (copy.deepcopy(module), "copy.onnx"))
+    ]
+    assert files[0].path.read_bytes() == files[1].path.read_bytes()
+    assert "--optShapes=x:8x3x16x16" in files[1].facts["trtexec"]
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
@@ -109,6 +124,20 @@ def test_sides_that_are_named_anew_keep_the_sizes_that_were_seen(tmp_path):
     assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
 
 
+def test_sizes_beyond_what_is_kept_of_the_data_are_counted_and_copies_and_state_dicts_keep_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        Reservoir, "offer", lambda self, inputs: self.batches.append(inputs) if not self.batches else None
+    )
+    module = compiled()
+    assert len(module._clika_calibration.reservoir.batches) == 1
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(module)))  # noqa: S301 - our own bytes
+    for exported in (module, twin, loaded):
+        artifact = exported.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+        assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
+
+
 def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
     class Even(nn.Module):
         def forward(self, x):
@@ -128,7 +157,7 @@ def test_sizes_at_which_a_guard_has_no_value_are_refused():
     graph.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
     graph.guards = [Guard(sympy.Eq(sympy.Mod(8, n), 0), "model.py:1")]
     with pytest.raises(TargetError, match=r"shapes: \{'n': 0\} contradict .*, for which the model was traced"):
-        command(graph, Path("net.onnx"), [], {"n": (0, 4, 8)})
+        command(graph, Path("net.onnx"), {}, {"n": (0, 4, 8)})
 
 
 def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):

@@ -1,0 +1,29 @@
+"""Which sizes were seen, as an artifact counts them: under its names, and only of calls that it takes."""
+
+from collections import Counter
+
+import torch
+
+from clika_ref import clika_compile
+from clika_ref.sizes_seen import sizes_in_file, sizes_of
+
+SEEN = {(("a", 2), ("b", 2)): 3, (("a", 4), ("b", 4)): 1, (("a", 4), ("b", 5)): 7}
+
+
+def test_sizes_are_counted_by_symbols():
+    module = clika_compile(lambda x: x * 2, tracing_inputs=[torch.zeros(2, 3), torch.zeros(5, 7)])
+    assert sizes_of(module.graph, [torch.zeros(4, 6)]) == (("batch", 4), ("x_1", 6))
+
+
+def test_of_sides_with_names_of_their_own_every_call_counts():
+    found = sizes_in_file(SEEN, {"a": "rows", "b": "b"})
+    assert found == {"rows": Counter({4: 8, 2: 3}), "b": Counter({5: 7, 2: 3, 4: 1})}
+
+
+def test_of_sides_that_are_one_only_calls_count_in_which_they_are_equal_and_once():
+    assert sizes_in_file(SEEN, {"a": "n", "b": "n"}) == {"n": Counter({2: 3, 4: 1})}
+
+
+def test_of_a_side_that_is_fixed_only_calls_of_that_length_count():
+    assert sizes_in_file(SEEN, {"a": 4, "b": "b"}) == {"b": Counter({5: 7, 4: 1})}
+    assert sizes_in_file(SEEN, {"a": 4, "b": 4}) == {}
