@@ -35,6 +35,7 @@ from clika_ref.quantization.smoothing import (
     smooth,
     smoothing_factors,
 )
+from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization.weight_scaling import FewBitReading
 from clika_ref.quantization.weights_only import Ways
@@ -45,7 +46,12 @@ from clika_ref.wanted import Wanted, few_bits
 
 
 def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
-    """Return a calibration of a graph as it is going to be written, which begins with what another one has found."""
+    """Return a calibration of a graph as it is going to be written, which begins with what another one has found.
+
+    Raises:
+        ModelError: weights are NaN or infinite.
+    """
+    refuse_spoiled_weights(graph)
     clone, model = graph.clone(), fingerprint(graph)
     lower(clone, registry, wanted.target)
     if found is None:
