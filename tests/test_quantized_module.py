@@ -501,6 +501,22 @@ def test_a_dry_run_prints_the_summary_and_returns_the_model(capsys):
     assert all(name in shown for name in ("stem.0", "body", "head", "predicted SQNR"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_table_of_thresholds_tells_what_the_file_takes(tmp_path, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).to(dtype).eval()
+    module = clika_compile(model, tracing_inputs=[torch.randn(16, 512, dtype=dtype)]).eval()
+    settings = QuantizationSettings(
+        automatic_skip_quantization=False,
+        prefer_weights_only_quantization=dtype == torch.float16,
+        weights_only_quantization_block_size=0,
+    )
+    found = module.clika_initialize_algorithms(settings, deployment_settings=HERE)
+    size = module.clika_export(tmp_path / "model.onnx").path.stat().st_size
+    assert found.what_if[-1].bytes == pytest.approx(size, rel=0.05)
+    assert found.what_if[0].bytes == pytest.approx(512 * 512 * (1 + dtype.itemsize), rel=0.02), "one of two layers"
+
+
 def test_the_log_has_the_lines_of_the_record(tmp_path):
     compiled(logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
