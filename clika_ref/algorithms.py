@@ -35,6 +35,7 @@ from clika_ref.quantization.smoothing import (
     smooth,
     smoothing_factors,
 )
+from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization.weight_scaling import FewBitReading
 from clika_ref.quantization.weights_only import Ways
@@ -45,7 +46,12 @@ from clika_ref.wanted import Wanted, few_bits
 
 
 def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
-    """Return a calibration of a graph as it is going to be written, which begins with what another one has found."""
+    """Return a calibration of a graph as it is going to be written, which begins with what another one has found.
+
+    Raises:
+        ModelError: weights are NaN or infinite.
+    """
+    refuse_spoiled_weights(graph)
     clone, model = graph.clone(), fingerprint(graph)
     lower(clone, registry, wanted.target)
     if found is None:
@@ -211,14 +217,24 @@ def decide(stages: Stages, graph: Graph, wanted: Wanted, registry: Registry, log
             log.detail(f"Processing Quantization statistics {number}/{len(values)}: '{name}'")
         found = stages.decided()
         if wanted.options.optimize_for == "latency" and not found.plan.is_empty:
-            inputs = stages.calibration.reservoir.batches[0]
-            ratio = ratio_to_float(graph, found.plan, wanted.target, registry, inputs)
-            if ratio > SLOWER:
-                reason = f"the whole model takes {ratio:.2f} times as long in integers as in float"
-                found = replace(stages, slow=dict.fromkeys(stages.chosen, reason)).decided()
+            found = _fast(found, stages, graph, wanted, registry)
         _tell(found, log)
         stage.done(in_one_line(found))
     return found
+
+
+def _fast(found: Quantization, stages: Stages, graph: Graph, wanted: Wanted, registry: Registry) -> Quantization:
+    """Return what is left in integers of what was found, without what is slower so: weights in few bits, or all."""
+    inputs = stages.calibration.reservoir.batches[0]
+    if found.plan.compressed:
+        timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
+        slow = timer.slower(stages.calibration.graph, inputs, found.plan.compressed)
+        found = replace(stages, slow=slow).decided() if slow else found
+    if found.plan.is_empty:
+        return found
+    ratio = ratio_to_float(graph, found.plan, wanted.target, registry, inputs)
+    reason = f"the whole model takes {ratio:.2f} times as long in integers as in float"
+    return replace(stages, slow=dict.fromkeys(stages.chosen, reason)).decided() if ratio > SLOWER else found
 
 
 def _tell(found: Quantization, log: CompilationLog) -> None:

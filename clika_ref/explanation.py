@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -134,10 +135,19 @@ def explain(
 
 
 def _planned(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
-    """Return the nodes that read nothing but integers, biases aside, and layers that read a weight in few bits."""
+    """Return the nodes that read nothing but integers, biases aside, and layers that read a weight in few bits.
+
+    Elementwise ones read no number beside them either: ``x * 3`` is computed in float.
+    """
     kinds = scheme.layers | scheme.elementwise | scheme.moving if scheme else frozenset[str]()
-    whole = {n: INTEGERS for n in graph.nodes if n.kind in kinds and all(map(_is_dequantized, operands_but_bias(n)))}
+    elementwise = scheme.elementwise if scheme else frozenset[str]()
+    read = [n for n in graph.nodes if n.kind in kinds and all(map(_is_dequantized, operands_but_bias(n)))]
+    whole = {n: INTEGERS for n in read if n.kind not in elementwise or not any(map(_is_number, n.inputs))}
     return whole | {node: f"int{held.bits} weights" for node, held in compressed_layers(graph).items()}
+
+
+def _is_number(operand: Any) -> bool:
+    return operand is not None and not isinstance(operand, Value)
 
 
 def _is_dequantized(value: Value) -> bool:

@@ -21,6 +21,7 @@ from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Runner, Target
 from clika_ref.core.types import TensorType
 from clika_ref.exporting.export import lower
+from clika_ref.quantization.compressing import Compressed, compress_layer
 from clika_ref.quantization.layer_weights import numbers_of, weight_of
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.quantizing import Plan, attributes_of, quantize_layer
@@ -49,52 +50,54 @@ class LayerTimer:
     scheme: QuantizationScheme
     operators: Mapping[str, Operator]
 
-    def slower(self, graph: Graph, inputs: Sequence[Tensor]) -> dict[Node, str]:
+    def slower(
+        self, graph: Graph, inputs: Sequence[Tensor], held: Mapping[str, Compressed] | None = None
+    ) -> dict[Node, str]:
         """Return the layers that integers make slower, and by how much, in words.
 
         Args:
             graph: as it is going to be written.
             inputs: of the graph, which decide how large operands are.
+            held: how layers hold their weights in few bits, by their names; None where values become integers.
         """
-        read = self._read(graph, inputs)
+        layers = [n for n in graph.nodes if (self._may_be_integers(n) if held is None else n.name in held)]
         ratios: dict[Any, float] = {}
         found: dict[Node, str] = {}
-        for node, x in read.items():
-            key = (node.kind, repr(node.attrs), x.shape, *(_shape(v) for v in node.inputs[1:]))
+        for node, x in _read(graph, layers, inputs).items():
+            few, behind = (held or {}).get(node.name), self._behind(node)
+            widths = few and (few.bits, few.block_size)
+            after = behind and (behind.kind, repr(behind.attrs))
+            key = (node.kind, repr(node.attrs), x.shape, widths, after, *(_shape(v) for v in node.inputs[1:]))
             if key not in ratios:
-                ratios[key] = self._ratio(node, x)
+                ratios[key] = self._ratio(node, x, few)
             if ratios[key] > SLOWER:
-                found[node] = f"{self.target.name} takes {ratios[key]:.2f} times as long for it in integers as in float"
+                small = "in integers" if few is None else f"with weights of {few.bits} bits"
+                found[node] = f"{self.target.name} takes {ratios[key]:.2f} times as long for it {small} as in float"
         return found
 
-    def _read(self, graph: Graph, inputs: Sequence[Tensor]) -> dict[Node, Tensor]:
-        """Return what each layer reads that could run in integers."""
-        read: dict[Node, Tensor] = {}
-        held: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
-        wanted = {n.inputs[0] for n in graph.nodes if self._may_be_integers(n)}
-
-        def observe(node: Node, results: tuple[Tensor, ...]) -> None:
-            held.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in wanted)
-
-        with torch.no_grad():
-            interpret(graph, inputs, observe)
-        for node in graph.nodes:
-            if node.inputs and node.inputs[0] in held and self._may_be_integers(node):
-                read[node] = held[node.inputs[0]]
-        return read
+    def _behind(self, node: Node) -> Node | None:
+        """Return what alone reads the result of a layer, where the runtime computes it along with the layer."""
+        uses = [use.user for use in node.output.uses]
+        (user,) = uses if len(uses) == 1 else (None,)
+        return user if isinstance(user, Node) and user.kind in self.scheme.absorbed else None
 
     def _may_be_integers(self, node: Node) -> bool:
         if node.op.trait.kind != COMPUTE or node.kind not in self.scheme.layers:
             return False
         return all(_is_weight(v) for v in node.inputs[1:] if v is not None)
 
-    def _ratio(self, node: Node, x: Tensor) -> float:
-        """Return how many times as long a layer takes in integers."""
+    def _ratio(self, node: Node, x: Tensor, held: Compressed | None) -> float:
+        """Return how many times as long a layer takes in integers, or with its weight held in few bits."""
         kind = self.scheme.activations
         codes = (x / ANY_SCALE.scale).round().clamp(kind.low, kind.high)
         integers = codes.to(torch.int8 if kind.is_signed else torch.uint8)
+        plain = self._graph(node, x, None)
         with tempfile.TemporaryDirectory() as folder:
-            whole = self._runner(self._graph(node, x, None), Path(folder) / "float")
+            whole = self._runner(plain, Path(folder) / "float")
+            if held is not None:
+                (layer,) = (n for n in plain.nodes if n.kind == node.kind)
+                compress_layer(plain, layer, held, self.operators)
+                return ratio_of_medians(self._runner(plain, Path(folder) / "few"), [x], whole, [x])
             small = self._runner(self._graph(node, x, integers), Path(folder) / "integers")
             return ratio_of_medians(small, [integers], whole, [x])
 
@@ -102,15 +105,17 @@ class LayerTimer:
         return self.target.load(self.target.compile(graph, path))
 
     def _graph(self, node: Node, x: Tensor, integers: Tensor | None) -> Graph:
-        """Return a graph of one layer: in float, or between integers where some are given."""
+        """Return a graph of one layer and what is computed along with it: in float, or between integers if given."""
         graph = Graph("layer")
         build = Builder(graph, self.operators)
         given = graph.add_input(TensorType(*((x.dtype, tuple(x.shape)) if integers is None else _type(integers))), "x")
         read = given if integers is None else build("dequantize", given, *_numbers())
         others = (v if v is None else build.constant(numbers_of(v), v.name) for v in node.inputs[1:])
         result = build(node.op, read, *others, **node.attrs)
+        layer, behind = result.producer, self._behind(node)
+        if behind is not None:
+            result = build(behind.op, result, *behind.inputs[1:], **behind.attrs)
         if integers is not None:
-            layer = result.producer
             scales = weight_scales(numbers_of(weight_of(node)), node.op.trait.axis, self.scheme.weights)
             plan = Plan(self.scheme, {read.name: ANY_SCALE}, {layer.name: scales})
             quantize_layer(graph, layer, plan, self.operators)
@@ -118,6 +123,19 @@ class LayerTimer:
                 result = build("quantize", result, *_numbers(), **attributes_of(self.scheme.activations))
         graph.add_output(result)
         return graph
+
+
+def _read(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor]) -> dict[Node, Tensor]:
+    """Return what each of some layers reads."""
+    wanted = {node.inputs[0] for node in layers}
+    held: dict[Any, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+
+    def observe(node: Node, results: tuple[Tensor, ...]) -> None:
+        held.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in wanted)
+
+    with torch.no_grad():
+        interpret(graph, inputs, observe)
+    return {node: held[node.inputs[0]] for node in layers if node.inputs[0] in held}
 
 
 def ratio_to_float(graph: Graph, plan: Plan, target: Target, registry: Registry, inputs: Sequence[Tensor]) -> float:

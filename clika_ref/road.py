@@ -27,6 +27,7 @@ from clika_ref.generic import torchlib_operator
 from clika_ref.module import ClikaModule
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.spoiled_weights import has_nan
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
@@ -261,14 +262,9 @@ def _callee(module_or_func: Any) -> Callee:
 
 def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
     named = [*callee.module.named_parameters(), *callee.module.named_buffers()]
-    spoiled = [name for name, tensor in named if tensor.is_floating_point() and _has_nan(tensor)]
+    spoiled = [name for name, tensor in named if tensor.is_floating_point() and has_nan(tensor)]
     if spoiled:
         log.warning(f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN")
-
-
-def _has_nan(tensor: torch.Tensor) -> bool:
-    """Whether any element is NaN; of most tensors a sum tells that none is, in a tenth of the time."""
-    return bool(tensor.sum(dtype=torch.float32).isnan()) and bool(tensor.isnan().any())
 
 
 @contextlib.contextmanager

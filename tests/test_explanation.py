@@ -101,6 +101,27 @@ def test_reasons_are_saved_with_the_module():
     assert [n.reason for n in after.nodes] == [n.reason for n in before.nodes]
 
 
+def test_a_number_beside_integers_is_no_plan_to_compute_in_them():
+    class Tripled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+        def forward(self, x):
+            return self.two(self.one(x) * 3)
+
+    module = clika_compile(
+        Tripled().eval(),
+        calibration_inputs=[X, X[:2]],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    found = module.clika_explain()
+    assert [n.planned for n in found.nodes if n.operator in ("conv2d", "mul")] == ["int8", "float", "int8"]
+    assert not found.missed
+
+
 def test_printed_it_is_a_table_with_its_sum_below():
     lines = str(quantized().clika_explain()).splitlines()
     assert lines[0].split()[:3] == ["layer", "operator", "products"]

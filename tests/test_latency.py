@@ -40,6 +40,10 @@ class Net(nn.Module):
 DATA = [torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(3)]
 
 
+def is_small(layer):
+    return any(getattr(v.producer, "kind", "") == "dequantize" for v in layer.inputs[:2])
+
+
 @dataclass(frozen=True)
 class Slow:
     """Runs nothing: knows of each graph how long it would take, by the kinds of its layers that are in integers."""
@@ -47,6 +51,7 @@ class Slow:
     costs: dict[str, float]
     name: str = "onnxruntime"
     seen: list[str] = field(default_factory=list)
+    kinds: list[list[str]] = field(default_factory=list)
     scheme = SCHEME
 
     def passes(self):
@@ -58,8 +63,8 @@ class Slow:
     def compile(self, graph, path, **_):
         OnnxRuntime().compile(graph.clone(), path)  # what is timed must be a file that the runtime takes
         OnnxRuntime().load(Artifact(path, "", (), ()))
-        whole = [n for n in graph.nodes if n.inputs and getattr(n.inputs[0].producer, "kind", "") == "dequantize"]
-        layers = [n.kind for n in whole if n.op.trait.weight is not None]
+        self.kinds.append([n.kind for n in graph.nodes if n.kind not in ("quantize", "dequantize")])
+        layers = [n.kind for n in graph.nodes if n.op.trait.weight is not None and is_small(n)]
         self.seen.extend(layers)
         return Artifact(path, self.name, (), (), {"seconds": 1.0 + sum(self.costs[kind] for kind in layers)})
 
@@ -85,11 +90,17 @@ def test_a_layer_that_is_slower_in_integers_is_named_and_those_that_are_alike_ar
     assert sorted(target.seen) == ["conv2d"] * 3 + ["linear"], "of the convolutions, no two read as large an input"
 
 
+def test_a_layer_is_timed_with_what_the_runtime_computes_along_with_it():
+    target = Slow({"conv2d": 0.0, "linear": 0.0})
+    LayerTimer(target, SCHEME, REGISTRY.operators).slower(graph(), DATA[:1])
+    assert sorted(target.kinds) == [["conv2d", "relu"]] * 6 + [["linear"]] * 2, "each in float and in integers"
+
+
 def test_little_is_no_reason():
     assert not LayerTimer(Slow({"conv2d": 0.04, "linear": 0.04}), SCHEME, REGISTRY.operators).slower(graph(), DATA[:1])
 
 
-def compiled(monkeypatch, costs, **options):
+def compiled(monkeypatch, costs, *, only_weights=False, **options):
     target = Slow(costs)
     monkeypatch.setattr("clika_ref.algorithms.LayerTimer", lambda _, *rest: LayerTimer(target, *rest))
     monkeypatch.setattr(
@@ -98,12 +109,14 @@ def compiled(monkeypatch, costs, **options):
     module = clika_compile(
         Net().eval(),
         calibration_inputs=DATA,
-        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        quantization_settings=QuantizationSettings(
+            automatic_skip_quantization=False, prefer_weights_only_quantization=only_weights
+        ),
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(**options),
     )
     plan = module._clika_quantized.plan if module._clika_quantized else Plan(SCHEME)
-    return sorted(plan.weights), plan.floats
+    return sorted([*plan.weights, *plan.compressed]), plan.floats
 
 
 def test_such_a_layer_stays_float_where_latency_is_asked_for_and_only_there(monkeypatch):
@@ -112,6 +125,14 @@ def test_such_a_layer_stays_float_where_latency_is_asked_for_and_only_there(monk
     weights, floats = compiled(monkeypatch, costs, optimize_for="latency")
     assert len(weights) == 3
     assert floats == {"linear": "onnxruntime takes 1.50 times as long for it in integers as in float"}
+
+
+@pytest.mark.parametrize(("cost", "is_slow"), [(0.5, True), (-0.2, False)])
+def test_weights_in_few_bits_stay_float_where_they_are_slower(monkeypatch, cost, is_slow):
+    weights, floats = compiled(monkeypatch, {"matmul": cost}, only_weights=True, optimize_for="latency")
+    assert weights == ([] if is_slow else ["linear"])
+    said = "onnxruntime takes 1.50 times as long for it with weights of 8 bits as in float"
+    assert floats.get("linear", "") == (said if is_slow else "")
 
 
 def test_all_of_a_model_stays_float_that_is_slower_as_a_whole(monkeypatch):

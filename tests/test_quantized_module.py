@@ -453,6 +453,40 @@ def test_weights_that_are_not_trained_decide_all_the_same_with_a_warning(tmp_pat
     assert ("is_model_pretrained=False changes nothing: what is quantized is decided by" in log) is not is_trained
 
 
+@pytest.mark.parametrize("only_weights", [True, False])
+@pytest.mark.parametrize(
+    ("name", "number", "said"),
+    [
+        ("head.weight", float("nan"), r"NaN in 'head.weight': no integers stand for it; mend it, and quantize then"),
+        ("stem.1.running_var", float("nan"), r"NaN in 'stem.1.running_var'"),
+        ("body.weight", float("inf"), r"an infinite number in 'body.weight': no integers"),
+        ("head.weight", float("-inf"), r"an infinite number in 'head.weight'"),
+    ],
+)
+def test_weights_that_no_integers_stand_for_are_named(name, number, said, only_weights):
+    def spoil(module):
+        with torch.no_grad():
+            module.state_dict(keep_vars=True)[name].view(-1)[0] = number
+        return module
+
+    settings = QuantizationSettings(prefer_weights_only_quantization=only_weights)
+    with pytest.raises(ModelError, match=said):
+        clika_compile(
+            spoil(net()), calibration_inputs=batches(), quantization_settings=settings, deployment_settings=HERE
+        )
+    with pytest.raises(ModelError, match=said):
+        spoil(compiled(settings)).clika_initialize_algorithms(settings)
+
+
+def test_a_bias_of_minus_infinity_takes_a_class_out_and_may_be_quantized():
+    model = net()
+    model.head.bias.data[0] = -torch.inf
+    module = clika_compile(
+        model, calibration_inputs=batches(), quantization_settings=QuantizationSettings(), deployment_settings=HERE
+    )
+    assert set(module._clika_quantized.plan.weights) >= {"conv2d", "conv2d_1"}
+
+
 def test_a_dry_run_prints_the_summary_and_returns_the_model(capsys):
     model = net()
     same = clika_compile(
@@ -466,6 +500,22 @@ def test_a_dry_run_prints_the_summary_and_returns_the_model(capsys):
     assert same is model
     assert "What would be quantized" in shown
     assert all(name in shown for name in ("stem.0", "body", "head", "predicted SQNR"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_table_of_thresholds_tells_what_the_file_takes(tmp_path, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).to(dtype).eval()
+    module = clika_compile(model, tracing_inputs=[torch.randn(16, 512, dtype=dtype)]).eval()
+    settings = QuantizationSettings(
+        automatic_skip_quantization=False,
+        prefer_weights_only_quantization=dtype == torch.float16,
+        weights_only_quantization_block_size=0,
+    )
+    found = module.clika_initialize_algorithms(settings, deployment_settings=HERE)
+    size = module.clika_export(tmp_path / "model.onnx").path.stat().st_size
+    assert found.what_if[-1].bytes == pytest.approx(size, rel=0.05)
+    assert found.what_if[0].bytes == pytest.approx(512 * 512 * (1 + dtype.itemsize), rel=0.02), "one of two layers"
 
 
 def test_the_log_has_the_lines_of_the_record(tmp_path):

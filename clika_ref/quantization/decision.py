@@ -32,7 +32,7 @@ class LayerReport:
     widths: tuple[int, int]
     """Bits of its weight and of what it reads, were it quantized."""
     bytes_before: int
-    """Of its weight in float32."""
+    """Of its weight as it is."""
     bytes_quantized: int
     """Of its weight, were it quantized."""
 
@@ -54,7 +54,7 @@ class WhatIf:
     threshold: float
     layers: int
     bytes: int
-    """Of all weights of layers."""
+    """Of all weights and constants, which is the file but for its nodes and scales, some percent of a small one."""
     sqnr: float
     """Predicted, in dB, of the part of the outputs that varies with the input; infinite where nothing is quantized."""
 
@@ -82,7 +82,7 @@ def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: Q
             placement.floats.get(node, ""),
             widths,
             _bytes(node),
-            _bytes(node) // 4,
+            _elements(node),
         )
         for node in (*placement.layers, *placement.floats)
     ]
@@ -97,11 +97,11 @@ def of_weights_only(graph: Graph, scheme: QuantizationScheme, found: Found) -> Q
     for node in graph.nodes:
         if node in found.held or node in found.floats:
             tried, before = found.tried.get(node), _bytes(node)
-            bits, after = (tried.bits, tried.bytes_of(before // 4)) if tried else (FLOAT_BITS, before)
+            bits, after = (tried.bits, tried.bytes_of(_elements(node))) if tried else (FLOAT_BITS, before)
             told = node.name, node.origin.scope, node.kind, found.weighed.get(node), found.floats.get(node, "")
             reports.append(LayerReport(*told, (bits, FLOAT_BITS), before, after))
     parts = {node.name: Parts(sensitivity) for node, sensitivity in found.weighed.items()}
-    return Quantization(plan, reports, what_if(reports, parts, {}, found.varying), "")
+    return Quantization(plan, reports, what_if(reports, parts, {}, found.varying, whole=bytes_of(graph)), "")
 
 
 def what_if(
@@ -110,6 +110,8 @@ def what_if(
     joints: Mapping[str, Joint],
     varying: float,
     measured: float | None = None,
+    *,
+    whole: int,
 ) -> list[WhatIf]:
     """Return what each threshold would give at which one more layer is quantized, errors of layers adding up.
 
@@ -121,11 +123,11 @@ def what_if(
         measured: the error of the outputs with what is quantized, as a share of their energy, by which all are
             corrected: errors of layers may add up to more, or cancel, the more so the more there are. What one layer
             alone does was estimated right.
+        whole: the bytes of the graph in float (`bytes_of`).
     """
     foreseen = together((parts[r.name] for r in reports if r.name in parts and not r.reason), joints)
     excess = measured / foreseen - 1 if measured and foreseen else 0.0
     weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None]
-    whole = sum(r.bytes_before for _, r in weighed)
     rows: list[WhatIf] = []
     saved, quantized = 0, list[Parts]()
     for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):
@@ -142,10 +144,28 @@ def decibels(signal: float, noise: float) -> float:
     return math.inf if not noise else -math.inf if not signal else 10 * math.log10(signal / noise)
 
 
+def bytes_of(graph: Graph) -> int:
+    """Return what all constants take that anything reads."""
+    return sum(_size(value) * value.type.dtype.itemsize for value in graph.constants.values() if value.uses)
+
+
 def _bytes(node: Node) -> int:
-    """Return what the weight of a layer takes in float32; of a recurrent one, all its matrices."""
+    """Return what the weight of a layer takes as it is."""
+    return sum(_size(weight) * weight.type.dtype.itemsize for weight in _weights(node))
+
+
+def _elements(node: Node) -> int:
+    return sum(map(_size, _weights(node)))
+
+
+def _weights(node: Node) -> list[Value]:
+    """Return the weight of a layer; of a recurrent one, all its matrices; none where it is computed."""
     if node.op.trait is FLOAT_LAYER:
         weights = [v for v in node.inputs if isinstance(v, Value) and v.type.rank == 2]
     else:
         weights = [v for v in (node.inputs[position_of(node)],) if isinstance(v, Value)]
-    return sum(math.prod(map(int, weight.type.shape)) * 4 for weight in weights if weight.is_constant)
+    return [weight for weight in weights if weight.is_constant]
+
+
+def _size(constant: Value) -> int:
+    return math.prod(map(int, constant.type.shape))

@@ -37,7 +37,7 @@ def rounded_with_feedback(rows: Tensor, scales: Tensor, integers: Integers, gram
     block = inputs // scales.shape[1]
     for start in range(0, inputs, COLUMNS):
         end = min(start + COLUMNS, inputs)
-        missed = torch.zeros(len(rows), end - start)
+        missed = rows.new_zeros(len(rows), end - start)
         for at in range(start, end):
             scale = scales[:, at // block]
             whole = (left[:, at] / scale).round().clamp(integers.low, integers.high)
@@ -56,7 +56,7 @@ def _feedback(gram: Tensor) -> Tensor | None:
     mean = wide.diagonal().mean()
     if not mean > 0:
         return None
-    wide = wide + torch.eye(len(wide), dtype=wide.dtype) * DAMPING * mean
+    wide = wide + torch.eye(len(wide), dtype=wide.dtype, device=wide.device) * DAMPING * mean
     factor, failed = torch.linalg.cholesky_ex(wide)
     if failed:
         return None

@@ -47,6 +47,7 @@ class Channels:
 
     def divide(self, graph: Graph, factor: Tensor, build: Builder) -> None:
         """Divide by a factor for each channel, ``float32[channels]``, and multiply the weights behind by it."""
+        factor = factor.to(numbers_of(weight_of(self.layers[0])).device)  # one that was read from a file is on the CPU
         if self.source is not None:
             for position, axis in _scaling(self.source):
                 operand = self.source.inputs[position]

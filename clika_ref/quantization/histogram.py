@@ -16,7 +16,7 @@ LEAST = -149
 
 
 def _no_counts() -> Tensor:
-    return torch.zeros(2 * BINS, dtype=torch.int64)
+    return torch.zeros(2 * BINS, dtype=torch.int64, device="cpu")
 
 
 @dataclass
@@ -40,12 +40,13 @@ class Histogram:
     @property
     def centers(self) -> Tensor:
         """The middle of each bin, ``float64[2 * BINS]``."""
-        return (torch.arange(-BINS, BINS, dtype=torch.float64) + 0.5) * self.width
+        return (torch.arange(-BINS, BINS, dtype=torch.float64, device="cpu") + 0.5) * self.width
 
     def add(self, elements: Tensor) -> None:
-        """Count finite elements, ``float[n]``."""
+        """Count finite elements, ``float[n]``, on whatever device."""
         if not len(elements):
             return
+        elements = elements.cpu()
         low, high = torch.aminmax(elements)
         self._widen(_exponent_for(max(-float(low), float(high))))
         bins = torch.floor(elements.double() * 2.0**-self.exponent).long() + BINS
@@ -78,5 +79,5 @@ def _joined(counts: Tensor, times: int) -> Tensor:
     """Join bins in pairs, some times over."""
     if not times:
         return counts
-    places = (torch.arange(-BINS, BINS) >> min(times, 62)) + BINS
+    places = (torch.arange(-BINS, BINS, device="cpu") >> min(times, 62)) + BINS
     return torch.zeros_like(counts).index_add_(0, places, counts)

@@ -9,7 +9,7 @@ from clika_ref.quantization.decision import Quantization
 LAYERS = ("layer", "operator", "weights", "activations", "QS", "bytes", "bytes after", "decision")
 """The columns of `layer_rows`: widths in bits, QS as quantization sensitivity."""
 
-WHAT_IF = ("threshold", "layers", "bytes of weights", "predicted SQNR")
+WHAT_IF = ("threshold", "layers", "bytes of the file", "predicted SQNR")
 """The columns of `what_if_rows`."""
 
 WHAT_IF_TITLE = "What another quantization_sensitivity_threshold would give"

@@ -67,7 +67,7 @@ def quantized_bias(bias: Tensor, input_scale: float, scales: Tensor) -> tuple[Te
 
 
 def _float32(scale: float) -> float:
-    return max(torch.tensor(scale, dtype=torch.float64).float().item(), LEAST_SCALE)
+    return max(torch.tensor(scale, dtype=torch.float64, device="cpu").float().item(), LEAST_SCALE)
 
 
 def _rounded_up(x: Tensor) -> Tensor:

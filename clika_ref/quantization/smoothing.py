@@ -100,7 +100,7 @@ def smoothing_factors(
     def look(value: Value, x: Tensor) -> None:
         if value in wanted and x.numel() and bool(x.isfinite().all()):
             channels, gain = wanted[value]
-            best = _best(try_on(channels, x), x.shape[channels.side], gain)
+            best = _best(try_on(channels, x), x.new_ones(x.shape[channels.side]), gain)
             if best is not None:
                 factors[value.name] = best
 
@@ -125,9 +125,9 @@ def _wanted(graph: Graph, kinds: Collection[str], wishes: Wishes) -> dict[Value,
     return found
 
 
-def _best(strengths: Strengths, count: int, gain: float) -> Tensor | None:
-    """Return the factor that leaves the least error, None where none is worth it."""
-    best, least = None, gain * strengths.error(torch.ones(count))
+def _best(strengths: Strengths, none: Tensor, gain: float) -> Tensor | None:
+    """Return the factor that leaves the least error, None where none is so much better than that of ones."""
+    best, least = None, gain * strengths.error(none)
     for factor in strengths.candidates():
         if (found := strengths.error(factor)) < least:
             best, least = factor, found
@@ -180,7 +180,7 @@ class QuantizedReading:
         chosen = scale_of(Range(float((self.lows / factor).min()), float((self.highs / factor).max())), kind)
         sides = [1] * self.x.ndim
         sides[self.channels.side] = -1
-        read = _rounded(self.x / factor.reshape(sides), torch.tensor(chosen.scale), chosen.zero_point, kind)
+        read = _rounded(self.x / factor.reshape(sides), self.x.new_tensor(chosen.scale), chosen.zero_point, kind)
         missed = 0.0
         for (node, weight), wanted in zip(self.weighted, self.wanted, strict=True):
             large = times(weight, factor, groups_of(node))

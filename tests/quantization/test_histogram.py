@@ -73,3 +73,12 @@ def test_zeros_and_the_smallest_numbers_are_counted_too():
     assert found.counts[BINS] == 2
     assert found.counts[BINS + 1] == 1
     assert found.counts[BINS - 1] == 1
+
+
+def test_counts_lie_in_the_memory_of_the_cpu_whatever_the_default_device_is():
+    with torch.device("meta"):  # in which nothing can be looked at
+        found = Histogram()
+        for elements in ([1.0, -2.0], [300.0]):
+            found.add(torch.tensor(elements, device="cpu"))
+        assert found.quantile(1.0) >= 300
+        assert found.centers.device == found.counts.device == torch.device("cpu")

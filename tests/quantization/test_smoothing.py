@@ -72,6 +72,15 @@ def test_no_factor_is_below_1_and_none_is_put_where_no_channel_stands_out():
     assert not factors_of(graph_of(plain), [torch.rand(64, 32) * 2 - 1])
 
 
+def test_factors_lie_on_the_device_of_the_data_whatever_the_default_one_is():
+    graph, inputs = graph_of(Outlying()), data(1)
+    wanted = factors_of(graph, inputs)
+    with torch.device("meta"):  # which cannot be mixed with any other
+        found = factors_of(graph, inputs)
+    assert wanted
+    assert all(torch.equal(found[name], factor) for name, factor in wanted.items())
+
+
 class Normalized(nn.Module):
     """A linear layer that reads what a normalization makes, of which one channel is forty times the others."""
 

@@ -139,7 +139,8 @@ def test_what_a_threshold_would_give_is_what_it_gives(bits):
     thresholds = [row.threshold for row in found.what_if]
     assert thresholds == sorted(thresholds)
     assert [row.layers for row in found.what_if] == [1, 2, 3, 4, 5]
-    assert found.what_if[-1].bytes == sum(layer.bytes_after for layer in found.layers)
+    biases = 4 * (8 + 8 + 32 + 10 + 2)
+    assert found.what_if[-1].bytes == sum(layer.bytes_after for layer in found.layers) + biases
     twin = calibration.graph.clone()
     quantize_graph(twin, found.plan, OPERATORS)
     batches = calibration.reservoir.batches[2:]  # of which only ranges know

@@ -101,3 +101,15 @@ def test_a_moved_integer_stays_within_its_kind():
     steps = next(v.data for v in twin.constants.values() if v.name.endswith("_integers") and v.type.rank == 2)
     nearest = integers_of(weight, plan.weights[name], 0, SCHEME.weights, OPERATORS["quantize"])
     assert torch.equal(steps, (nearest + 7).clamp(SCHEME.weights.low, SCHEME.weights.high))
+
+
+@pytest.mark.parametrize("kind", ["linear", "groups"])
+def test_it_is_done_on_the_device_of_the_data_whatever_the_default_one_is(kind):
+    layer, shape = LAYERS[kind]
+    graph, plan = planned(layer, shape)
+    batches = [[correlated(shape, 64, 1)]]
+    wanted = rounded_weights(graph, plan, batches, only_cheap=False)
+    with torch.device("meta"):  # which cannot be mixed with any other
+        found = rounded_weights(graph, plan, batches, only_cheap=False)
+    for name, rounded in wanted.items():
+        assert torch.equal(found[name].moved, rounded.moved)

@@ -1,0 +1,44 @@
+"""Weights that no integers stand for: NaN anywhere, and infinities in what layers multiply by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph
+from clika_ref.quantization.layer_weights import is_own, numbers_of, weight_of
+from clika_ref.quantization.placement import COMPUTE
+
+
+def refuse_spoiled_weights(model: Graph) -> None:
+    """Refuse NaN in constants, and infinities in weights of layers; elsewhere, as in a bias, these are masks.
+
+    Args:
+        model: the graph that has the names of the user's parameters.
+
+    Raises:
+        ModelError: there are such; all are named.
+    """
+    held = {name: v.data for name, v in model.constants.items() if v.data is not None and name not in model.state}
+    layers = [node for node in model.nodes if node.op.trait.kind == COMPUTE and is_own(model, weight_of(node))]
+    weights = {weight_of(node).name: numbers_of(weight_of(node)) for node in layers}
+    spoiled = [f"NaN in {name!r}" for name in _named(held) if has_nan(held[name])]
+    spoiled += [f"an infinite number in {name!r}" for name in _named(weights) if _has_infinity(weights[name])]
+    if spoiled:
+        msg = f"{', '.join(spoiled)}: no integers stand for it; mend it, and quantize then"
+        raise ModelError(msg)
+
+
+def _named(held: Mapping[str, torch.Tensor]) -> list[str]:
+    return [name for name, data in held.items() if data.is_floating_point()]
+
+
+def has_nan(tensor: torch.Tensor) -> bool:
+    """Whether any element is NaN; of most tensors a sum tells that none is, in a tenth of the time."""
+    return bool(tensor.sum(dtype=torch.float32).isnan()) and bool(tensor.isnan().any())
+
+
+def _has_infinity(tensor: torch.Tensor) -> bool:
+    return not bool(tensor.sum(dtype=torch.float32).isfinite()) and bool(tensor.isinf().any())
