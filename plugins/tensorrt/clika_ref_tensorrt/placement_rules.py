@@ -163,9 +163,8 @@ def _differing(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) ->
     if ours is None or theirs is None:
         return ""  # of which another rule speaks
     one, other = (scales.astype(np.float64).flatten() for scales in (ours, theirs))
-    if one.size != other.size or not np.allclose(
-        one, other, rtol=2**-8, atol=0, equal_nan=True
-    ):  # which is what bfloat16 rounds
+    # They may differ by what bfloat16 rounds.
+    if one.size != other.size or not np.allclose(one, other, rtol=2**-8, atol=0, equal_nan=True):
         return "other scales"
     rank = file.rank(node.input[0]) or 0
     return "scales along another axis" if one.size > 1 and file.axis(node, rank) != file.axis(inverse, rank) else ""

@@ -4,7 +4,7 @@ from functools import partial
 
 from onnx import TensorProto as Kind
 from onnx import helper
-from planting import along, between, drop, find, given, reading
+from planting import along, between, bypassed, drop, find, given, reading
 from sketches import (
     IMAGE,
     Sketch,
@@ -90,14 +90,14 @@ def padded(*filler, **attributes):
     return sketch.model(sketch.node("Conv", "out", x, sketch.weight("w", 16, 16, 3, 3)))
 
 
-def joined_twice(*last_scale):
-    """What is joined to what was joined before, all of one scale but perhaps the last."""
+def joined_twice(odd=None):
+    """What is joined to what was joined before, all of one scale but perhaps one."""
     sketch = Sketch()
     a, b, c = (sketch.quantized(sketch.input(name, *IMAGE)) for name in "abc")
     inner = sketch.node("Concat", "inner", a, b, axis=1)
     outer = sketch.quantized(sketch.node("Concat", "outer", inner, c, axis=1))
     model = sketch.model(sketch.node("Conv", "out", outer, sketch.weight("w", 16, 48, 1, 1)))
-    return given(model, "c_scale", *last_scale) if last_scale else model
+    return given(model, f"{odd}_scale", 0.1) if odd else model
 
 
 def tied():
@@ -110,6 +110,14 @@ def tied():
     again = sketch.node("DequantizeLinear", "t_DQ", "t_Q", *names, axis=0)
     relu = sketch.quantized(sketch.node("Relu", "relu", product))
     return sketch.model(sketch.node("Gemm", "out", relu, again, transB=1))
+
+
+def turned_and_flattened():
+    """A weight with scales along a side that comes first, and stays so."""
+    sketch = Sketch()
+    w = sketch.node("Transpose", "turned", sketch.weight("w", 4, 32, 8, channels=32, axis=1), perm=[1, 0, 2])
+    w = sketch.node("Reshape", "flat", w, sketch.constant("sizes", [2], [32, 32], Kind.INT64))
+    return sketch.model(sketch.node("MatMul", "out", sketch.quantized(sketch.input("x", 4, 32)), w))
 
 
 def few_bits_first():
@@ -185,6 +193,7 @@ FURTHER = {
         "w_DQ",
     ),
     "axis of no side": (lambda: along(convolution(), "v_DQ", 7), "scale-shape weight-axis", "v_DQ"),
+    "scales along the first side, turned and flattened": (turned_and_flattened, "weight-axis", "w_DQ"),
     "another scale than its inverse": (lambda: other_scale(0.1), "pair", "x_Q"),
     "half a scale": (lambda: other_scale(0.05, Kind.FLOAT16, 23), "scale-type", "x_Q"),
     "integers of a Cast": (cast_to_integers, "pair", "x_DQ"),
@@ -199,10 +208,12 @@ FURTHER = {
     "Add with a float constant": (partial(of_two, "Add", 32), "all-operands", "result"),
     "Mul by a float constant": (partial(of_two, "Mul", 32), "all-operands", "result"),
     "Concat with a float constant": (partial(of_two, "Concat", 4, 32, axis=1), "all-operands", "result"),
-    "Concat of Concat and another scale": (partial(joined_twice, 0.1), "concat-scales", "outer"),
+    "Concat of Concat and another scale": (partial(joined_twice, "c"), "concat-scales", "outer"),
+    "Concat of Concat with float": (lambda: bypassed(joined_twice(), "a", "inner"), "all-operands", "outer"),
+    "Concat of Concat of another scale": (partial(joined_twice, "a"), "concat-scales", "outer"),
     "identity in float": (lambda: reading(residual(), "add", "branch relu"), "residual", "add"),
     "identity in float, moved": (
-        lambda: between(reading(residual(), "add", "branch relu"), "relu", "add", "Identity"),
+        lambda: between(reading(residual(), "add", "branch relu"), "relu", "add", "Squeeze"),
         "residual",
         "add",
     ),

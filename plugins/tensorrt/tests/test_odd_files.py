@@ -8,7 +8,7 @@ from clika_ref_tensorrt.target import TensorRt
 from further_planted import in_a_function
 from onnx import TensorProto as Kind
 from onnx import helper, numpy_helper
-from planting import constant_nodes, fed, find, given, reading
+from planting import between, constant_nodes, fed, find, given, reading
 from sketches import Sketch, branches, convolution, node
 
 from clika_ref.core.errors import TargetError
@@ -118,6 +118,12 @@ def test_values_in_a_circle_are_told_and_end(operators):
     assert "Nodes in a graph must be topologically sorted" in found[0]
 
 
+def test_a_value_that_is_made_twice_once_of_itself_is_told_and_ends():
+    model = between(convolution(), "x_DQ", "conv", "Identity")
+    model.graph.node.append(node("Identity", "moved", "moved"))
+    assert "used as output names multiple times" in told(model)[0] or "Graph must be in single static" in told(model)[0]
+
+
 def apart(model, folder, size_threshold=0):
     """What a model holds lies in a file beside it."""
     tensors = [*model.graph.initializer]
@@ -142,7 +148,8 @@ def test_scales_may_lie_beside_a_file_in_another_folder(model, tmp_path):
 
 
 def test_weights_beside_a_file_are_not_read(tmp_path):
-    path = apart(convolution(), tmp_path, SMALL)
+    model = given(convolution(), "table", 1, Kind.INT64, [40, 40])
+    path = apart(model, tmp_path, SMALL)
     (tmp_path / "net.bin").unlink()
     assert TensorRt().check(path) == []
 
