@@ -187,6 +187,21 @@ def test_names_that_trtexec_would_divide_are_refused(tmp_path):
         compiled().clika_export(tmp_path / "net.onnx", input_names=["a:b"])
 
 
+def test_more_of_the_largest_than_can_be_found_are_refused_and_other_broken_rules_are_told(tmp_path):
+    def exported(function):
+        module = clika_compile(function, tracing_inputs=[torch.randn(4000)], logs_dir=tmp_path / "logs")
+        return module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+
+    message = r"topk in .*: it finds the largest 3,841, of which TensorRT takes 3,840 at most"
+    with pytest.raises(TargetError, match=message):
+        exported(lambda x: x.topk(3841)[0])
+    exported(lambda x: x.topk(3840)[0])
+    exported(lambda x: x.sort()[0])
+    told = "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
+    assert told.count("Warning: net.onnx breaks rules of tensorrt in 1 places:") == 1, "of three exports"
+    assert "[top-k] output/TopK: K is 4000; at most 3840 are taken" in told
+
+
 def test_numbers_of_64_bits_are_refused(tmp_path):
     module = clika_compile(
         nn.Linear(3, 2).double(),
