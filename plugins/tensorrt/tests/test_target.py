@@ -73,9 +73,9 @@ def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_si
     module = compiled()
     artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
     assert violations(onnx.load(artifact.path)) == []
-    assert (tmp_path / "net.trtexec.sh").read_text() == (
+    assert (tmp_path / "net.onnx.trtexec.sh").read_text() == (
         '#!/bin/sh\ncd "$(dirname "$0")" || exit\n'
-        "trtexec --onnx=net.onnx --saveEngine=net.engine --minShapes=x:1x3x16x16 "
+        "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --minShapes=x:1x3x16x16 "
         "--optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16\n"
     )
     found = module.clika_explain()
@@ -103,14 +103,7 @@ def test_a_copy_is_exported_for_other_sizes_without_ranges(tmp_path):
     ("shapes", "message"),
     [
         ({"height": (1, 2, 3)}, r"shapes: 'height' is no dynamic side of Net, which has 'batch'"),
-        ({"batch": (3, 2, 4)}, r"shapes: 'batch' is to be 3, 2, 4; give the least, the usual and the largest"),
         ({"batch": (-1, 2, 4)}, r"shapes: 'batch' is to be from -1 to 4, but the model was traced for"),
-        ({"batch": (0, 0, 0)}, r"shapes: 'batch' is to be 0, 0, 0; give the least, the usual and the largest"),
-        ({"batch": (1, 8)}, r"shapes: 'batch' is to be \(1, 8\); give three whole numbers"),
-        ({"batch": 8}, r"shapes: 'batch' is to be 8; give three whole numbers"),
-        ({"batch": (1.5, 2, 3)}, r"shapes: 'batch' is to be \(1.5, 2, 3\); give three whole numbers"),
-        ({"batch": (True, True, True)}, r"shapes: 'batch' is to be \(True, True, True\); give three whole numbers"),
-        ([("batch", (1, 2, 3))], r"shapes is \[.*\]; give \{side: \(least, usual, largest\)\}"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_and_nothing_is_written(shapes, message, tmp_path):
@@ -150,6 +143,47 @@ def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
         module.clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (
+            {"batch": (3, 2, 4)},
+            r"shapes: 'batch' is to be \(3, 2, 4\); it takes the least, the usual and the largest of",
+        ),
+        ({"batch": (0, 0, 0)}, r"shapes: 'batch' is to be \(0, 0, 0\); it takes the least, the usual"),
+        ({"batch": (1, 8)}, r"shapes: 'batch' is to be \(1, 8\); .*, which are whole numbers"),
+        ({"batch": 8}, r"shapes: 'batch' is to be 8; .*, which are whole numbers"),
+        ({"batch": "123"}, r"shapes: 'batch' is to be '123'; .*, which are whole numbers"),
+        ({"batch": (1.5, 2, 3)}, r"shapes: 'batch' is to be \(1.5, 2, 3\); .*, which are whole numbers"),
+        ({"batch": (True, True, True)}, r"shapes: 'batch' is to be \(True, True, True\); .*, which are whole numbers"),
+        ([("batch", (1, 2, 3))], r"shapes is \[.*\]; it takes \{side: \(least, usual, largest\)\}"),
+    ],
+)
+def test_what_says_no_sizes_is_refused_as_soon_as_it_is_given(shapes, message):
+    with pytest.raises(ModelError, match=message):
+        DeploymentSettings_TensorRT_ONNX(shapes=shapes)
+
+
+def test_guards_over_sides_that_nobody_chose_are_not_asked():
+    graph = Graph("two")
+    n, m = named("n"), named("m")
+    graph.add_output(graph.add_input(TensorType(torch.float32, (n, m)), "x"))
+    graph.symbols = {"n": Symbol("n", 1, None, Side("x", 0), 4), "m": Symbol("m", 1, None, Side("x", 1), 5)}
+    graph.guards = [Guard(sympy.Eq(sympy.Mod(m, 2), 0), "model.py:1")]
+    assert "--maxShapes=x:8x5" in command(graph, Path("net.onnx"), {}, {"n": (1, 4, 8)})
+    with pytest.raises(TargetError, match=r"shapes: .* contradict "):
+        command(graph, Path("net.onnx"), {}, {"m": (1, 4, 8)})
+
+
+def test_integers_that_are_lengths_have_the_range_of_their_values_and_others_have_none(tmp_path):
+    def model(x, n, factor):
+        return x[:, None].expand(9, n) * factor
+
+    module = clika_compile(model, tracing_inputs=[(torch.rand(9), 3, 2), (torch.rand(9), 5, 4), (torch.rand(9), 3, 7)])
+    artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    assert artifact.facts["trtexec"].endswith("--minShapes=n:3 --optShapes=n:3 --maxShapes=n:5")
+
+
 def test_sizes_at_which_a_guard_has_no_value_are_refused():
     graph = Graph("divided")
     n = named("n")
@@ -176,7 +210,7 @@ def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):
 
 def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
     module = compiled()
-    for name in ("net.v1", "net.v2", "net.engine"):
+    for name in ("net", "net.onnx", "net.v1"):
         line = module.clika_export(tmp_path / name).facts["trtexec"]
         assert f"--onnx={name} --saveEngine={name}.engine" in line
         assert (tmp_path / f"{name}.trtexec.sh").exists()
