@@ -19,13 +19,12 @@ from clika_ref.emulation import place_of
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written, refuse
 from clika_ref.exporting.rounded_inputs import compressed_layers
+from clika_ref.precisions import FLOAT, FUSED, INTEGERS
 from clika_ref.quantization.layer_weights import operands_but_bias
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.reporting.tables import table_text
-
-INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
 
 UNNAMED = "not named by the runtime"
 """Of a node of which the runtime says nothing, and of what computes integers where it names no kernel for that."""

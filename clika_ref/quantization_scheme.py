@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from clika_ref.core.types import TensorType
 
 
+CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+PRODUCTS = frozenset({"linear", "matmul"})
+"""Operators that multiply and add up, by the kinds that schemes speak of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Integers:
     """A kind of integers that stand for floats."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar, Literal, get_args
@@ -86,6 +86,26 @@ class DeploymentSettings_TensorRT_ONNX(BaseDeploymentSettings):  # noqa: N801 - 
     shapes: Mapping[str, tuple[int, int, int]] = dataclasses.field(default_factory=dict[str, tuple[int, int, int]])
     """The least, the usual and the largest size of a dynamic side, by its name, for which the engine is built; by
     default those of the inputs that the model was traced and calibrated with."""
+
+    def __post_init__(self) -> None:
+        """Refuse what says no sizes.
+
+        Raises:
+            ModelError: ``shapes`` does not say three whole numbers by names of sides, the least first.
+        """
+        _refuse_odd_shapes(self.shapes)
+
+
+def _refuse_odd_shapes(shapes: Any) -> None:
+    if not isinstance(shapes, Mapping):
+        msg = f"shapes is {shapes!r}; it takes {{side: (least, usual, largest)}}"
+        raise ModelError(msg)
+    for name, given in shapes.items():
+        are_three = isinstance(given, Sequence) and len(given) == 3 and all(type(size) is int for size in given)
+        if not are_three or not given[0] <= given[1] <= given[2] or given[2] < 1:
+            wanted = "the least, the usual and the largest of its sizes, which are whole numbers"
+            msg = f"shapes: {name!r} is to be {given!r}; it takes {wanted}"
+            raise ModelError(msg)
 
 
 @dataclass(frozen=True)

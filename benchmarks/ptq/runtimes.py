@@ -23,6 +23,8 @@ class Runtime:
     roads: Mapping[str, Road]
     suffix: str
     open: Callable[[Path], Run]
+    most_of_peer: float
+    """How many times as long as the fastest peer ours may take."""
 
 
 FLOORS = ("fp32", "floor")
@@ -67,6 +69,7 @@ RUNTIMES: dict[str, Runtime] = {
         },
         ".onnx",
         _in_onnxruntime,
+        1.05,
     ),
     "openvino": Runtime(
         {
@@ -78,6 +81,7 @@ RUNTIMES: dict[str, Runtime] = {
         },
         ".xml",
         _in_openvino,
+        1.0,
     ),
 }
 """By name."""

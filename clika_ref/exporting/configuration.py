@@ -66,7 +66,8 @@ def export_configuration(
 
     Args:
         export_int4: whether weights of four bits take half a byte each, which needs ONNX's operator set 21: True
-            requires that there are any, False holds each in a byte. By default they do where there are any.
+            requires that there are any, False holds each in a byte, which the target must take. By default they do
+            where there are any.
         export_fp16: compute in float16 what the module computes in float32; inputs and outputs stay as they are.
         export_bf16: the same in bfloat16.
         keep_outputs_at_idx: which of the tensors that the module returns the file returns, in this order; by default

@@ -30,6 +30,7 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
 from clika_ref.sizes_seen import Sizes, sizes_in_file
 from clika_ref.storage import behind_links, staged
+from clika_ref.violations import Violation
 
 DEQUANTIZED = "dequantize"
 """The operator that makes floats of integers."""
@@ -84,6 +85,7 @@ def export(
         with log.stage("Writing") as stage:
             artifact = target.compile(graph, place, external_data=request.options.external_data, observed=observed)
             stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
+        _warn_of_broken_rules(target, artifact, log)
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
                 stage.done(_compared(request, artifact, target, graph, examples))
@@ -101,7 +103,7 @@ def _fused(
     graph, operators, form = request.graph, registry.operators, request.configuration
     examples = fitting(graph, request.examples)
     reports = lower(graph, registry, target, examples[0] if request.options.check_passes and examples else None)
-    _put_in_form(graph, request.plan, form, operators)
+    _put_in_form(graph, request.plan, target, form, operators)
     name_interface(graph, operators, request.input_names, request.output_names)
     log.removed(reports)
     return graph, examples
@@ -112,21 +114,33 @@ def as_written(graph: Graph, plan: Plan | None, target: Target, registry: Regist
 
     Raises:
         ModelError: the form names an output that there is not, or wants four bits where there are none.
+        TargetError: the form wants no four bits, and the target takes no others.
     """
     clone = graph.clone(form.kept(graph.outputs))
     lower(clone, registry, target)
-    _put_in_form(clone, plan, form, registry.operators)
+    _put_in_form(clone, plan, target, form, registry.operators)
     return clone
 
 
-def _put_in_form(graph: Graph, plan: Plan | None, form: ExportConfiguration, operators: Mapping[str, Operator]) -> None:
+def _put_in_form(
+    graph: Graph, plan: Plan | None, target: Target, form: ExportConfiguration, operators: Mapping[str, Operator]
+) -> None:
     """Put the integers of a plan into a lowered graph, and compute the rest in the precision asked for."""
     if plan is not None:
         smooth_and_quantize(graph, plan, operators)
-    store_four_bits(graph, as_such=form.export_int4)
+    store_four_bits(graph, target, as_such=form.export_int4)
     if form.half is not None:
         compute_in_half(graph, form.half, operators)
     graph.drop_unused_constants()
+
+
+def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLog) -> None:
+    """Warn where a file breaks rules of its target, which may refuse it, or run it slower than it could."""
+    check: Callable[[Path], Sequence[Violation]] | None = getattr(target, "check", None)
+    found = check(artifact.path) if check is not None else ()
+    if found:
+        shown = "\n".join(f"  {violation}" for violation in found)
+        log.warning(f"{artifact.path.name} breaks rules of {target.name} in {len(found)} places:\n{shown}")
 
 
 def _compared(

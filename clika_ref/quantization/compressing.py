@@ -9,16 +9,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.layer_weights import bias_of, numbers_of, position_of, weight_of
-from clika_ref.quantization_scheme import Integers
+from clika_ref.quantization_scheme import Integers, scheme_of
 
-FOUR = 4
-"""The width of integers that are stored two in a byte."""
+FOUR, EIGHT = 4, 8
+"""The width of integers that are stored two in a byte, and of those that have one each."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,12 @@ def _columns(node: Node, weight: Value, held: Compressed) -> Tensor:
     return held.steps(rows_of(node, numbers_of(weight))).T.contiguous()
 
 
-def store_four_bits(graph: Graph, *, as_such: bool | None) -> None:
+def store_four_bits(graph: Graph, target: Target, *, as_such: bool | None) -> None:
     """Store integers of four bits in half a byte each or, where ``as_such`` is False, in a byte.
 
     Raises:
         ModelError: ``as_such`` is True, and there are none.
+        TargetError: ``as_such`` is False, there are some, and the target takes no weights of eight bits alone.
     """
     few = [node for node in graph.nodes if node.kind == "dequantize" and node.attrs["bits"] == FOUR]
     if as_such and not few:
@@ -116,5 +118,17 @@ def store_four_bits(graph: Graph, *, as_such: bool | None) -> None:
             "weights_num_bits=[8, 4], prefer_weights_only_quantization=True), or export without it"
         )
         raise ModelError(msg)
+    if as_such is False and few and not _takes_eight(target):
+        msg = (
+            f"export_int4=False holds integers of 4 bits in 8 each, and {target.name} multiplies no weights of 8 bits "
+            "with floats; export without it"
+        )
+        raise TargetError(msg)
     for node in few if as_such is False else ():
-        node.attrs = {**node.attrs, "bits": 8}
+        node.attrs = {**node.attrs, "bits": EIGHT}
+
+
+def _takes_eight(target: Target) -> bool:
+    """Whether a target multiplies weights of eight bits with floats."""
+    scheme = scheme_of(target)
+    return scheme is not None and scheme.weights_only is not None and EIGHT in scheme.weights_only.bits

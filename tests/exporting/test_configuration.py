@@ -212,11 +212,20 @@ def test_masks_of_the_least_number_stay_finite(tmp_path):
     ("wish", "kind"), [(None, TensorProto.INT4), (True, TensorProto.INT4), (False, TensorProto.INT8)]
 )
 def test_four_bits_take_half_a_byte_unless_they_are_not_to(wish, kind, tmp_path):
-    module = compiled(DeploymentSettings_TensorRT_ONNX(), FEW)
+    module = compiled(DeploymentSettings_OpenVINO_ONNX(), FEW)
     with export_configuration(export_int4=wish):
         artifact = module.clika_export(tmp_path / "few.onnx")
     integers = [t.data_type for t in onnx.load(artifact.path).graph.initializer if t.dims == [64, 64]]
     assert integers == [kind]
+
+
+def test_four_bits_stay_such_where_the_target_takes_no_others(tmp_path):
+    module = compiled(DeploymentSettings_TensorRT_ONNX(), FEW)
+    message = "export_int4=False holds integers of 4 bits in 8 each, and tensorrt multiplies no weights of 8 bits"
+    for call in (lambda: module.clika_export(tmp_path / "few.onnx"), module.clika_explain):
+        with pytest.raises(TargetError, match=message), export_configuration(export_int4=False):
+            call()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_explains_a_module_writes_it_in_the_form_that_exports_have():

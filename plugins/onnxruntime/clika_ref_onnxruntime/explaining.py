@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
-"""What a node runs in; one that is left to no node of its own is computed by another one, or before the first call."""
+from clika_ref.precisions import FLOAT, FUSED, INTEGERS
 
 BORDERS = ("QuantizeLinear", "DequantizeLinear")
 

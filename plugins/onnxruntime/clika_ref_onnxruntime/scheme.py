@@ -9,21 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clika_ref import processor
-from clika_ref.quantization_scheme import Integers, QuantizationScheme, WeightsOnly
-
-CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+from clika_ref.quantization_scheme import CONVOLUTIONS, PRODUCTS, Integers, QuantizationScheme, WeightsOnly
 
 X86 = QuantizationScheme(
     activations=Integers(),
     weights=Integers(is_signed=True, is_symmetric=True, is_narrow=True),
-    layers=CONVOLUTIONS | {"linear", "matmul"},
+    layers=CONVOLUTIONS | PRODUCTS,
     closed=CONVOLUTIONS,
     absorbed={"relu": {}, "relu6": {}, "hardtanh": {"min_val": 0}},
     elementwise=frozenset({"add", "mul", "cat", "sigmoid", "leaky_relu", "avg_pool2d", "adaptive_avg_pool2d"}),
     moving=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"}),
     integer_bias=CONVOLUTIONS | {"linear"},
     flat_bias=frozenset({"linear"}),
-    weights_only=WeightsOnly(layers=frozenset({"linear", "matmul"}), rounds_inputs=True),
+    weights_only=WeightsOnly(layers=PRODUCTS, rounds_inputs=True),
 )
 """Unsigned activations times signed weights, of which the instructions for it (VNNI) make sums of 32 bits."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
-"""What a node runs in; one that is left to no node of its own is computed by another one, or before the first call."""
+from clika_ref.precisions import FLOAT, FUSED, INTEGERS
 
 BYTES = frozenset({"u8", "i8"})
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clika_ref import processor
-from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums, WeightsOnly
-
-CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
-TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
-PRODUCTS = frozenset({"linear", "matmul"})
+from clika_ref.quantization_scheme import (
+    CONVOLUTIONS,
+    PRODUCTS,
+    TRANSPOSED,
+    Integers,
+    QuantizationScheme,
+    Sums,
+    WeightsOnly,
+)
 
 MIXED = QuantizationScheme(
     activations=Integers(),

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums, WeightsOnly
-
-CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
-TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
-PRODUCTS = frozenset({"linear", "matmul"})
+from clika_ref.quantization_scheme import (
+    CONVOLUTIONS,
+    PRODUCTS,
+    TRANSPOSED,
+    Integers,
+    QuantizationScheme,
+    Sums,
+    WeightsOnly,
+)
 
 SIGNED = Integers(is_signed=True, is_symmetric=True)
 

@@ -25,6 +25,7 @@ from clika_ref.settings import BaseDeploymentSettings
 from clika_ref.violations import Violation
 from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, rounding_to_bfloat16
 from clika_ref_tensorrt.explaining import precisions
+from clika_ref_tensorrt.file_rules import MOST_TOP
 from clika_ref_tensorrt.profiles import beside, command
 from clika_ref_tensorrt.rules import violations
 from clika_ref_tensorrt.scheme import EXPLICIT
@@ -49,11 +50,14 @@ class TensorRt:
         return None
 
     def refusal(self, node: Node) -> str | None:
-        """Refuse what cannot be written as ONNX, and numbers of 64 bits."""
+        """Refuse what cannot be written as ONNX, numbers of 64 bits, and more of the largest than can be found."""
         if (reason := onnx_refusal(node)) is not None:
             return reason
         if any(v.type.dtype == torch.float64 for v in (*node.inputs, *node.outputs) if isinstance(v, Value)):
             return "it computes in float64, which TensorRT does not take; compile the model in float32"
+        count = node.attrs["k"] if node.kind == "topk" else 0
+        if isinstance(count, int) and count > MOST_TOP:
+            return f"it finds the largest {count:,}, of which TensorRT takes {MOST_TOP:,} at most; ask for fewer"
         return None
 
     def passes(self) -> Sequence[Pass]:

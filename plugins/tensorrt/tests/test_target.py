@@ -2,7 +2,6 @@
 
 import copy
 import os
-import pickle
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from clika_ref_tensorrt.profiles import command
 from clika_ref_tensorrt.rules import violations
 from clika_ref_tensorrt.scheme import OF_WEIGHTS
 from clika_ref_tensorrt.target import TensorRt
+from onnx.reference import ReferenceEvaluator
 from torch import nn
 from torch.nn import functional as F
 
@@ -73,14 +73,29 @@ def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_si
     module = compiled()
     artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
     assert violations(onnx.load(artifact.path)) == []
-    assert (tmp_path / "net.trtexec.sh").read_text() == (
+    assert (tmp_path / "net.onnx.trtexec.sh").read_text() == (
         '#!/bin/sh\ncd "$(dirname "$0")" || exit\n'
-        "trtexec --onnx=net.onnx --saveEngine=net.engine --minShapes=x:1x3x16x16 "
+        "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --minShapes=x:1x3x16x16 "
         "--optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16\n"
     )
     found = module.clika_explain()
     assert found.target == "tensorrt, emulated by ONNX Runtime"
     assert found.share() == found.share(planned=True) == 1.0
+
+
+def test_onnx_itself_computes_what_the_module_does_as_what_stands_in_for_tensorrt_does(tmp_path):
+    module, (x,) = compiled(), images(2)
+    artifact = module.clika_export(tmp_path / "net.onnx")
+    model = onnx.version_converter.convert_version(onnx.load(artifact.path), 21)  # its evaluator knows no older pairs
+    found = {
+        "onnx": torch.from_numpy(ReferenceEvaluator(model).run(None, {"x": x.numpy()})[0]),
+        "stand-in": TensorRt().load(artifact)([x])[0],
+    }
+    with torch.no_grad():
+        integers, exact = module(x), copy.deepcopy(module).train()(x)
+    rounded = (integers - exact).square().sum()
+    for name, result in found.items():
+        assert (result - integers).square().sum() < 0.01 * rounded, name  # of which sums rounded otherwise are little
 
 
 def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
@@ -103,14 +118,7 @@ def test_a_copy_is_exported_for_other_sizes_without_ranges(tmp_path):
     ("shapes", "message"),
     [
         ({"height": (1, 2, 3)}, r"shapes: 'height' is no dynamic side of Net, which has 'batch'"),
-        ({"batch": (3, 2, 4)}, r"shapes: 'batch' is to be 3, 2, 4; give the least, the usual and the largest"),
         ({"batch": (-1, 2, 4)}, r"shapes: 'batch' is to be from -1 to 4, but the model was traced for"),
-        ({"batch": (0, 0, 0)}, r"shapes: 'batch' is to be 0, 0, 0; give the least, the usual and the largest"),
-        ({"batch": (1, 8)}, r"shapes: 'batch' is to be \(1, 8\); give three whole numbers"),
-        ({"batch": 8}, r"shapes: 'batch' is to be 8; give three whole numbers"),
-        ({"batch": (1.5, 2, 3)}, r"shapes: 'batch' is to be \(1.5, 2, 3\); give three whole numbers"),
-        ({"batch": (True, True, True)}, r"shapes: 'batch' is to be \(True, True, True\); give three whole numbers"),
-        ([("batch", (1, 2, 3))], r"shapes is \[.*\]; give \{side: \(least, usual, largest\)\}"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_and_nothing_is_written(shapes, message, tmp_path):
@@ -132,8 +140,7 @@ def test_sizes_beyond_what_is_kept_of_the_data_are_counted_and_copies_and_state_
     assert len(module._clika_calibration.reservoir.batches) == 1
     loaded = ClikaModule()
     loaded.load_state_dict(module.state_dict())
-    twin = pickle.loads(pickle.dumps(copy.deepcopy(module)))  # noqa: S301 - our own bytes
-    for exported in (module, twin, loaded):
+    for exported in (module, copy.deepcopy(module), loaded):
         artifact = exported.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
         assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
 
@@ -148,6 +155,47 @@ def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
     deployment = DeploymentSettings_TensorRT_ONNX(shapes={side: (3, 5, 7)})
     with pytest.raises(TargetError, match=r"shapes: \{.*: 3\} contradict .*, for which the model was traced"):
         module.clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (
+            {"batch": (3, 2, 4)},
+            r"shapes: 'batch' is to be \(3, 2, 4\); it takes the least, the usual and the largest of",
+        ),
+        ({"batch": (0, 0, 0)}, r"shapes: 'batch' is to be \(0, 0, 0\); it takes the least, the usual"),
+        ({"batch": (1, 8)}, r"shapes: 'batch' is to be \(1, 8\); .*, which are whole numbers"),
+        ({"batch": 8}, r"shapes: 'batch' is to be 8; .*, which are whole numbers"),
+        ({"batch": "123"}, r"shapes: 'batch' is to be '123'; .*, which are whole numbers"),
+        ({"batch": (1.5, 2, 3)}, r"shapes: 'batch' is to be \(1.5, 2, 3\); .*, which are whole numbers"),
+        ({"batch": (True, True, True)}, r"shapes: 'batch' is to be \(True, True, True\); .*, which are whole numbers"),
+        ([("batch", (1, 2, 3))], r"shapes is \[.*\]; it takes \{side: \(least, usual, largest\)\}"),
+    ],
+)
+def test_what_says_no_sizes_is_refused_as_soon_as_it_is_given(shapes, message):
+    with pytest.raises(ModelError, match=message):
+        DeploymentSettings_TensorRT_ONNX(shapes=shapes)
+
+
+def test_guards_over_sides_that_nobody_chose_are_not_asked():
+    graph = Graph("two")
+    n, m = named("n"), named("m")
+    graph.add_output(graph.add_input(TensorType(torch.float32, (n, m)), "x"))
+    graph.symbols = {"n": Symbol("n", 1, None, Side("x", 0), 4), "m": Symbol("m", 1, None, Side("x", 1), 5)}
+    graph.guards = [Guard(sympy.Eq(sympy.Mod(m, 2), 0), "model.py:1")]
+    assert "--maxShapes=x:8x5" in command(graph, Path("net.onnx"), {}, {"n": (1, 4, 8)})
+    with pytest.raises(TargetError, match=r"shapes: .* contradict "):
+        command(graph, Path("net.onnx"), {}, {"m": (1, 4, 8)})
+
+
+def test_integers_that_are_lengths_have_the_range_of_their_values_and_others_have_none(tmp_path):
+    def model(x, n, factor):
+        return x[:, None].expand(9, n) * factor
+
+    module = clika_compile(model, tracing_inputs=[(torch.rand(9), 3, 2), (torch.rand(9), 5, 4), (torch.rand(9), 3, 7)])
+    artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    assert artifact.facts["trtexec"].endswith("--minShapes=n:3 --optShapes=n:3 --maxShapes=n:5")
 
 
 def test_sizes_at_which_a_guard_has_no_value_are_refused():
@@ -176,7 +224,7 @@ def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):
 
 def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
     module = compiled()
-    for name in ("net.v1", "net.v2", "net.engine"):
+    for name in ("net", "net.onnx", "net.v1"):
         line = module.clika_export(tmp_path / name).facts["trtexec"]
         assert f"--onnx={name} --saveEngine={name}.engine" in line
         assert (tmp_path / f"{name}.trtexec.sh").exists()
@@ -185,6 +233,21 @@ def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
 def test_names_that_trtexec_would_divide_are_refused(tmp_path):
     with pytest.raises(TargetError, match="separates by ',' and ':', which the input 'a:b' has in its name"):
         compiled().clika_export(tmp_path / "net.onnx", input_names=["a:b"])
+
+
+def test_more_of_the_largest_than_can_be_found_are_refused_and_other_broken_rules_are_told(tmp_path):
+    def exported(function):
+        module = clika_compile(function, tracing_inputs=[torch.randn(4000)], logs_dir=tmp_path / "logs")
+        return module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+
+    message = r"topk in .*: it finds the largest 3,841, of which TensorRT takes 3,840 at most"
+    with pytest.raises(TargetError, match=message):
+        exported(lambda x: x.topk(3841)[0])
+    exported(lambda x: x.topk(3840)[0])
+    exported(lambda x: x.sort()[0])
+    told = "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
+    assert told.count("Warning: net.onnx breaks rules of tensorrt in 1 places:") == 1, "of three exports"
+    assert "[top-k] output/TopK: K is 4000; at most 3840 are taken" in told
 
 
 def test_numbers_of_64_bits_are_refused(tmp_path):
