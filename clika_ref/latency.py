@@ -58,9 +58,10 @@ class LayerTimer:
         Args:
             graph: as it is going to be written.
             inputs: of the graph, which decide how large operands are.
-            held: how layers hold their weights in few bits, by their names; None where values become integers.
+            held: how layers hold their weights in few bits, by their names; None where values become integers. Those
+                that read another tensor than constants are not timed.
         """
-        layers = [n for n in graph.nodes if (self._may_be_integers(n) if held is None else n.name in held)]
+        layers = [n for n in graph.nodes if (self._may_be_integers(n) if held is None else _reads_one(n, held))]
         ratios: dict[Any, float] = {}
         found: dict[Node, str] = {}
         for node, x in _read(graph, layers, inputs).items():
@@ -187,6 +188,11 @@ def _numbers() -> tuple[float, int]:
 
 def _type(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     return x.dtype, tuple(x.shape)
+
+
+def _reads_one(node: Node, held: Mapping[str, Compressed]) -> bool:
+    """Whether a layer holds its weight in few bits, and reads one value."""
+    return node.name in held and all(v.is_constant for v in node.inputs[1:] if isinstance(v, Value))
 
 
 def _is_weight(operand: Any) -> bool:

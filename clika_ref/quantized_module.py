@@ -18,6 +18,7 @@ from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
+from clika_ref.emulation import stand_in_of
 from clika_ref.exporting.configuration import configuration
 from clika_ref.exporting.export import target_for
 from clika_ref.quantization.calibration import Calibration
@@ -162,7 +163,7 @@ class QuantizedModule(SavedModule):
 
         def adopt(found: Quantization | None) -> None:
             plan = found and Quantized(ready.deployment.target, found.plan)
-            self.clika_adopt(plan, stages.calibration, replace(wanted, settings=search.settings(wanted.settings)))
+            self.clika_adopt(plan, stages.calibration, replace(wanted, given=search.settings(wanted.given)))
 
         def score(found: Quantization | None) -> float:
             adopt(found)
@@ -202,14 +203,19 @@ class QuantizedModule(SavedModule):
                 total, file = len(batches), ""
             told = wanted, registry, log
             stages = calibrated(calibration, batches, *told, model=self.graph, total=total, ranges_file=file)
-            self._clika_calibration, self._clika_unfinished = calibration, None
+            if data is None and known is not None:
+                calibration.sizes = known.sizes  # also those of batches that were not kept
+            self._clika_calibration = calibration
             yield _Calibrated(stages, deployment, wanted, log)
             self._clika_timings.update(log.timings)
 
     def _read(self, data: Unread, calibration: Calibration, log: CompilationLog) -> Iterator[list[torch.Tensor]]:
-        """Begin to read data, for a calibration that is kept until it has come to an end."""
+        """Read data for a calibration, which is unfinished until they have come to an end."""
         self._clika_unfinished, self._clika_unread = calibration, None
         yield from batches_of(self.graph, self._clika_signature, data.begin().calls(callee_of(self)), log)
+        self._clika_unfinished = None
+        if calibration.reservoir.batches:
+            self._clika_calibration = calibration
 
     def _traced(self, log: CompilationLog) -> list[list[torch.Tensor]]:
         """Return the inputs that the module was traced with, in place of data.
@@ -217,7 +223,7 @@ class QuantizedModule(SavedModule):
         Raises:
             ModelError: there are none; or data was being read, and not to its end.
         """
-        if self._clika_unfinished is not None:
+        if self._clika_unfinished is not None and self._clika_unfinished.table.batches:
             raise ModelError(INTERRUPTED.format(self._clika_unfinished.table.batches))
         if not self._clika_examples:
             raise ModelError(NO_DATA)
@@ -261,7 +267,10 @@ class QuantizedModule(SavedModule):
                 "calibration_inputs=..., deployment_settings=...)"
             )
             raise ModelError(msg)
-        registry, other = self._clika_registry or load_registry(), replace(wanted, target=target)
+        registry, options = self._clika_registry or load_registry(), wanted.options
+        if stand_in_of(target):  # whose times decide nothing
+            options = replace(options, optimize_for="size")
+        other = replace(wanted, target=target, options=options)
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             calibration = begun(self.graph, other, registry, before, log, has_data=False)
             batches = before.reservoir.batches

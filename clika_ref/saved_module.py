@@ -77,8 +77,7 @@ class SavedModule(nn.Module):
         self, quantized: Quantized | None, calibration: Calibration | None, wanted: Wanted | None = None
     ) -> None:
         """Compute from now on as quantized, in eval mode, and keep what the next quantization can begin with."""
-        self._clika_quantized, self._clika_calibration = quantized, calibration
-        self._clika_simulation = self._clika_unfinished = self._clika_unread = None
+        self._clika_quantized, self._clika_calibration, self._clika_simulation = quantized, calibration, None
         self._clika_wanted = wanted
 
     def _sizes_seen(self) -> Counter[Sizes]:
@@ -146,8 +145,12 @@ class SavedModule(nn.Module):
         self._take_quantization(document, tensors)
 
     def _take_quantization(self, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what a module was quantized to, and the sizes that it saw; its ranges it has not saved."""
+        seen: Iterable[tuple[Iterable[tuple[str, int]], int]] = document.get("sizes", ())
+        self._clika_sizes = Counter({tuple((name, size) for name, size in sizes): n for sizes, n in seen})
         saved = document.get("quantization")
         self.clika_adopt(saved and Quantized.read(saved, tensors), None)
+        self._clika_unfinished = None
 
     def _rebuild(self, state_dict: Mapping[str, Any]) -> None:
         document, extra = read_extra_state(state_dict["_extra_state"])
@@ -161,8 +164,6 @@ class SavedModule(nn.Module):
         weights = {n: nn.Parameter(t.clone(), trained[n]) if n in trained else t.clone() for n, t in tensors.items()}
         graph = graph_from_json(document["graph"], _finder(registry), weights)
         register_weights(self, graph, frozenset(document["persistent"]))
-        seen: Iterable[tuple[Iterable[tuple[str, int]], int]] = document.get("sizes", ())
-        self._clika_sizes = Counter({tuple((name, size) for name, size in sizes): n for sizes, n in seen})
         self._install(graph, signature_from_json(document["signature"]))
         self._take_quantization(document, extra)
 

@@ -20,8 +20,8 @@ class Wanted:
     """How the user wants a model quantized, and for which target."""
 
     target: Target
-    settings: QuantizationSettings
-    """What they leave to the target is what that does."""
+    given: QuantizationSettings
+    """As the user gave them: what they leave to the target, another one may do otherwise."""
     layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
 
@@ -32,20 +32,18 @@ class Wanted:
             ModelError: this version does not have it, or a list in the settings was changed to what they do not take.
             TargetError: the target computes in float, or is emulated and layers are to be timed.
         """
-        for settings in (self.settings, *self.layers.values()):
+        for settings in (self.given, *self.layers.values()):
             settings.check()
-        if self.settings.prefer_weights_only_quantization is None:
-            is_default = self.scheme.weights_only is not None and self.scheme.weights_only.is_default
-            resolved = replace(self.settings, prefer_weights_only_quantization=is_default)
-            object.__setattr__(self, "settings", resolved)
         if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
             msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
             raise TargetError(msg)
         wide = [key for key, layer in self.layers.items() if layer.activations_num_bits is not None]
         if self.settings.prefer_weights_only_quantization and wide:
+            is_asked = self.given.prefer_weights_only_quantization is not None
+            of_target = f"the target {self.target.name}, unless prefer_weights_only_quantization is False,"
             msg = (
-                "prefer_weights_only_quantization leaves values between layers float, and activations_num_bits of "
-                f"{wide[0]!r} says how wide their integers are; leave one of them out"
+                f"{'prefer_weights_only_quantization' if is_asked else of_target} leaves values between layers float, "
+                f"and activations_num_bits of {wide[0]!r} says how wide their integers are; choose one"
             )
             raise ModelError(msg)
         if self.options.observer not in ("auto", *OBSERVERS):
@@ -62,13 +60,21 @@ class Wanted:
         _ = self.scheme
 
     @property
+    def settings(self) -> QuantizationSettings:
+        """The settings, with what the target does where they leave it to that."""
+        if self.given.prefer_weights_only_quantization is not None:
+            return self.given
+        only = self.scheme.weights_only
+        return replace(self.given, prefer_weights_only_quantization=only is not None and only.is_default)
+
+    @property
     def scheme(self) -> QuantizationScheme:
         """What the target computes in integers, with the width of weights that the user chose."""
         scheme = scheme_of(self.target)
         if scheme is None:
             msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"
             raise TargetError(msg)
-        full = self.settings.weights_utilize_full_int_range
+        full = self.given.weights_utilize_full_int_range
         bits = scheme.weights.bits if full is None else 8 if full else 7
         return replace(scheme, weights=replace(scheme.weights, bits=bits))
 

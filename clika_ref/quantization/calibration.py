@@ -91,8 +91,8 @@ class Calibration:
             _observe(found, value, x, "the caller", number)
         with torch.no_grad():
             interpret(self.graph, inputs, observe)
-        self.keep(inputs)
         self.table.add(found)
+        self.keep(inputs)
 
     def keep(self, inputs: Sequence[Tensor]) -> None:
         """Remember the sizes of a batch, and the batch itself where there is room."""

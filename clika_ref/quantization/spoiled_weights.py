@@ -13,7 +13,7 @@ from clika_ref.quantization.placement import COMPUTE
 
 
 def refuse_spoiled_weights(model: Graph) -> None:
-    """Refuse NaN in constants, and infinities in weights of layers; elsewhere, as in a bias, these are masks.
+    """Refuse NaN in constants that are read, and infinities in weights of layers; elsewhere these are masks.
 
     Args:
         model: the graph that has the names of the user's parameters.
@@ -21,7 +21,8 @@ def refuse_spoiled_weights(model: Graph) -> None:
     Raises:
         ModelError: there are such; all are named.
     """
-    held = {name: v.data for name, v in model.constants.items() if v.data is not None and name not in model.state}
+    read = {name: v.data for name, v in model.constants.items() if v.uses and name not in model.state}
+    held = {name: data for name, data in read.items() if data is not None}
     layers = [node for node in model.nodes if node.op.trait.kind == COMPUTE and is_own(model, weight_of(node))]
     weights = {weight_of(node).name: numbers_of(weight_of(node)) for node in layers}
     spoiled = [f"NaN in {name!r}" for name in _named(held) if has_nan(held[name])]

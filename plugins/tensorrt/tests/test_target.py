@@ -26,7 +26,6 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.algorithms import Wanted
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
@@ -34,6 +33,7 @@ from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.calibration import Reservoir
 from clika_ref.target_comparison import TargetComparison
+from clika_ref.wanted import Wanted
 
 
 class Net(nn.Module):

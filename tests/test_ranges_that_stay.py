@@ -1,0 +1,147 @@
+"""What a module keeps of data between quantizations: ranges, sizes, data that nobody has read, wishes of the user."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import (
+    ClikaCompileOptions,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    DeploymentSettings_OpenVINO_ONNX,
+    DeploymentSettings_TensorRT_LLM_ONNX,
+    DeploymentSettings_TensorRT_ONNX,
+    LayerQuantizationSettings,
+    ModelError,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.latency import LayerTimer
+from clika_ref.quantization.calibration import Reservoir
+
+HERE = DeploymentSettings_ONNXRuntime_ONNX()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.register_buffer("unused", torch.full((3,), torch.nan))
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+def batches(count=4, seed=0):
+    spread = torch.Generator().manual_seed(seed)
+    return [torch.randn(4 + i, 32, generator=spread) for i in range(count)]
+
+
+def traced(**arguments):
+    return clika_compile(Net().eval(), tracing_inputs=batches(2), **arguments)
+
+
+def compiled(**options):
+    settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
+    return clika_compile(Net().eval(), calibration_inputs=batches(), **{**settings, **options})
+
+
+def planned(module, deployment):
+    return {fact.planned for fact in module.clika_explain(deployment).nodes if fact.kind == "linear"}
+
+
+@pytest.mark.parametrize("bad", [[], [torch.full((4, 32), torch.nan)]], ids=["none", "NaN"])
+def test_data_of_which_nothing_was_read_leaves_nothing_to_go_on_with(bad):
+    module = traced()
+    with pytest.raises(ModelError, match="no element|NaN"):
+        module.clika_initialize_algorithms(calibration_inputs=bad)
+    module.clika_initialize_algorithms()
+    assert module._clika_calibration.table.batches == 2
+
+
+def test_data_that_was_read_to_its_end_is_not_asked_for_again_where_what_follows_was_interrupted(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    module = traced(deployment_settings=HERE, clika_compile_options=ClikaCompileOptions(optimize_for="latency"))
+    with monkeypatch.context() as patched:
+        patched.setattr(LayerTimer, "slower", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            module.clika_initialize_algorithms(calibration_inputs=iter(batches()))
+    module.clika_initialize_algorithms()
+    assert module._clika_calibration.table.batches == 4
+
+
+def test_an_interrupted_pass_goes_on_though_older_ranges_served_meanwhile():
+    def interrupted():
+        yield from batches(3, seed=7)
+        raise KeyboardInterrupt
+
+    module = compiled()
+    with pytest.raises(KeyboardInterrupt):
+        module.clika_initialize_algorithms(calibration_inputs=interrupted())
+    module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=0.5))
+    assert module._clika_unfinished.table.batches == 3
+    module.clika_initialize_algorithms(calibration_inputs=batches(5, seed=7))
+    assert module._clika_calibration.table.batches == 5
+    assert module._clika_unfinished is None
+
+
+def test_data_that_nobody_has_read_stays_when_weights_are_loaded():
+    module = traced(calibration_inputs=iter(batches()))
+    module.load_state_dict(module.state_dict())
+    module.clika_initialize_algorithms()
+    assert module._clika_calibration.table.batches == 4
+
+
+def test_sizes_stay_when_weights_are_loaded_and_when_ranges_are_found_anew(monkeypatch):
+    first_only = lambda self, inputs: self.batches or self.batches.append(inputs)  # noqa: E731
+    monkeypatch.setattr(Reservoir, "offer", first_only)
+    module = compiled()
+    sizes = module._sizes_seen()
+    assert {dict(one)[name] for one in sizes for name, _ in one} == {4, 5, 6, 7}
+    few = QuantizationSettings(weights_num_bits=4, prefer_weights_only_quantization=True)
+    module.clika_initialize_algorithms(few)
+    assert module._sizes_seen() == sizes
+    module.load_state_dict(module.state_dict())
+    assert module._sizes_seen() == sizes
+
+
+def test_what_is_left_to_a_target_is_what_each_target_does(monkeypatch):
+    values = compiled(deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    assert planned(values, DeploymentSettings_TensorRT_LLM_ONNX()) == {"int8 weights"}
+    weights = compiled(deployment_settings=DeploymentSettings_TensorRT_LLM_ONNX())
+    for deployment in (DeploymentSettings_TensorRT_ONNX(), HERE, DeploymentSettings_OpenVINO_ONNX()):
+        assert planned(weights, deployment) == {"int8"}
+
+
+def test_widths_of_values_contradict_what_the_target_does_by_itself():
+    wide = {"first": LayerQuantizationSettings(activations_num_bits=8)}
+    with pytest.raises(ModelError, match=r"target tensorrt-llm, unless prefer_weights_only_quantization is False, lea"):
+        compiled(deployment_settings=DeploymentSettings_TensorRT_LLM_ONNX(), layer_quantization_settings=wide)
+
+
+def test_targets_that_are_emulated_are_compared_without_times_where_the_user_wants_latency():
+    module = compiled(clika_compile_options=ClikaCompileOptions(optimize_for="latency"))
+    rows = module.clika_compare_targets(HERE, DeploymentSettings_TensorRT_ONNX()).rows
+    assert [row.layers for row in rows] == [rows[0].layers, 2]
+
+
+def test_nan_that_nothing_reads_is_no_reason_to_refuse_a_model():
+    assert compiled()._clika_quantized is not None
+
+
+def test_a_layer_in_few_bits_that_reads_a_computed_bias_is_not_timed():
+    class Computed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight, self.bias = nn.Parameter(torch.randn(32, 32)), nn.Linear(32, 32)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight, self.bias(x)[0])
+
+    few = QuantizationSettings(prefer_weights_only_quantization=True, quantization_sensitivity_threshold=1.0)
+    options = {"deployment_settings": HERE, "clika_compile_options": ClikaCompileOptions(optimize_for="latency")}
+    module = clika_compile(Computed().eval(), calibration_inputs=batches(), quantization_settings=few, **options)
+    assert module._clika_quantized.plan.compressed
