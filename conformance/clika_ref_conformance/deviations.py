@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import functools
 import importlib
 import re
 import sys
@@ -115,7 +116,7 @@ class ExpectedFailure:
     link: str
     expires: str
     check: str = "*"
-    """A pattern of checks, in which numbers that count what is drawn stand for any number."""
+    """A pattern of checks; a number in it that counts what is drawn stands for any number."""
     targets: tuple[str, ...] = ()
 
     def concerns(self, task: Task, check: str) -> bool:
@@ -124,10 +125,19 @@ class ExpectedFailure:
 
     def is_of(self, task: Task) -> bool:
         """Whether a task is one of which some check is expected to fail."""
-        return _is_like(str(task), self.task)
+        return fnmatchcase(str(task), self.task)
+
+    @property
+    def counts_draws(self) -> bool:
+        """Whether it names draws by their numbers: other profiles and seeds draw other calls under these."""
+        return bool(COUNTER.search(self.check))
 
     def __str__(self) -> str:
         return f"xfail {self.task} {self.check}"
+
+
+Scopes = Mapping[ExpectedFailure, frozenset[Task]]
+"""Of each expected failure all tasks that it concerns, in whichever profile and with whichever seed."""
 
 
 @dataclass(frozen=True)
@@ -312,13 +322,18 @@ def is_expired(text: str, today: dt.date | None = None) -> bool:
         return False
 
 
-COUNTER = re.compile(r"(?<=[a-z*?])-\d+\b")
+COUNTER = re.compile(r"(?<=[a-z*?])-\d+(?![\w*?\[])")
 """Where a name counts what was drawn (``drawn-17``): no operator, ``conv2d``, and no number of a format, ``int4-7``."""
+
+
+@functools.cache
+def _with_any_number(name: str) -> str:
+    return COUNTER.sub("-#", name)
 
 
 def _is_like(name: str, pattern: str) -> bool:
     """Whether a name matches a pattern as it is, or with every counter taken for the same: seeds count other draws."""
-    return fnmatchcase(name, pattern) or fnmatchcase(COUNTER.sub("-#", name), COUNTER.sub("-#", pattern))
+    return fnmatchcase(name, pattern) or fnmatchcase(_with_any_number(name), _with_any_number(pattern))
 
 
 def _form_of(annotation: str) -> str:

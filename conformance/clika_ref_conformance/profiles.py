@@ -72,6 +72,9 @@ PROFILES = {
 }
 
 
+MOST_THOROUGH = "nightly"
+
+
 def chosen_profile(name: str, seed: int | None = None) -> Profile:
     """Return a profile with a seed: 0, or for ``nightly`` one that is drawn, where none is given.
 

@@ -39,6 +39,11 @@ class Result:
         """Whether the run, or what it tried of the task, had ended before: nothing follows from it."""
         return self.comparison.reason == Reason.GIVEN_UP
 
+    @property
+    def is_of_too_many(self) -> bool:
+        """Whether it was not run, as its task had failed often enough."""
+        return self.comparison.reason == Reason.ENOUGH_FAILURES
+
     @classmethod
     def of(cls, task: Task, outcome: Outcome, reproducer: str = "") -> Result:
         """Return the result of an outcome; facts are written out."""

@@ -87,6 +87,13 @@ def test_a_failure_that_is_expected_now_is_new_and_not_fixed():
     assert found.fixed[0].text == f"fail:value in 0 of 3 checks, was in 2 of 3; {now}"
 
 
+def test_of_another_profile_a_smaller_share_of_failures_is_not_fixed():
+    for verdict in (Verdict.XFAIL, Verdict.VALUE):
+        old, new = checks(18, (1, verdict)), checks(137, (3, verdict))
+        assert compare(old, new, profile="ci")[0][1] == []
+        assert compare(old, checks(140), profile="ci")[0][1] == ["sum"]
+
+
 def test_an_expected_failure_that_no_longer_fails_is_fixed_and_one_that_is_not_run_is_not():
     old = checks(2, (1, Verdict.XFAIL))
     subjects, found = compare(old, checks(3))

@@ -25,11 +25,24 @@ class Refused(Identity):
     def missing(self): return "install it"
 """
 
+DECLARED = """
+[[deviation]]
+id = "ending"
+operators = ["relu"]
+replica = "ending:function"
+reason = "what computes it ends the process"
+link = "none: made up"
+expires = "2999-01-01"
+"""
+
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     (tmp_path / "ending_targets.py").write_text(TARGETS)
     (tmp_path / "ending.py").write_text("import os\nos._exit(0)")
+    (tmp_path / "declaring").mkdir()
+    (tmp_path / "declaring" / "__init__.py").write_text(TARGETS)
+    (tmp_path / "declaring" / "deviations.toml").write_text(DECLARED)
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -39,6 +52,10 @@ def module(tmp_path, monkeypatch):
         ("ending:TARGET", r"loading ending:TARGET ended its process, with status 0: importing its module, making it"),
         ("ending_targets:Missing", r"Missing ended its process, with status 0: .* must come back; correct the target$"),
         ("ending_targets:Passes", r"with status 3: .*; correct the target; it had written:\nno device$"),
+        (
+            "declaring:Identity",
+            r"loading declaring:Identity ended its process, with status 0: .* and replicas must come",
+        ),
         ("ending_targets:Crashing", r"(?s)with signal 11: .*Fatal Python error: Segmentation fault.* in missing\n"),
     ],
 )

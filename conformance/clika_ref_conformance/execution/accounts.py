@@ -8,22 +8,22 @@ from dataclasses import replace
 from typing import Any
 
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired
+from clika_ref_conformance.deviations import Declarations, Deviation, Scopes, is_expired
 from clika_ref_conformance.execution.checking import BROKEN_PLAN
-from clika_ref_conformance.profiles import Profile
+from clika_ref_conformance.profiles import MOST_THOROUGH, Profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import PROVING, Comparison, Verdict
 
 
-def with_expected_failures(
-    results: Sequence[Result], scopes: Mapping[ExpectedFailure, frozenset[Task]]
-) -> list[Result]:
+def with_expected_failures(results: Sequence[Result], scopes: Scopes) -> list[Result]:
     """Return the results with those that were expected to fail as XFAIL, or as XPASS where none of an entry failed.
+
+    Where some of what an entry names was not run, it may have failed there: tasks of another profile or part, draws of
+    another profile or seed, and checks of a task that failed too often.
 
     Args:
         results: of a run.
-        scopes: what is expected, and which tasks it concerns: where some were not run, as their profile is another or
-            a part was asked for, it may fail in them.
+        scopes: what is expected, and which tasks it concerns.
     """
     changed = list(results)
     ran = _tasks_done(results)
@@ -34,7 +34,8 @@ def with_expected_failures(
         for i in failed:
             message = f"expected ({entry.reason}, {entry.link}): {results[i].verdict}: {results[i].comparison.message}"
             changed[i] = _with(results[i], Verdict.XFAIL, message)
-        for i in passed if scope <= ran and not failed else ():
+        is_whole = scope <= ran and not entry.counts_draws and not any(results[i].is_of_too_many for i in mine)
+        for i in passed if is_whole and not failed else ():
             message = f"expected to fail ({entry.reason}, {entry.link}), and passes: remove [[xfail]] {entry.task}"
             changed[i] = _with(results[i], Verdict.XPASS, message)
     return changed
@@ -69,11 +70,14 @@ def deviation_accounts(deviations: Sequence[Deviation], results: Sequence[Result
     ]
 
 
-def problems_of(record: RunRecord, declarations: Declarations, profile: Profile, *, is_full: bool) -> list[str]:
+def problems_of(
+    record: RunRecord, declarations: Declarations, scopes: Scopes, profile: Profile, *, is_full: bool
+) -> list[str]:
     """Return what is wrong with the declarations, as far as a run shows it.
 
     Only a whole run tells of a deviation that it was not seen: in a part of one it may stay unseen by chance, as few
-    checks could show it.
+    checks could show it. That an expected failure concerns nothing is told by the most thorough profile, after all of
+    its tasks: the others may have no check of that name.
     """
     counts = {account["id"]: account for account in record.deviations}
     problems: list[str] = []
@@ -89,8 +93,9 @@ def problems_of(record: RunRecord, declarations: Declarations, profile: Profile,
     done = _tasks_done(record.results)
     problems += [
         f"{entry} concerns nothing in the plan: correct its patterns, or remove it"
-        for entry in declarations.xfails
-        if any(map(entry.is_of, done)) and not any(entry.concerns(r.task, r.name) for r in record.results)
+        for entry, scope in scopes.items()
+        if profile.name == MOST_THOROUGH and scope and scope <= done
+        if not any(entry.concerns(r.task, r.name) for r in record.results)
     ]
     for entry in (*declarations.deviations, *declarations.xfails):
         if is_expired(entry.expires):

@@ -10,7 +10,7 @@ from typing import cast
 
 from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.deviations import ExpectedFailure
+from clika_ref_conformance.deviations import ExpectedFailure, Scopes
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Level, Suite
 
@@ -70,10 +70,6 @@ def tasks_of(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
         msg = f"no task of the levels {', '.join(levels)} contains {' or '.join(without) or 'anything'}{hint}"
         raise ClikaError(msg)
     return [task for task in every if _is_wanted(task, suite.subjects)]
-
-
-Scopes = Mapping[ExpectedFailure, frozenset[Task]]
-"""Of each expected failure all tasks that it concerns, in whichever profile and with whichever seed."""
 
 
 def scopes_of(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapping[str, str]) -> Scopes:

@@ -16,11 +16,11 @@ from typing import Any
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.deviations import Declarations, ExpectedFailure, declarations_of
+from clika_ref_conformance.deviations import Declarations, ExpectedFailure, Scopes, declarations_of
 from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
 from clika_ref_conformance.execution.checking import BROKEN_PLAN
 from clika_ref_conformance.execution.endings import manner_of, verdict_of, was_ended_by_others, was_killed
-from clika_ref_conformance.execution.levels import LEVELS, Scopes, chosen_levels, scopes_of, tasks_of
+from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, scopes_of, tasks_of
 from clika_ref_conformance.execution.messages import Setup, result_of_json
 from clika_ref_conformance.execution.process import (
     PLAN_SECONDS,
@@ -373,7 +373,7 @@ class Execution:
             part=request.part,
             target_folder=folder_of(request.target),
         )
-        gone = problems_of(record, self.plan.declarations, request.profile, is_full=is_full)
+        gone = problems_of(record, self.plan.declarations, self.plan.scopes, request.profile, is_full=is_full)
         return replace(record, problems=(*self.problems, *gone), doubts=(*self.doubts, *doubts_of(record)))
 
 

@@ -70,7 +70,9 @@ def difference(old: Report, new: Report) -> Difference:
     shared = [(before[task], entry) for task, entry in after.items() if task in before]
     judged = [(a, b, _worse(a, b, failing, alike=alike)) for a, b in shared]
     worse = [Change(b.task, text) for _, b, text in judged if text]
-    better = [(a, b, text) for a, b, is_worse in judged if not is_worse and (text := _better(a, b, failing))]
+    better = [
+        (a, b, text) for a, b, is_worse in judged if not is_worse and (text := _better(a, b, failing, alike=alike))
+    ]
     fixed = [Change(b.task, text) for a, b, text in better if not _is_declared_only(a, b)]
     added = [Change(b.task, text) for a, b, text in better if _is_declared_only(a, b)]
     added += [Change(task, _summary(entry)) for task, entry in after.items() if task not in before]
@@ -121,15 +123,16 @@ def _worse(old: TaskReport, new: TaskReport, failing: AbstractSet[Verdict], *, a
     return "; ".join(reasons)
 
 
-def _better(old: TaskReport, new: TaskReport, failing: AbstractSet[Verdict]) -> str:
+def _better(old: TaskReport, new: TaskReport, failing: AbstractSet[Verdict], *, alike: bool) -> str:
+    fewer = {v for v in old.verdicts if _grew(new, old, {v}) and (alike or not new.verdicts.get(v))}
     found = [
         f"{_shares(old, new, verdict)}{', no longer expected to fail' * (verdict is Verdict.XPASS)}"
         for verdict in old.verdicts
-        if verdict in failing and _grew(new, old, {verdict})
+        if verdict in failing & fewer
     ]
     if found and _grew(old, new, {Verdict.XFAIL}):
         found.append(f"{_shares(old, new, Verdict.XFAIL)}, expected to fail now")
-    elif _grew(new, old, {Verdict.XFAIL}) and _grew(old, new, PROVING):
+    elif Verdict.XFAIL in fewer and _grew(old, new, PROVING):
         found.append(f"{_shares(old, new, Verdict.XFAIL)}, which no longer fail")
     return "; ".join(found)
 

@@ -13,6 +13,7 @@ import tempfile
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import load_registry
+from clika_ref_conformance.deviations import declarations_of
 from clika_ref_conformance.targets.loading import load_target
 
 ANSWERED = 64
@@ -59,17 +60,18 @@ def try_target(text: str) -> None:
         written = words.read().splitlines()[-TAIL:]
     quoted = "\n".join(["; it had written:", *written]) if written else ""
     msg = (
-        f"loading {text} {ending}: importing its module, making it, and asking for its missing(), passes() "
-        f"and attributes must come back; correct the target{quoted}"
+        f"loading {text} {ending}: importing its module, making it, and asking for its missing(), passes(), "
+        f"attributes and replicas must come back; correct the target{quoted}"
     )
     raise TargetError(msg)
 
 
 def main() -> None:
-    """Load the target of the command line; what `load_target` refuses it refuses again in the process of the run."""
+    """Load the target of the command line, and what it declares; what is refused is refused again in the run."""
     faulthandler.enable()
     try:
-        load_target(sys.argv[1], load_registry())
+        given, registry = sys.argv[1], load_registry()
+        declarations_of(load_target(given, registry), registry, given)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
