@@ -7,7 +7,7 @@ import onnx
 
 from clika_ref_tensorrt.form import misshapen
 from clika_ref_tensorrt.onnx_file import ONNX_DOMAINS, OnnxFile
-from clika_ref_tensorrt.outline import complaint
+from clika_ref_tensorrt.outline import complaint, malformed
 from clika_ref_tensorrt.rule_book import Found, rule
 
 OPSETS = range(9, 26)
@@ -47,7 +47,11 @@ def _misshapen(file: OnnxFile) -> Found:
 
 @rule("valid-onnx", of_file=True)
 def _(file: OnnxFile) -> Found:
-    if not any(_misshapen(file)) and (reason := complaint(file.outline)):
+    if any(_misshapen(file)):
+        return
+    for reason in malformed(file.model):
+        yield None, reason
+    if reason := complaint(file.outline):
         yield None, f"ONNX refuses it: {reason}"
 
 

@@ -192,7 +192,7 @@ FURTHER = {
         "scale-shape",
         "w_DQ",
     ),
-    "axis of no side": (lambda: along(convolution(), "v_DQ", 7), "scale-shape weight-axis", "v_DQ"),
+    "axis of no side": (lambda: along(convolution(), "v_DQ", 7), "scale-shape", "v_DQ"),
     "scales along the first side, turned and flattened": (turned_and_flattened, "weight-axis", "w_DQ"),
     "another scale than its inverse": (lambda: other_scale(0.1), "pair", "x_Q"),
     "half a scale": (lambda: other_scale(0.05, Kind.FLOAT16, 23), "scale-type", "x_Q"),

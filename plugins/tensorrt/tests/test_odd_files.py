@@ -9,7 +9,7 @@ from further_planted import in_a_function
 from onnx import TensorProto as Kind
 from onnx import helper, numpy_helper
 from planting import between, constant_nodes, fed, find, given, reading
-from sketches import Sketch, branches, convolution, node
+from sketches import IMAGE, Sketch, branches, concatenation, convolution, node
 
 from clika_ref.core.errors import TargetError
 from clika_ref.onnx_emission.writing import SMALL
@@ -168,3 +168,56 @@ def test_sizes_beside_a_file_are_read(tmp_path):
     w = sketch.node("Reshape", "flat", w, sketch.constant("sizes", [2], [-1, 32], Kind.INT64))
     model = sketch.model(sketch.node("MatMul", "out", sketch.quantized(sketch.input("x", 4, 32)), w))
     assert [violation.rule for violation in TensorRt().check(apart(model, tmp_path))] == ["weight-axis"]
+
+
+@pytest.mark.parametrize("move", ["Unsqueeze", "Reshape"])
+def test_an_axis_below_all_sides_of_a_weight_that_is_moved_is_told(move):
+    sketch = Sketch()
+    x = sketch.quantized(sketch.input("x", *IMAGE))
+    places = [2, 3] if move == "Unsqueeze" else [16, 16, 1, 1]
+    places = sketch.constant("places", [len(places)], places, Kind.INT64)
+    w = sketch.node(move, "moved", sketch.weight("w", 16, 16, channels=16, axis=-5), places)
+    found = told(sketch.model(sketch.node("Conv", "out", x, w)))
+    assert "[scale-shape] w_DQ: its axis -5 is no side of a tensor that has 2" in found
+
+
+def test_types_that_onnx_does_not_know_are_told_by_their_number():
+    model = convolution()
+    next(tensor for tensor in model.graph.initializer if tensor.name == "x_zero").data_type = 99
+    assert any("its integers are type 99; TensorRT computes with INT8" in line for line in told(model))
+    model = fed(convolution(), "x", 99, IMAGE)
+    assert "[data-type] x_Q: quantizes type 99; it takes floats of 32 or 16 bits" in told(model)
+
+
+def test_an_attribute_that_refers_to_a_function_outside_one_is_told():
+    model = cut(convolution(), "w_Q", "attribute")
+    reference = onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="side")
+    find(model, "w_Q").attribute.append(reference)
+    message = "w_Q: its attribute axis refers to 'side' of a function, and it stands in none"
+    assert told(model) == [f"[form] {message}; nothing else of the file can be told before that is mended"]
+
+
+def test_variadic_operators_have_no_most_operands():
+    assert "joined: has 0 operands, and Concat has 1 or more" in told(cut(concatenation(), "joined", "input"))[0]
+
+
+@pytest.mark.parametrize("model", [convolution, constant_nodes])
+def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
+    model = given(model(), "w_zero", 1, Kind.INT8, [16])
+    held = [*(a.t for n in model.graph.node for a in n.attribute if a.HasField("t")), *model.graph.initializer]
+    tensor = next(one for one in held if one.data_type == Kind.FLOAT and not one.dims)
+    tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=Kind.FLOAT, raw_data=b"\0\0"))
+    found = violations(model)
+    assert {violation.rule for violation in found} == {"valid-onnx", "zero-point"}
+    message = "the elements of 'x_scale' cannot be read: buffer size must be a multiple of element size; export it anew"
+    assert message in [violation.message for violation in found]
+
+
+def test_small_integers_beside_a_file_that_no_rule_reads_may_be_missing(tmp_path):
+    model = given(convolution(), "table", 1, Kind.INT32, [16])
+    path = apart(model, tmp_path)
+    held = onnx.load(path, load_external_data=False)
+    table = next(tensor for tensor in held.graph.initializer if tensor.name == "table")
+    next(entry for entry in table.external_data if entry.key == "location").value = "missing.bin"
+    path.write_bytes(held.SerializeToString())
+    assert TensorRt().check(path) == []
