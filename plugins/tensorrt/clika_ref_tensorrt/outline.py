@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,24 @@ def elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, A
         reason = str(error).rstrip(".")
         msg = f"the elements of {tensor.name!r} cannot be read: {reason}; put the file beside what it refers to"
         raise TargetError(msg) from error
+
+
+def cast(found: np.ndarray[Any, Any], kind: int) -> np.ndarray[Any, Any] | None:
+    """Return elements as numbers of another type; None where that has none."""
+    if kind not in onnx.helper.get_all_tensor_dtypes():
+        return None
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+    with np.errstate(all="ignore"):  # what is infinite then, a rule tells
+        return None if dtype.kind in "OSU" else found.astype(dtype)
+
+
+def repeated(found: np.ndarray[Any, Any], shape: Sequence[int] | None) -> np.ndarray[Any, Any] | None:
+    """Return one element as often as a shape has it; None where there are several, or nothing tells the shape."""
+    if shape is None:
+        return None
+    if found.size == 1:
+        return np.resize(found, shape)
+    return found if found.size in (0, math.prod(shape)) else None
 
 
 def malformed(model: onnx.ModelProto) -> Iterator[str]:

@@ -96,7 +96,8 @@ def _rounded(file: OnnxFile) -> set[str]:
 def _(file: OnnxFile) -> Found:
     rounded = _rounded(file)
     for node in file.of_kind(QUANTIZE):
-        if not file.readers.get(node.output[0]) and not file.is_weight(node):
+        is_read = file.readers.get(node.output[0]) or node.output[0] in file.outputs
+        if not is_read and not file.is_weight(node):
             yield node, "nothing reads what it makes: the pair costs time and accuracy, and saves none"
         readers = file.behind_pairs(node.output[0])
         if file.inverses(node.output[0]) and not any(_gains(file, reader, rounded) for reader in readers):
