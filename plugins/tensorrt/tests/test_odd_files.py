@@ -2,7 +2,9 @@
 
 import onnx
 import pytest
+from clika_ref_tensorrt import onnx_file
 from clika_ref_tensorrt.explaining import precisions
+from clika_ref_tensorrt.onnx_file import OnnxFile
 from clika_ref_tensorrt.rules import violations
 from clika_ref_tensorrt.target import TensorRt
 from further_planted import in_a_function
@@ -221,3 +223,26 @@ def test_small_integers_beside_a_file_that_no_rule_reads_may_be_missing(tmp_path
     next(entry for entry in table.external_data if entry.key == "location").value = "missing.bin"
     path.write_bytes(held.SerializeToString())
     assert TensorRt().check(path) == []
+
+
+def joined_in_turn(times):
+    """What grows by one quantized value at each step."""
+    sketch = Sketch()
+    whole = sketch.quantized(sketch.input("x", 4, 32))
+    for number in range(times):
+        whole = sketch.node("Concat", f"h{number}", whole, sketch.quantized(sketch.input(f"x{number}", 4, 32)), axis=0)
+    return sketch.model(sketch.node("MatMul", "out", sketch.quantized(whole), sketch.weight("w", 32, 32)))
+
+
+def test_what_is_joined_in_turn_is_looked_at_once(monkeypatch):
+    seen = []
+    look, read = OnnxFile.dequantizer, onnx_file.elements
+    monkeypatch.setattr(OnnxFile, "dequantizer", lambda file, name: (seen.append(name), look(file, name))[1])
+    monkeypatch.setattr(onnx_file, "elements", lambda tensor, _: (seen.append(tensor.name), read(tensor, _))[1])
+    counts = []
+    for times in (20, 40):
+        seen.clear()
+        assert told(joined_in_turn(times)) == []
+        counts.append(len(seen))
+        assert seen.count("x0_scale") == 1
+    assert counts[1] <= 2 * counts[0]
