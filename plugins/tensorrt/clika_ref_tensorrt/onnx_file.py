@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.outline import cast, elements, graphs_of, inferred, outline, repeated
+from clika_ref_tensorrt.outline import ONNX_DOMAINS, cast, elements, graphs_of, inferred, outline, repeated
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
-
-ONNX_DOMAINS = ("", "ai.onnx")
-"""The names of the domain of ONNX's own operators."""
 
 NOTHING = frozenset({"Identity", "Dropout"})
 """Operators that do nothing where a model is only run."""

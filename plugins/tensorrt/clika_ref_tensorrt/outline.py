@@ -19,15 +19,38 @@ SMALL = 1024
 
 TENSORS = onnx.TensorProto
 
+ONNX_DOMAINS = ("", "ai.onnx")
+"""The names of the domain of ONNX's own operators."""
+
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a file in which the nodes of local functions of its opset stand where these are called."""
+    """Return a file in which the nodes of local functions stand where these are called, where its opset has them."""
     if not model.functions:
         return model
     try:
-        return onnx.inliner.inline_local_functions(model)
+        return onnx.inliner.inline_local_functions(_of_one_opset(model))
     except Exception:  # noqa: BLE001 - such as functions that call themselves, of which `complaint` tells
         return model
+
+
+def _of_one_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a file whose functions have its opset where their operators are the same; ONNX refuses others."""
+    versions = {opset.domain: opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS}
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    for function in whole.functions:
+        graphs = graphs_of(onnx.GraphProto(node=function.node))
+        kinds = {node.op_type for graph in graphs for node in graph.node if node.domain in ONNX_DOMAINS}
+        for opset in function.opset_import:
+            own, wanted = opset.version, versions.get(opset.domain, 0)
+            if wanted and all(_declared(kind, own) == _declared(kind, wanted) for kind in kinds):
+                opset.version = wanted
+    return whole
+
+
+def _declared(operator: str, opset: int) -> int | None:
+    """Return since when an operator is as an opset has it; None where that has none."""
+    return onnx.defs.get_schema(operator, opset).since_version if onnx.defs.has(operator, opset) else None
 
 
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

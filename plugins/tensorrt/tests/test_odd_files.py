@@ -246,3 +246,16 @@ def test_what_is_joined_in_turn_is_looked_at_once(monkeypatch):
         counts.append(len(seen))
         assert seen.count("x0_scale") == 1
     assert counts[1] <= 2 * counts[0]
+
+
+def test_functions_of_another_opset_are_looked_into():
+    def at_opset(version, zero=0):
+        model = in_a_function(zero)
+        model.functions[0].opset_import[0].version = version
+        return model
+
+    assert told(at_opset(13)) == []
+    assert {violation.rule for violation in violations(at_opset(13, 1))} == {"zero-point"}
+    found = [violation.message for violation in violations(at_opset(19)) if violation.rule != "all-inputs"]
+    assert len(found) == 1
+    assert "FunctionOp imports version 19 whereas model imports version 17" in found[0]
