@@ -271,6 +271,11 @@ FURTHER = {
     "zero point of one in a function": (partial(in_a_function, 1), "zero-point", "q__1 b__1"),
     "int8 weight of a convolution of floats": (partial(float_convolution, held=Kind.INT8), "all-inputs", "out"),
     "scale that a Cast makes 0": (partial(wide_scale, 1e-9), "scale", X),
+    "scale that is repeated along axis 1": (
+        lambda: along(along(moved_scale("Expand", [], 16), "w_Q", 1), "w_DQ", 1),
+        "weight-axis",
+        W,
+    ),
     "integers of a branch": (integers_of_a_branch, "pair", "end"),
     "integers that are turned, of the other axis": (partial(integers_turned, 0), "weight-axis", "w_DQ"),
 }

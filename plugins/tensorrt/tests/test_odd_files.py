@@ -215,6 +215,12 @@ def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
     assert message in [violation.message for violation in found]
 
 
+def test_a_malformed_scale_is_not_compared_with_that_of_the_inverse():
+    model = reading(convolution(), "x_Q", "x other x_zero")
+    model.graph.initializer.append(onnx.TensorProto(name="other", data_type=Kind.FLOAT, raw_data=b"\0\0"))
+    assert {violation.rule for violation in violations(model)} == {"valid-onnx"}
+
+
 def test_small_integers_beside_a_file_that_no_rule_reads_may_be_missing(tmp_path):
     model = given(convolution(), "table", 1, Kind.INT32, [16])
     path = apart(model, tmp_path)
