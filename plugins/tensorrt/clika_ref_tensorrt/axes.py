@@ -21,6 +21,7 @@ def moved_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
         name = node.input[0]
     rank = file.rank(name)
     axis = file.axis(made, rank) if rank is not None else None
+    axis = axis if axis in range(rank or 0) else None  # of which another rule speaks
     for node, result in reversed(path):
         axis = _behind(file, node, result, axis) if axis is not None else None
     return axis
@@ -46,7 +47,7 @@ def _beside(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int |
     stated = file.constant(node.input[1]) if len(node.input) > 1 else None
     axes = file.attribute(node, "axes", None) if stated is None else stated.flatten().tolist()
     rank = file.rank(name if node.op_type == "Unsqueeze" else node.input[0])
-    if axes is None or not rank:
+    if not axes or not rank:
         return None
     places = {int(place) % rank for place in axes}
     if node.op_type == "Squeeze":

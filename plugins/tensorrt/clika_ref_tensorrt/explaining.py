@@ -6,11 +6,10 @@ from pathlib import Path
 
 import onnx
 
+from clika_ref.precisions import FLOAT, FUSED, INTEGERS
 from clika_ref_tensorrt.onnx_file import DEQUANTIZE, QUANTIZE, OnnxFile
-from clika_ref_tensorrt.rule_book import FUSED_BEHIND, TYPES, WEIGHTED
+from clika_ref_tensorrt.rule_book import FUSED_BEHIND, TYPES, WEIGHTED, type_name
 from clika_ref_tensorrt.rules import violations
-
-INTEGERS, FLOAT, FUSED = "int8", "float", "fused"
 
 
 def precisions(path: Path, *, has_weights_alone: bool = False) -> dict[str, str]:
@@ -33,7 +32,7 @@ def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
         if len(pairs) == 2 and pairs[0] is None and pairs[1] is not None:
             kind = file.integer_type(pairs[1])
             if kind == TYPES.INT4 or file.has_weights_alone:
-                return f"{TYPES.DataType.Name(kind).lower()} weights"
+                return f"{type_name(kind).lower()} weights"
         if all(pair is not None for pair in pairs) and not broken:
             return INTEGERS
         return f"{FLOAT}: {broken}" if broken else FLOAT

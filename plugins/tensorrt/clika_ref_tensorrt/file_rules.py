@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 
 from clika_ref_tensorrt.form import misshapen
-from clika_ref_tensorrt.onnx_file import ONNX_DOMAINS, OnnxFile
-from clika_ref_tensorrt.outline import complaint
+from clika_ref_tensorrt.onnx_file import OnnxFile
+from clika_ref_tensorrt.outline import ONNX_DOMAINS, complaint, malformed
 from clika_ref_tensorrt.rule_book import Found, rule
 
 OPSETS = range(9, 26)
@@ -47,7 +47,11 @@ def _misshapen(file: OnnxFile) -> Found:
 
 @rule("valid-onnx", of_file=True)
 def _(file: OnnxFile) -> Found:
-    if not any(_misshapen(file)) and (reason := complaint(file.outline)):
+    if any(_misshapen(file)):
+        return
+    for reason in malformed(file.model):
+        yield None, reason
+    if reason := complaint(file.outline):
         yield None, f"ONNX refuses it: {reason}"
 
 
@@ -60,10 +64,11 @@ def _(file: OnnxFile) -> Found:
 
 @rule("known-operators", of_file=True)
 def _(file: OnnxFile) -> Found:
+    functions = {(function.domain, function.name) for function in file.model.functions}  # which ONNX refuses
     for node in file.everywhere:
         if node.op_type in NOT_IMPORTED:
             yield node, f"{node.op_type} is not imported; write float operators between QuantizeLinear and its inverse"
-        elif node.domain not in ONNX_DOMAINS:
+        elif node.domain not in ONNX_DOMAINS and (node.domain, node.op_type) not in functions:
             yield node, f"{node.domain}.{node.op_type} is no operator of ONNX; it needs a plugin of TensorRT's"
 
 

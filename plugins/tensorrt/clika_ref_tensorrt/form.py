@@ -7,6 +7,9 @@ from typing import Any
 
 import onnx
 
+ANY = 2**31 - 1
+"""The most operands that ONNX declares of operators that take any number."""
+
 
 def misshapen(nodes: Iterable[onnx.NodeProto], opset: int) -> Iterator[tuple[onnx.NodeProto, str]]:
     """Yield each node that is not formed as ONNX declares its operator at an opset, and why."""
@@ -30,10 +33,13 @@ def _fault(node: onnx.NodeProto, schema: Any) -> str:
     )
     for what, count, least, most in counts:
         if not least <= count <= most:
-            return f"has {count} {what}, and {node.op_type} has {least}" + (f" to {most}" if most > least else "")
+            return f"has {count} {what}, and {node.op_type} has {_between(least, most)}"
     # An attribute that is younger than the opset is told by the rule about opsets.
     taken = {**onnx.defs.get_schema(node.op_type).attributes, **schema.attributes}
     for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            whose = f"refers to {attribute.ref_attr_name!r} of a function, and it stands in none"
+            return f"its attribute {attribute.name} {whose}"
         wanted = taken[attribute.name].type if attribute.name in taken else None
         if wanted is not None and attribute.type != int(wanted.value):
             stated = onnx.AttributeProto.AttributeType.Name(attribute.type)
@@ -41,3 +47,10 @@ def _fault(node: onnx.NodeProto, schema: Any) -> str:
     given = {attribute.name for attribute in node.attribute}
     lacking = [name for name, declared in schema.attributes.items() if declared.required and name not in given]
     return f"lacks {', '.join(lacking)}, which {node.op_type} must have" if lacking else ""
+
+
+def _between(least: int, most: int) -> str:
+    """Say how many there may be."""
+    if most == ANY:
+        return f"{least} or more"
+    return f"{least} to {most}" if most > least else f"{least}"

@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.outline import elements, graphs_of, inferred, outline
+from clika_ref_tensorrt.outline import ONNX_DOMAINS, cast, elements, graphs_of, inferred, outline, repeated
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
-
-ONNX_DOMAINS = ("", "ai.onnx")
-"""The names of the domain of ONNX's own operators."""
 
 NOTHING = frozenset({"Identity", "Dropout"})
 """Operators that do nothing where a model is only run."""
@@ -25,6 +22,9 @@ MOVING = NOTHING | {
     "DepthToSpace", "SpaceToDepth", "Pad",
 }  # fmt: skip
 """Operators before which a QuantizeLinear behind them moves, and behind which a DequantizeLinear before them does."""
+
+KEEPING = NOTHING | {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand"}
+"""Operators that keep the elements of a constant in their order."""
 
 
 class OnnxFile:
@@ -56,6 +56,7 @@ class OnnxFile:
                 self.readers.setdefault(name, []).append(node)
         self.outputs = frozenset(v.name for v in self.graph.output)
         self._origins: dict[frozenset[str], dict[str, str]] = {}
+        self._constants: dict[str, np.ndarray[Any, Any] | None] = {}
 
     @cached_property
     def outline(self) -> onnx.ModelProto:
@@ -106,21 +107,32 @@ class OnnxFile:
         return known if len(known) == self.rank(name) else None
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the elements of a constant, also behind a cast, None where a value is computed.
+        """Return the elements of a constant in their order, as it is cast and repeated; None where a value is computed.
 
         Raises:
             TargetError: they lie in another file, which cannot be read.
         """
-        over, factors = NOTHING | {"Cast"}, list[str]()
-        name = self.origin(name, over)
-        made = self.makers.get(name)
-        if made is not None and made.op_type == DEQUANTIZE:  # scales of blocks may be integers themselves
-            name, factors = self.origin(made.input[0], over), [self.origin(made.input[1], over)]
-        found, *scales = [self._stored(one) for one in (name, *factors)]
-        for scale in scales:
-            if found is None or scale is None or scale.size != 1:
-                return None
-            found = found.astype(np.float32) * scale
+        if name not in self._constants:
+            self._constants[name] = self._decoded(name)
+        return self._constants[name]
+
+    def _decoded(self, name: str) -> np.ndarray[Any, Any] | None:
+        made = self.source(name, KEEPING)
+        if made is None or made.op_type != DEQUANTIZE:  # scales of blocks may be integers themselves
+            return self._kept(name, self._stored(self.origin(name, KEEPING)))
+        found, scale = (self._kept(one, self._stored(self.origin(one, KEEPING))) for one in made.input[:2])
+        if found is None or scale is None or scale.size != 1:
+            return None
+        return self._kept(name, found.astype(np.float32) * scale)
+
+    def _kept(self, name: str, found: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+        """Return elements as they are behind the casts and repetitions that lie between their origin and a value."""
+        for result in [*self.way_back(name, KEEPING)][-2::-1]:
+            node = self.makers[result]
+            if found is not None and node.op_type == "Cast":
+                found = cast(found, self.attribute(node, "to", 0))
+            elif found is not None and node.op_type == "Expand":
+                found = repeated(found, self.shape(result))
         return found
 
     def _stored(self, name: str) -> np.ndarray[Any, Any] | None:
@@ -146,7 +158,7 @@ class OnnxFile:
     def is_weight(self, quantizer: onnx.NodeProto) -> bool:
         """Whether a node quantizes, or dequantizes, a constant."""
         source = quantizer.input[0]
-        made = self.makers.get(source)
+        made = self.source(source, KEEPING | {"Transpose"})
         if quantizer.op_type == DEQUANTIZE and made is not None and made.op_type == QUANTIZE:
             source = made.input[0]
         return source in self.constants
@@ -175,11 +187,11 @@ class OnnxFile:
         known.update(dict.fromkeys(path, known[name]))
         return known[name]
 
-    def way_back(self, name: str) -> Iterator[str]:
+    def way_back(self, name: str, over: frozenset[str] = MOVING) -> Iterator[str]:
         """Yield a value, and what it was moved from, up to its origin."""
         yield name
         for _ in self.nodes:  # as nothing is moved more often, but in a circle
-            if name == self.origin(name):
+            if name == self.origin(name, over):
                 return
             name = self.makers[name].input[0]
             yield name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,38 @@ SMALL = 1024
 
 TENSORS = onnx.TensorProto
 
+ONNX_DOMAINS = ("", "ai.onnx")
+"""The names of the domain of ONNX's own operators."""
+
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a file in which the nodes of local functions of its opset stand where these are called."""
+    """Return a file in which the nodes of local functions stand where these are called, where its opset has them."""
     if not model.functions:
         return model
     try:
-        return onnx.inliner.inline_local_functions(model)
+        return onnx.inliner.inline_local_functions(_of_one_opset(model))
     except Exception:  # noqa: BLE001 - such as functions that call themselves, of which `complaint` tells
         return model
+
+
+def _of_one_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a file whose functions have its opset where their operators are the same; ONNX refuses others."""
+    versions = {opset.domain: opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS}
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    for function in whole.functions:
+        graphs = graphs_of(onnx.GraphProto(node=function.node))
+        kinds = {node.op_type for graph in graphs for node in graph.node if node.domain in ONNX_DOMAINS}
+        for opset in function.opset_import:
+            own, wanted = opset.version, versions.get(opset.domain, 0)
+            if wanted and all(_declared(kind, own) == _declared(kind, wanted) for kind in kinds):
+                opset.version = wanted
+    return whole
+
+
+def _declared(operator: str, opset: int) -> int | None:
+    """Return since when an operator is as an opset has it; None where that has none."""
+    return onnx.defs.get_schema(operator, opset).since_version if onnx.defs.has(operator, opset) else None
 
 
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -40,17 +63,58 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any]:
-    """Return the elements of a constant, which may lie in a file in a folder.
+    """Return the elements of a constant, which may lie in a file in a folder; none where it is malformed.
 
     Raises:
-        TargetError: they cannot be read.
+        TargetError: they lie in another file, which cannot be read.
     """
     try:
         return np.asarray(onnx.numpy_helper.to_array(tensor, base_dir=str(folder or "")))
     except Exception as error:
+        if tensor.data_location != TENSORS.EXTERNAL:
+            return np.zeros(0, np.float32)  # of which `malformed` tells
         reason = str(error).rstrip(".")
         msg = f"the elements of {tensor.name!r} cannot be read: {reason}; put the file beside what it refers to"
         raise TargetError(msg) from error
+
+
+def cast(found: np.ndarray[Any, Any], kind: int) -> np.ndarray[Any, Any] | None:
+    """Return elements as numbers of another type; None where that has none."""
+    if kind not in onnx.helper.get_all_tensor_dtypes():
+        return None
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+    with np.errstate(all="ignore"):  # what is infinite then, a rule tells
+        return None if dtype.kind in "OSU" else found.astype(dtype)
+
+
+def repeated(found: np.ndarray[Any, Any], shape: Sequence[int] | None) -> np.ndarray[Any, Any] | None:
+    """Return one element as often as a shape has it; None where there are several, or nothing tells the shape."""
+    if shape is None:
+        return None
+    if found.size == 1:
+        return np.resize(found, shape)
+    return found if found.size in (0, math.prod(shape)) else None
+
+
+def malformed(model: onnx.ModelProto) -> Iterator[str]:
+    """Say of each constant in a file whose elements cannot be read why; those in other files may be missing."""
+    known = onnx.helper.get_all_tensor_dtypes()
+    for graph in graphs_of(model.graph):
+        for name, tensor in _constants(graph):
+            if tensor.data_location != TENSORS.EXTERNAL:
+                try:
+                    onnx.numpy_helper.to_array(tensor)
+                except Exception as error:  # noqa: BLE001 - what it raises is its answer
+                    reason = error if tensor.data_type in known else f"there is no type {tensor.data_type}"
+                    yield f"the elements of {name!r} cannot be read: {reason}; export it anew"
+
+
+def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Yield the constants of a graph by their names."""
+    yield from ((tensor.name, tensor) for tensor in graph.initializer)
+    for node in graph.node:
+        if node.op_type == "Constant":
+            yield from ((node.output[0], a.t) for a in node.attribute if a.HasField("t"))
 
 
 def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
@@ -63,14 +127,24 @@ def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
     known = {value.name for value in graph.input}
     for inner in graphs_of(graph):
         for tensor in _lying_apart(inner):
-            if tensor.data_type in (TENSORS.INT64, TENSORS.INT32) and math.prod(tensor.dims) <= SMALL:
-                inner.initializer.append(onnx.numpy_helper.from_array(elements(tensor, folder), tensor.name))
+            if (sizes := _sizes(tensor, folder)) is not None:
+                inner.initializer.append(onnx.numpy_helper.from_array(sizes, tensor.name))
             elif tensor.name not in known:
                 known.add(tensor.name)
                 graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return onnx.ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions, graph=graph
     )
+
+
+def _sizes(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any] | None:
+    """Return the elements of a constant that may be sizes, as far as they can be read."""
+    if tensor.data_type not in (TENSORS.INT64, TENSORS.INT32) or math.prod(tensor.dims) > SMALL:
+        return None
+    try:
+        return elements(tensor, folder)
+    except TargetError:
+        return None  # which may be a bias; what a rule needs, it asks for itself
 
 
 def _head(tensor: onnx.TensorProto) -> onnx.TensorProto:

@@ -160,7 +160,7 @@ def _(file: OnnxFile) -> Found:
 def _differing(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) -> str:
     """Say what of scales differs between a quantizer and its inverse; nothing where they agree."""
     ours, theirs = (file.constant(one.input[1]) for one in (node, inverse))
-    if ours is None or theirs is None:
+    if ours is None or theirs is None or not (ours.size and theirs.size):
         return ""  # of which another rule speaks
     one, other = (scales.astype(np.float64).flatten() for scales in (ours, theirs))
     # They may differ by what bfloat16 rounds.

@@ -81,7 +81,7 @@ def _(file: OnnxFile) -> Found:
 def _misplaced_scales(file: OnnxFile, node: onnx.NodeProto, position: int) -> Found:
     made = file.dequantizer(node.input[position])
     scale = file.constant(made.input[1]) if made is not None and file.is_weight(made) else None
-    if made is None or scale is None or scale.size == 1 or file.attribute(made, "block_size", 0):
+    if made is None or scale is None or scale.size <= 1 or file.attribute(made, "block_size", 0):
         return
     axis = moved_axis(file, node.input[position], made)
     rank = file.rank(node.input[position])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx
 
@@ -24,11 +24,11 @@ IN_FLOAT = frozenset(
 
 @rule("concat-scales")
 def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(JOINING):
+    for node in _whole(file, JOINING):
         made = [file.dequantizer(name) for name in _operands(file, node) if name not in file.constants]
         pairs = [m for m in made if m is not None]
         scales = {float(s.flat[0]) for m in pairs if (s := file.constant(m.input[1])) is not None and s.size}
-        if len(scales) > 1 and not _is_joined(file, node):
+        if len(scales) > 1:
             yield (
                 node,
                 f"joins tensors of the scales {', '.join(f'{s:.3g}' for s in sorted(scales))}; give all of them one",
@@ -38,13 +38,13 @@ def _(file: OnnxFile) -> Found:
 @rule("all-operands")
 def _(file: OnnxFile) -> Found:
     rounded = _rounded(file)
-    for node in file.of_kind(*OF_ONE, *OF_SEVERAL):
+    for node in _whole(file, *OF_ONE, *OF_SEVERAL):
         data = _operands(file, node)
         pairs = [m for name in data if (m := file.dequantizer(name)) is not None and not file.is_weight(m)]
         floats = [name for name in data if file.dequantizer(name) is None]
         is_mixed = node.op_type == JOINING and pairs and floats
-        if _is_joined(file, node) or (all(serves_layers(file, made) for made in pairs) and not is_mixed):
-            continue  # of which what joins it speaks, and which is what they are for
+        if all(serves_layers(file, made) for made in pairs) and not is_mixed:
+            continue  # which is what they are for
         if node.op_type == "Add" and any(layer_of(file, file.source(name)) for name in floats):
             continue  # which adds what is quantized itself
         if floats:
@@ -52,6 +52,11 @@ def _(file: OnnxFile) -> Found:
             yield node, f"{lacking}: it runs in float; quantize all, or none"
         elif node.output[0] not in rounded:
             yield node, "its operands are quantized, and its result is not: it runs in float; quantize all, or none"
+
+
+def _whole(file: OnnxFile, *kinds: str) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of some operators, but for what is only joined to more: of that, what joins it speaks."""
+    yield from (node for node in file.of_kind(*kinds) if not _is_joined(file, node))
 
 
 def _operands(file: OnnxFile, node: onnx.NodeProto) -> Sequence[str]:
@@ -96,7 +101,8 @@ def _rounded(file: OnnxFile) -> set[str]:
 def _(file: OnnxFile) -> Found:
     rounded = _rounded(file)
     for node in file.of_kind(QUANTIZE):
-        if not file.readers.get(node.output[0]) and not file.is_weight(node):
+        is_read = file.readers.get(node.output[0]) or node.output[0] in file.outputs
+        if not is_read and not file.is_weight(node):
             yield node, "nothing reads what it makes: the pair costs time and accuracy, and saves none"
         readers = file.behind_pairs(node.output[0])
         if file.inverses(node.output[0]) and not any(_gains(file, reader, rounded) for reader in readers):

@@ -4,12 +4,14 @@ from functools import partial
 
 from onnx import TensorProto as Kind
 from onnx import helper
-from planting import along, between, bypassed, drop, find, given, reading
+from planting import along, between, bypassed, computed, drop, find, given, reading
 from sketches import (
     IMAGE,
     Sketch,
     blockwise,
+    branches,
     convolution,
+    filled,
     node,
     perceptron,
     residual,
@@ -163,6 +165,14 @@ def gathered():
     return sketch.model(sketch.node("MatMul", "out", sketch.quantized(rows, 32), sketch.weight("w", 32, 32)))
 
 
+def integers_gathered():
+    """Rows of a table of integers, which are computed, though the table is constant."""
+    model = reading(gathered(), "rows_Q", "table rows_scale rows_zero")
+    model = reading(reading(model, "rows", "rows_Q at"), "rows_DQ", "rows rows_scale rows_zero")
+    model.graph.node.insert(1, model.graph.node.pop(0))
+    return model
+
+
 def float_residual():
     """A convolution of floats, to which is added what is rounded for a convolution in integers."""
     sketch = Sketch()
@@ -170,6 +180,41 @@ def float_residual():
     sketch.node("Conv", "side", sketch.quantized(relu), sketch.weight("w", 16, 16, 1, 1))
     branch = sketch.node("Conv", "branch", sketch.input("y", *IMAGE), sketch.constant("v", [16, 16, 1, 1], 0.5))
     return sketch.model(sketch.node("Mul", "out", "side", sketch.node("Add", "add", branch, relu)))
+
+
+def wide_scale(scale):
+    """The perceptron in float16, whose first scale is a float of 32 bits that is cast."""
+    model = given(perceptron(Kind.FLOAT16, opset=19), "wide", scale)
+    return computed(model, node("Cast", "wide", "x_scale", to=Kind.FLOAT16))
+
+
+def moved_scale(operator, scales, *sides):
+    """The convolution, whose weight's scales are moved, or repeated, from a constant."""
+    model = given(given(convolution(), "held", 0.05, shape=scales), "sides", sides, Kind.INT64, [len(sides)])
+    return computed(model, node(operator, "held sides", "w_scale"))
+
+
+def integers_turned(axis=1):
+    """A weight that is transposed between its quantizer, of one scale for each input channel, and its inverse."""
+    sketch = Sketch()
+    x = sketch.quantized(sketch.input("x", 4, 32))
+    scale, zero = sketch.constant("w_scale", [32], 0.05), sketch.constant("w_zero", [32], 0, Kind.INT8)
+    w = sketch.node("QuantizeLinear", "w_Q", sketch.constant("w", [32, 32], 0.5), scale, zero, axis=0)
+    w = sketch.node("Transpose", "turned", w, perm=[1, 0])
+    w = sketch.node("DequantizeLinear", "w_DQ", w, scale, zero, axis=axis)
+    return sketch.model(sketch.node("MatMul", "out", x, w))
+
+
+def integers_of_a_branch():
+    """Branches that both return integers."""
+    scale = node("Constant", "", "s", value=filled("", Kind.FLOAT, [], 0.05))
+    zero = node("Constant", "", "z", value=filled("", Kind.INT8, [], 0))
+    model = branches(scale, zero, node("QuantizeLinear", "x s z", "end"))
+    otherwise, then = (attribute.g for attribute in find(model, "out").attribute)
+    then.node[0].CopyFrom(node("Cast", "x", "end", to=Kind.INT8))
+    for graph in (model.graph, then, otherwise):
+        graph.output[0].type.tensor_type.elem_type = Kind.INT8
+    return model
 
 
 X, W, V, RELU = (f"{tensor}_Q {tensor}_DQ" for tensor in ("x", "w", "v", "relu"))
@@ -192,7 +237,7 @@ FURTHER = {
         "scale-shape",
         "w_DQ",
     ),
-    "axis of no side": (lambda: along(convolution(), "v_DQ", 7), "scale-shape weight-axis", "v_DQ"),
+    "axis of no side": (lambda: along(convolution(), "v_DQ", 7), "scale-shape", "v_DQ"),
     "scales along the first side, turned and flattened": (turned_and_flattened, "weight-axis", "w_DQ"),
     "another scale than its inverse": (lambda: other_scale(0.1), "pair", "x_Q"),
     "half a scale": (lambda: other_scale(0.05, Kind.FLOAT16, 23), "scale-type", "x_Q"),
@@ -222,11 +267,25 @@ FURTHER = {
     "pair behind a norm by hand": (partial(norm_by_hand, "shifted"), "before-fusion", "shifted_Q"),
     "pair before a Pad of ones": (partial(padded, 1.0), "all-inputs isolated", "x_Q out"),
     "rows of a table per channel": (gathered, "activation-per-tensor", "rows_Q rows_DQ"),
+    "rows of a table of integers per channel": (integers_gathered, "activation-per-tensor", "rows_DQ"),
     "zero point of one in a function": (partial(in_a_function, 1), "zero-point", "q__1 b__1"),
     "int8 weight of a convolution of floats": (partial(float_convolution, held=Kind.INT8), "all-inputs", "out"),
+    "scale that a Cast makes 0": (partial(wide_scale, 1e-9), "scale", X),
+    "scale that is repeated along axis 1": (
+        lambda: along(along(moved_scale("Expand", [], 16), "w_Q", 1), "w_DQ", 1),
+        "weight-axis",
+        W,
+    ),
+    "integers of a branch": (integers_of_a_branch, "pair", "end"),
+    "integers that are turned, of the other axis": (partial(integers_turned, 0), "weight-axis", "w_DQ"),
 }
 
 NEAR = {
+    "scale that is cast": partial(wide_scale, 0.05),
+    "scales that are reshaped": partial(moved_scale, "Reshape", [4, 4], 16),
+    "scales that are squeezed": partial(moved_scale, "Squeeze", [16, 1], 1),
+    "scale that is repeated": partial(moved_scale, "Expand", [], 16),
+    "integers that are turned": integers_turned,
     "float4 at opset 23": partial(blockwise, weight=Kind.FLOAT4E2M1, opset=23, block=16),
     "scale of nearly its inverse": lambda: other_scale(0.0501),
     "zero point of one side": lambda: given(convolution(), "x_zero", 0, Kind.INT8, [1]),

@@ -2,14 +2,16 @@
 
 import onnx
 import pytest
+from clika_ref_tensorrt import onnx_file
 from clika_ref_tensorrt.explaining import precisions
+from clika_ref_tensorrt.onnx_file import OnnxFile
 from clika_ref_tensorrt.rules import violations
 from clika_ref_tensorrt.target import TensorRt
 from further_planted import in_a_function
 from onnx import TensorProto as Kind
 from onnx import helper, numpy_helper
 from planting import between, constant_nodes, fed, find, given, reading
-from sketches import Sketch, branches, convolution, node
+from sketches import IMAGE, Sketch, branches, concatenation, convolution, node
 
 from clika_ref.core.errors import TargetError
 from clika_ref.onnx_emission.writing import SMALL
@@ -168,3 +170,98 @@ def test_sizes_beside_a_file_are_read(tmp_path):
     w = sketch.node("Reshape", "flat", w, sketch.constant("sizes", [2], [-1, 32], Kind.INT64))
     model = sketch.model(sketch.node("MatMul", "out", sketch.quantized(sketch.input("x", 4, 32)), w))
     assert [violation.rule for violation in TensorRt().check(apart(model, tmp_path))] == ["weight-axis"]
+
+
+@pytest.mark.parametrize("move", ["Unsqueeze", "Reshape"])
+def test_an_axis_below_all_sides_of_a_weight_that_is_moved_is_told(move):
+    sketch = Sketch()
+    x = sketch.quantized(sketch.input("x", *IMAGE))
+    places = [2, 3] if move == "Unsqueeze" else [16, 16, 1, 1]
+    places = sketch.constant("places", [len(places)], places, Kind.INT64)
+    w = sketch.node(move, "moved", sketch.weight("w", 16, 16, channels=16, axis=-5), places)
+    found = told(sketch.model(sketch.node("Conv", "out", x, w)))
+    assert "[scale-shape] w_DQ: its axis -5 is no side of a tensor that has 2" in found
+
+
+def test_types_that_onnx_does_not_know_are_told_by_their_number():
+    model = convolution()
+    next(tensor for tensor in model.graph.initializer if tensor.name == "x_zero").data_type = 99
+    assert any("its integers are type 99; TensorRT computes with INT8" in line for line in told(model))
+    model = fed(convolution(), "x", 99, IMAGE)
+    assert "[data-type] x_Q: quantizes type 99; it takes floats of 32 or 16 bits" in told(model)
+
+
+def test_an_attribute_that_refers_to_a_function_outside_one_is_told():
+    model = cut(convolution(), "w_Q", "attribute")
+    reference = onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="side")
+    find(model, "w_Q").attribute.append(reference)
+    message = "w_Q: its attribute axis refers to 'side' of a function, and it stands in none"
+    assert told(model) == [f"[form] {message}; nothing else of the file can be told before that is mended"]
+
+
+def test_variadic_operators_have_no_most_operands():
+    assert "joined: has 0 operands, and Concat has 1 or more" in told(cut(concatenation(), "joined", "input"))[0]
+
+
+@pytest.mark.parametrize("model", [convolution, constant_nodes])
+def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
+    model = given(model(), "w_zero", 1, Kind.INT8, [16])
+    held = [*(a.t for n in model.graph.node for a in n.attribute if a.HasField("t")), *model.graph.initializer]
+    tensor = next(one for one in held if one.data_type == Kind.FLOAT and not one.dims)
+    tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=Kind.FLOAT, raw_data=b"\0\0"))
+    found = violations(model)
+    assert {violation.rule for violation in found} == {"valid-onnx", "zero-point"}
+    message = "the elements of 'x_scale' cannot be read: buffer size must be a multiple of element size; export it anew"
+    assert message in [violation.message for violation in found]
+
+
+def test_a_malformed_scale_is_not_compared_with_that_of_the_inverse():
+    model = reading(convolution(), "x_Q", "x other x_zero")
+    model.graph.initializer.append(onnx.TensorProto(name="other", data_type=Kind.FLOAT, raw_data=b"\0\0"))
+    assert {violation.rule for violation in violations(model)} == {"valid-onnx"}
+
+
+def test_small_integers_beside_a_file_that_no_rule_reads_may_be_missing(tmp_path):
+    model = given(convolution(), "table", 1, Kind.INT32, [16])
+    path = apart(model, tmp_path)
+    held = onnx.load(path, load_external_data=False)
+    table = next(tensor for tensor in held.graph.initializer if tensor.name == "table")
+    next(entry for entry in table.external_data if entry.key == "location").value = "missing.bin"
+    path.write_bytes(held.SerializeToString())
+    assert TensorRt().check(path) == []
+
+
+def joined_in_turn(times):
+    """What grows by one quantized value at each step."""
+    sketch = Sketch()
+    whole = sketch.quantized(sketch.input("x", 4, 32))
+    for number in range(times):
+        whole = sketch.node("Concat", f"h{number}", whole, sketch.quantized(sketch.input(f"x{number}", 4, 32)), axis=0)
+    return sketch.model(sketch.node("MatMul", "out", sketch.quantized(whole), sketch.weight("w", 32, 32)))
+
+
+def test_what_is_joined_in_turn_is_looked_at_once(monkeypatch):
+    seen = []
+    look, read = OnnxFile.dequantizer, onnx_file.elements
+    monkeypatch.setattr(OnnxFile, "dequantizer", lambda file, name: (seen.append(name), look(file, name))[1])
+    monkeypatch.setattr(onnx_file, "elements", lambda tensor, _: (seen.append(tensor.name), read(tensor, _))[1])
+    counts = []
+    for times in (20, 40):
+        seen.clear()
+        assert told(joined_in_turn(times)) == []
+        counts.append(len(seen))
+        assert seen.count("x0_scale") == 1
+    assert counts[1] <= 2 * counts[0]
+
+
+def test_functions_of_another_opset_are_looked_into():
+    def at_opset(version, zero=0):
+        model = in_a_function(zero)
+        model.functions[0].opset_import[0].version = version
+        return model
+
+    assert told(at_opset(13)) == []
+    assert {violation.rule for violation in violations(at_opset(13, 1))} == {"zero-point"}
+    found = [violation.message for violation in violations(at_opset(19)) if violation.rule != "all-inputs"]
+    assert len(found) == 1
+    assert "FunctionOp imports version 19 whereas model imports version 17" in found[0]
