@@ -183,11 +183,6 @@ def declarations_of(target: Target, registry: Registry, given: str = "") -> Decl
     return Declarations(mine["deviation"], mine["xfail"])
 
 
-def declared_deviations(target: Target, registry: Registry, given: str = "") -> tuple[Deviation, ...]:
-    """Read the deviations that a target declares, as `declarations_of`."""
-    return declarations_of(target, registry, given).deviations
-
-
 def _modules_of(target: Target, given: str) -> list[ModuleType]:
     """Return the module that a target was taken from, and that of its class."""
     place, colon, _ = given.partition(":")

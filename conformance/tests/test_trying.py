@@ -1,10 +1,10 @@
 """A target is tried in another process: one that ends it is refused, rather than ending the run as if all were fine."""
 
 import pytest
+from clika_ref_conformance.execution import trying
 from clika_ref_conformance.execution.run import RunRequest, plan_run
+from clika_ref_conformance.execution.trying import try_target
 from clika_ref_conformance.mutants.killing import kill
-from clika_ref_conformance.targets import trying
-from clika_ref_conformance.targets.trying import try_target
 
 from clika_ref.core.errors import TargetError
 
@@ -70,7 +70,7 @@ def test_a_target_that_ends_the_process_is_refused_before_mutants_are_tried(modu
 
 
 def test_a_target_that_does_not_come_back_is_refused(module, monkeypatch):
-    monkeypatch.setattr(trying, "TRIAL_SECONDS", 0.1)
+    monkeypatch.setattr(trying, "START_SECONDS", 0.1)
     with pytest.raises(TargetError, match=r"ending_targets:Hanging did not end within 0\.1 s: importing"):
         try_target("ending_targets:Hanging")
 

@@ -41,7 +41,13 @@ MODULES = "Extension modules: "
 """What faulthandler writes behind a crash, in one line that may have thousands of characters."""
 
 TAIL = 30
-"""Lines of standard error that a verdict quotes; a traceback of `faulthandler` takes about so many."""
+"""Lines that are quoted of what a process wrote; a traceback of `faulthandler` takes about so many."""
+
+
+def end_of(text: str) -> str:
+    """Return the last lines of what a process wrote, which say how it ended."""
+    lines = [line for line in text.splitlines() if not line.startswith(MODULES)]
+    return "\n".join(lines[-TAIL:])
 
 
 @dataclass
@@ -150,8 +156,7 @@ class WorkerProcess:
         self.stderr.seek(0)
         text = self.stderr.read().decode("utf-8", "replace")
         self.stderr.close()
-        lines = [line for line in text.splitlines() if not line.startswith(MODULES)]
-        return "\n".join(lines[-TAIL:])
+        return end_of(text)
 
 
 def folder_for(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:

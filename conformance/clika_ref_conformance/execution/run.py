@@ -30,11 +30,11 @@ from clika_ref_conformance.execution.process import (
     folder_for,
     seconds_to_wait,
 )
+from clika_ref_conformance.execution.trying import try_target
 from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import folder_of, load_target
-from clika_ref_conformance.targets.trying import try_target
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 RECYCLE_CHECKS = 20_000

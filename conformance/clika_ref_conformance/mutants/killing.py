@@ -14,13 +14,13 @@ from clika_ref_conformance.deviations import Declarations
 from clika_ref_conformance.execution.endings import EXIT_STATUS
 from clika_ref_conformance.execution.process import folder_for
 from clika_ref_conformance.execution.run import Execution, Plan, RunRequest, execution
+from clika_ref_conformance.execution.trying import try_target
 from clika_ref_conformance.mutants import replays, trials
 from clika_ref_conformance.mutants.catalogue import mutants
 from clika_ref_conformance.mutants.seeding import Mutant
 from clika_ref_conformance.profiles import chosen_profile
 from clika_ref_conformance.record import Result
 from clika_ref_conformance.targets.loading import load_target
-from clika_ref_conformance.targets.trying import try_target
 from clika_ref_conformance.verdicts import Verdict
 
 LEVELS = {module.LEVEL: module.__name__ for module in (trials, replays)}

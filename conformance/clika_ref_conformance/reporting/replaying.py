@@ -22,7 +22,7 @@ from clika_ref.core.passes import ordered
 from clika_ref.core.registry import Registry
 from clika_ref.saving.graph_format import decode, graph_from_json
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
-from clika_ref_conformance.deviations import declared_deviations
+from clika_ref_conformance.deviations import declarations_of
 from clika_ref_conformance.drawing.motifs.rebuilding import OWN_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.checking import BROKEN_PLAN, planned, run_check, settled
@@ -86,7 +86,7 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
         raise ReportError(msg)
     with TemporaryDirectory() as folder:
         tested = load_target(name, registry)
-        deviations = declared_deviations(tested, registry, name)
+        deviations = declarations_of(tested, registry, name).deviations
         setup = Setup(name, found.profile, {}, folder, path=tuple(map(os.path.abspath, sys.path))).as_json()
         suite = Suite(registry, tested, found.profile, Path(folder), deviations=deviations, setup=setup)
         again = _AGAIN.get(found.task.level, lambda one, suite: run_case(one.case, suite))

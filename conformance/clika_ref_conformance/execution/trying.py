@@ -14,16 +14,11 @@ import tempfile
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.deviations import declarations_of
+from clika_ref_conformance.execution.process import START_SECONDS, end_of
 from clika_ref_conformance.targets.loading import load_target
 
 ANSWERED = 64
 """The status of a trial that came to its end, whether the target was loaded or refused; others are its own doing."""
-
-TRIAL_SECONDS = 120.0
-"""Importing torch and a runtime takes 3 s, or tens of them on a busy machine."""
-
-TAIL = 30
-"""Lines that an error quotes of what the process wrote; a traceback of `faulthandler` takes about so many."""
 
 
 def try_target(text: str) -> None:
@@ -46,19 +41,19 @@ def try_target(text: str) -> None:
                 stdout=words,
                 stderr=words,
                 env=environment,
-                timeout=TRIAL_SECONDS,
+                timeout=START_SECONDS,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            ending = f"did not end within {TRIAL_SECONDS:g} s"
+            ending = f"did not end within {START_SECONDS:g} s"
         else:
             if found.returncode == ANSWERED:
                 return
             status = found.returncode
             ending = f"ended its process, with {'signal' if status < 0 else 'status'} {abs(status)}"
         words.seek(0)
-        written = words.read().splitlines()[-TAIL:]
-    quoted = "\n".join(["; it had written:", *written]) if written else ""
+        written = end_of(words.read())
+    quoted = f"; it had written:\n{written}" if written else ""
     msg = (
         f"loading {text} {ending}: importing its module, making it, and asking for its missing(), passes(), "
         f"attributes and replicas must come back; correct the target{quoted}"
