@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clika_ref.core.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +22,8 @@ class Violation:
 
     def __str__(self) -> str:
         return f"[{self.rule}] {self.node or 'the file'}: {self.message}"
+
+
+def checker_of(target: Target) -> Callable[[Path], Sequence[Violation]] | None:
+    """Return what finds the rules of a target that a file breaks; None where it has none."""
+    return getattr(target, "check", None)

@@ -17,8 +17,8 @@ from clika_ref.core.errors import ModelError, PluginError, TargetError
 from clika_ref.core.operators import Operator, schema_text
 from clika_ref.core.registry import LIMIT_VARIABLE, Plugin, Registry, build_registry, load_registry
 from clika_ref.core.traits import QuantizationTrait
-from clika_ref.settings import remedy_for
-from clika_ref.violations import Violation
+from clika_ref.exporting.export import target_named
+from clika_ref.violations import Violation, checker_of
 
 KINDS = ("operators", "passes", "targets")
 
@@ -144,14 +144,10 @@ def rules_broken(file: Path, target: str) -> Sequence[Violation]:
         TargetError: there is no such target, it has no rules, or it cannot read the file.
         ModelError: there is no such file.
     """
-    targets = load_registry().targets
-    if target not in targets:
-        known = ", ".join(sorted(targets)) or "none"
-        msg = f"no installed plugin provides the target {target!r} (installed: {known}); {remedy_for(target)}"
-        raise TargetError(msg)
-    check: Callable[[Path], Sequence[Violation]] | None = getattr(targets[target], "check", None)
+    registry = load_registry()
+    check = checker_of(target_named(target, registry))
     if check is None:
-        having = ", ".join(sorted(name for name, found in targets.items() if hasattr(found, "check"))) or "none"
+        having = ", ".join(sorted(name for name, found in registry.targets.items() if checker_of(found))) or "none"
         msg = f"the target {target} has no rules for files; these have: {having}"
         raise TargetError(msg)
     if not file.is_file():

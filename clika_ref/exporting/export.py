@@ -30,7 +30,7 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
 from clika_ref.sizes_seen import Sizes, sizes_in_file
 from clika_ref.storage import behind_links, staged
-from clika_ref.violations import Violation
+from clika_ref.violations import checker_of
 
 DEQUANTIZED = "dequantize"
 """The operator that makes floats of integers."""
@@ -136,7 +136,7 @@ def _put_in_form(
 
 def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLog) -> None:
     """Warn where a file breaks rules of its target, which may refuse it, or run it slower than it could."""
-    check: Callable[[Path], Sequence[Violation]] | None = getattr(target, "check", None)
+    check = checker_of(target)
     found = check(artifact.path) if check is not None else ()
     if found:
         shown = "\n".join(f"  {violation}" for violation in found)
@@ -154,20 +154,26 @@ def _compared(
     return (compare_artifact if is_exact else compare_quantized)(artifact, target, graph, examples, request.expected)
 
 
+def target_named(name: str, registry: Registry) -> Target:
+    """Return the target of a name, as nobody has configured it.
+
+    Raises:
+        TargetError: no plugin provides it.
+    """
+    if name not in registry.targets:
+        known = ", ".join(sorted(registry.targets)) or "none"
+        msg = f"no installed plugin provides the target {name!r} (installed: {known}); {remedy_for(name)}"
+        raise TargetError(msg)
+    return registry.targets[name]
+
+
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
     """Return the target that deployment settings name, as they want it.
 
     Raises:
         TargetError: no plugin provides it.
     """
-    target = registry.targets.get(deployment.target)
-    if target is None:
-        known = ", ".join(sorted(registry.targets)) or "none"
-        msg = (
-            f"no installed plugin provides the target {deployment.target!r} (installed: {known}); "
-            f"{remedy_for(deployment.target)}"
-        )
-        raise TargetError(msg)
+    target = target_named(deployment.target, registry)
     configured = getattr(target, "configured", None)
     return configured(deployment) if configured is not None else target
 
