@@ -57,7 +57,7 @@ def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibr
     if found is None:
         calibration = Calibration(clone, RangeTable(smoothed_for=wanted.smoothed_for, model=model), model=model)
     else:
-        calibration = replace(found, graph=clone, model=model)
+        calibration = found.of(clone, model)
     _smooth(calibration, registry)
     return calibration
 

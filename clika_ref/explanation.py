@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from clika_ref.exporting.export import as_written, refuse
 from clika_ref.exporting.rounded_inputs import compressed_layers
 from clika_ref.precisions import FLOAT, FUSED, INTEGERS
 from clika_ref.quantization.layer_weights import operands_but_bias
-from clika_ref.quantization.placement import COMPUTE
+from clika_ref.quantization.products import ProductCounter
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.reporting.tables import table_text
@@ -154,19 +153,8 @@ def _is_dequantized(value: Value) -> bool:
 
 
 def _products(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Node, int]:
-    """Return how many products each layer adds up, its operands being as large as they are on some inputs."""
-    shapes = {v: v.data.shape for v in graph.constants.values() if v.data is not None}
-    shapes |= {v: x.shape for v, x in zip(graph.inputs, inputs, strict=True)}
-    found: dict[Node, int] = {}
-
-    def observe(node: Node, results: tuple[torch.Tensor, ...]) -> None:
-        shapes.update((v, x.shape) for v, x in zip(node.outputs, results, strict=True))
-        trait = node.op.trait
-        if trait.kind == COMPUTE:
-            weight, axis = shapes[node.inputs[trait.weight or 0]], trait.axis or 0
-            sides = weight[-2:] if axis < 0 else weight  # of matrices only the last two sides are multiplied over
-            found[node] = results[0].numel() * math.prod(sides) // max(sides[axis], 1)
-
+    """Return how many products each layer adds up on some inputs."""
+    counter = ProductCounter(graph, inputs)
     with torch.no_grad():
-        interpret(graph, inputs, observe)
-    return found
+        interpret(graph, inputs, counter)
+    return counter.of

@@ -84,7 +84,7 @@ class Wanted:
         if not self.settings.prefer_weights_only_quantization:
             return []
         chosen = {"observer": self.options.observer != "auto"}
-        chosen |= {name: getattr(self.options, name) == "on" for name in ("equalization", "bias_correction")}
+        chosen |= {name: getattr(self.options, name) == "on" for name in ("equalization", "sparing", "bias_correction")}
         return [f"{name}={getattr(self.options, name)!r}" for name, is_chosen in chosen.items() if is_chosen]
 
     @property

@@ -3,65 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
+from clika_ref.quantization.channels import along_channels, channel_means
 from clika_ref.quantization.quantizing import Plan, quantize_graph
+from clika_ref.quantization.running import run
 
 
-@torch.no_grad()
-def bias_corrections(
-    graph: Graph, plan: Plan, operators: Mapping[str, Operator], inputs: Sequence[Tensor]
-) -> dict[str, Tensor]:
-    """Return what to add to the bias of each layer of a plan, ``float32[channels]`` by the name of the layer.
-
-    One run in integers in which each layer is corrected before the next reads it, so that errors of what came before
-    are corrected too. Each shift is shrunk by how far samples disagree on it: what is chance is not taken back.
+@dataclass
+class BiasShifts:
+    """What rounding shifts of each layer with a bias, sample by sample, as far as it was looked at.
 
     Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction (2019), section 4.2,
     with the means of data.
     """
-    wanted: dict[str, Tensor] = {}
 
-    def note(node: Node, results: tuple[Tensor, ...]) -> None:
-        if node.name in plan.weights and node.op.trait.bias is not None:
-            wanted[node.name] = channel_means(node, results[0])
+    graph: Graph
+    plan: Plan
+    """Which corrects no bias yet."""
+    operators: Mapping[str, Operator]
+    of: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
+    """``float32[samples, channels]`` of each batch, by the name of the layer."""
 
-    interpret(graph, inputs, note)
-    found: dict[str, Tensor] = {}
+    @cached_property
+    def _quantized(self) -> Graph:
+        twin = self.graph.clone()
+        quantize_graph(twin, self.plan, self.operators)
+        return twin
 
-    def correct(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        if node.name not in wanted:
-            return None
-        found[node.name] = _shrunk(wanted[node.name] - channel_means(node, results[0]))
-        return (results[0] + along_channels(node, found[node.name], results[0]),)
+    @torch.no_grad()
+    def add(self, inputs: Sequence[Tensor], wanted: Mapping[str, Tensor]) -> None:
+        """Look at a batch: one run in integers in which each layer is corrected before the next reads it.
 
-    twin = graph.clone()
-    quantize_graph(twin, plan, operators)
-    interpret(twin, inputs, correct)
-    return found
+        So what is found of a layer includes what is left of the errors of those before.
+
+        Args:
+            inputs: the batch.
+            wanted: the `channel_means` of it in float, by the names of the layers.
+        """
+
+        def correct(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            if node.name not in self.plan.weights or node.op.trait.bias is None:
+                return None
+            shifts = wanted[node.name] - channel_means(node, results[0])
+            self.of.setdefault(node.name, []).append(shifts)
+            return (results[0] + along_channels(node, _shrunk(shifts), results[0]),)
+
+        run(self._quantized, inputs, correct)
+
+    def corrections(self) -> dict[str, Tensor]:
+        """Return what to add to the bias of each layer, ``float32[channels]`` by its name.
+
+        Each shift is shrunk by how far samples disagree on it: what is chance is not taken back.
+        """
+        return {name: _shrunk(torch.cat(shifts)) for name, shifts in self.of.items()}
 
 
 def correction(node: Node, wanted: Tensor, found: Tensor) -> Tensor:
     """Return what to add to a result of one layer alone, in a shape that broadcasts to it."""
     return along_channels(node, _shrunk(channel_means(node, wanted) - channel_means(node, found)), found)
-
-
-def along_channels(node: Node, channels: Tensor, result: Tensor) -> Tensor:
-    """Return ``float32[channels]`` in a shape that broadcasts to a result."""
-    sides = [1] * result.ndim
-    sides[node.op.trait.channel or 0] = -1
-    return channels.reshape(sides)
-
-
-def channel_means(node: Node, result: Tensor) -> Tensor:
-    """Return the mean of each channel in each sample, ``float32[samples, channels]``; one sample where none are."""
-    by_channel = result.movedim(node.op.trait.channel or 0, -1)
-    return by_channel.reshape(result.shape[0] if result.ndim > 1 else 1, -1, by_channel.shape[-1]).mean(1)
 
 
 def _shrunk(shifts: Tensor) -> Tensor:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import SAME_SCALE
+from clika_ref.quantization.channels import channel_means
 from clika_ref.quantization.ranges import RangeTable
+from clika_ref.quantization.running import run
 from clika_ref.quantization.statistics import Measured, measured
 from clika_ref.sizes_seen import Sizes, sizes_of
+
+FITTED = 8
+"""Batches that weights and biases are fitted to at most, beside the one that judges."""
 
 RESERVOIR_BYTES = 64 * 2**20
 """Of calibration inputs that are kept, on which algorithms compare what they tried."""
@@ -69,6 +74,7 @@ class Calibration:
     """Which sizes the batches had, and how many, those included that the reservoir has no room for."""
     model: str = ""
     """The `fingerprint` of the graph that it began with, of which ``graph`` is what is going to be written."""
+    _means: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
 
     def add(self, inputs: Sequence[Tensor]) -> None:
         """Run the graph on a batch, one tensor for each of its inputs, and remember what its values held.
@@ -78,9 +84,12 @@ class Calibration:
                 says where.
         """
         found: dict[str, Measured] = {}
-        number = self.table.batches + 1
+        means: dict[str, Tensor] = {}
+        number, place = self.table.batches + 1, len(self.reservoir.batches)
 
         def observe(node: Node, results: tuple[Tensor, ...]) -> None:
+            if place <= FITTED:
+                _note_means(means, node, results)
             if moves_what_was_seen(node):  # it has what its operand has
                 return
             for value, result in zip(node.outputs, results, strict=True):
@@ -90,9 +99,27 @@ class Calibration:
         for value, x in zip(self.graph.inputs, inputs, strict=True):
             _observe(found, value, x, "the caller", number)
         with torch.no_grad():
-            interpret(self.graph, inputs, observe)
+            run(self.graph, inputs, observe)
         self.table.add(found)
         self.keep(inputs)
+        if place <= FITTED and place < len(self.reservoir.batches):
+            self._means[place] = means
+
+    def means(self, place: int) -> Mapping[str, Tensor]:
+        """Return the `channel_means` of layers with a bias, by their names, in a batch of the reservoir.
+
+        The first batches are run for that once only, in the pass over the data.
+        """
+        if place not in self._means:
+            found: dict[str, Tensor] = {}
+            with torch.no_grad():
+                run(self.graph, self.reservoir.batches[place], partial(_note_means, found))
+            self._means[place] = found
+        return self._means[place]
+
+    def of(self, graph: Graph, model: str) -> Calibration:
+        """Return the same for another form of the graph, or for other weights, whose means are others."""
+        return replace(self, graph=graph, model=model, _means={})
 
     def keep(self, inputs: Sequence[Tensor]) -> None:
         """Remember the sizes of a batch, and the batch itself where there is room."""
@@ -116,6 +143,11 @@ class Calibration:
                     "leave the batch out, or mend it"
                 )
                 raise ModelError(msg)
+
+
+def _note_means(means: dict[str, Tensor], node: Node, results: tuple[Tensor, ...]) -> None:
+    if node.op.trait.bias is not None:
+        means[node.name] = channel_means(node, results[0])
 
 
 def _is_mask(x: Tensor) -> bool:

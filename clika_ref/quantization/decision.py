@@ -117,7 +117,7 @@ def what_if(
 
     Args:
         reports: of all layers, of which those that were weighed count.
-        parts: what the errors of these are made of, by name.
+        parts: what the errors of these are made of, by name; layers that stay float at any threshold have none.
         joints: what they round together.
         varying: the share of the outputs' energy that varies with the input.
         measured: the error of the outputs with what is quantized, as a share of their energy, by which all are
@@ -127,7 +127,7 @@ def what_if(
     """
     foreseen = together((parts[r.name] for r in reports if r.name in parts and not r.reason), joints)
     excess = measured / foreseen - 1 if measured and foreseen else 0.0
-    weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None]
+    weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None and r.name in parts]
     rows: list[WhatIf] = []
     saved, quantized = 0, list[Parts]()
     for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):

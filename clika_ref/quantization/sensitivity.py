@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.bias_correction import correction
@@ -18,7 +17,9 @@ from clika_ref.quantization.calibration import sample_count
 from clika_ref.quantization.energy import bounded, energy, mean_share
 from clika_ref.quantization.observers import Range, quantization_error
 from clika_ref.quantization.placement import Placement
+from clika_ref.quantization.products import ProductCounter
 from clika_ref.quantization.quantizing import Plan, attributes_of, axis_of, integers_of
+from clika_ref.quantization.running import run
 from clika_ref.quantization.scales import Scale
 from clika_ref.quantization.statistics import Statistics
 from clika_ref.quantization_scheme import Integers
@@ -69,6 +70,8 @@ class Sensitivities:
     """What the graph returned in float, but for integers."""
     rivals: Sequence[Mapping[str, float]] = ()
     """What the rounding of each value would do with the scales of other plans, by its name."""
+    products: Mapping[Node, int] = field(default_factory=dict[Node, int])
+    """How many products each layer adds up."""
 
     @property
     def of(self) -> Mapping[Node, float]:
@@ -80,6 +83,10 @@ class Sensitivities:
         """What the rounding of each value does, by its name."""
         read = {name: share for parts in self.parts.values() for name, share in parts.values.items()}
         return {**{name: joint.share for name, joint in self.joints.items()}, **read}
+
+    def without(self, nodes: Collection[Node]) -> Sensitivities:
+        """Return those of the other layers."""
+        return replace(self, parts={node: parts for node, parts in self.parts.items() if node not in nodes})
 
     def with_shares(self, shares: Mapping[str, float]) -> Sensitivities:
         """Return the same with other scales of some values, whose rounding does something else."""
@@ -134,7 +141,7 @@ def sensitivities(
     Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
     """
     read = {node: _rounded_values(node, tail, placement, plan) for node, tail in placement.layers.items()}
-    joint = {_rounded_as(tail, placement): _operands(node, placement) for node, tail in placement.elementwise.items()}
+    joint = {rounded_as(tail, placement): _operands(node, placement) for node, tail in placement.elementwise.items()}
     values = dict.fromkeys(value for some in (*read.values(), joint) for value in some)
     rounded_by = {(value, number): value for number in range(1 + len(rivals)) for value in values}
     tape = taped(graph, {**placement.layers, **rounded_by}, inputs)
@@ -148,23 +155,23 @@ def sensitivities(
     )
     parts = {n: Parts(weighed.get(n, 0.0), {v.name: shares[v.name] for v in some}) for n, some in read.items()}
     joints = {v.name: Joint(made_of, shares[v.name]) for v, made_of in joint.items()}
-    return Sensitivities(parts, joints, tape.returned, others)
+    return Sensitivities(parts, joints, tape.returned, others, tape.products)
 
 
 def _rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
     """Return the values that are rounded where only this layer is quantized."""
     ends = [next(v for v in node.inputs if isinstance(v, Value)), *([tail] if node.kind in plan.scheme.closed else [])]
-    return [_rounded_as(end, placement) for end in ends]
+    return [rounded_as(end, placement) for end in ends]
 
 
-def _rounded_as(value: Value, placement: Placement) -> Value:
+def rounded_as(value: Value, placement: Placement) -> Value:
     """Return the value that is rounded: the one that a value was moved from, if it was."""
     source = placement.scaled_as.get(value, value)
     return source if source in placement.scaled_as else value
 
 
 def _operands(node: Node, placement: Placement) -> frozenset[str]:
-    return frozenset(_rounded_as(v, placement).name for v in node.inputs if isinstance(v, Value))
+    return frozenset(rounded_as(v, placement).name for v in node.inputs if isinstance(v, Value))
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,8 @@ class Tape:
     places: Mapping[Node | Value, Value]
     """Where the results of layers stand, and values."""
     inputs: Sequence[Tensor]
+    products: Mapping[Node, int]
+    """How many each layer adds up."""
 
     def weigh(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
         """Return what errors at places do to the outputs, each alone, as shares of their energy: `sensitivities`.
@@ -206,11 +215,14 @@ class Tape:
     def _square(self, slope: Tensor, error: Tensor) -> float:
         """Return the squares of what an error becomes along a slope, samples apart where there are some."""
         moved = slope.mul(error)
-        if not moved.isfinite().all():
-            moved = moved.masked_fill_(error == 0, 0.0)  # nothing becomes of nothing, however steep it is
-        moved = moved.flatten(1).sum(1) if _has_samples(error, self.inputs) else moved.sum()
-        square = float(moved.double().square().sum())
+        square = self._sum_squared(moved)
+        if not math.isfinite(square):  # nothing becomes of nothing, however steep it is
+            square = self._sum_squared(moved.masked_fill_(error == 0, 0.0))
         return square if math.isfinite(square) else UNKNOWN
+
+    def _sum_squared(self, moved: Tensor) -> float:
+        sums = moved.flatten(1).sum(1) if _has_samples(moved, self.inputs) else moved.sum()
+        return float(sums.double().square().sum())
 
     def _slopes(self, leaves: Sequence[Tensor], weights: Sequence[float], seed: int) -> Sequence[Tensor | None]:
         """Return the slopes of a sum of all outputs in random directions, None where there is no way to them."""
@@ -268,11 +280,16 @@ def taped(graph: Graph, places: Mapping[Any, Value], inputs: Sequence[Tensor]) -
     """Run a graph so that slopes reach places: what layers, by which they are called, return, and values."""
     leaves = set(places.values())
     layers = [place for place in places if isinstance(place, Node)]
-    wanted = {v for node in layers for v in node.inputs if isinstance(v, Value) and not v.is_constant} | leaves
+    wanted = {
+        v for node in layers for v in (*node.inputs, node.output) if isinstance(v, Value) and not v.is_constant
+    } | leaves
     given = [_with_slopes(x) if v in leaves else x for v, x in zip(graph.inputs, inputs, strict=True)]
     held = {v: x for v, x in zip(graph.inputs, given, strict=True) if v in wanted}
 
+    counter = ProductCounter(graph, inputs)
+
     def watch(node: Node, results: tuple[Tensor, ...]) -> None:
+        counter(node, results)
         for value, result in zip(node.outputs, results, strict=True):
             if value in leaves and not result.requires_grad:
                 result.requires_grad_()
@@ -280,9 +297,9 @@ def taped(graph: Graph, places: Mapping[Any, Value], inputs: Sequence[Tensor]) -
                 held[value] = result
 
     with torch.enable_grad():
-        outputs, _ = interpret(graph, given, watch)
+        outputs = run(graph, given, watch)
     returned = [o.detach() for o in outputs if o.is_floating_point()]
-    return Tape([o for o in outputs if o.requires_grad], returned, held, places, inputs)
+    return Tape([o for o in outputs if o.requires_grad], returned, held, places, inputs, counter.of)
 
 
 def _with_slopes(x: Tensor) -> Tensor:
@@ -303,8 +320,7 @@ class _Layers:
         value = node.output
         found = node.op(*(self._operand(node, i) for i in range(len(node.inputs))), **node.attrs)
         if node.op.trait.bias is not None:
-            wanted = node.op(*(_given(v, self.held) for v in node.inputs), **node.attrs)
-            found += correction(node, wanted, found)
+            found += correction(node, self.held[node.output], found)
         while value is not tail:
             (use,) = value.uses
             assert isinstance(use.user, Node)

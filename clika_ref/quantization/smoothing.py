@@ -17,7 +17,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
@@ -25,6 +24,7 @@ from clika_ref.quantization.factors import Channels, by_input, channels_of, time
 from clika_ref.quantization.layer_weights import groups_of, with_weight
 from clika_ref.quantization.observers import Range
 from clika_ref.quantization.quantizing import Plan, quantize_graph
+from clika_ref.quantization.running import run
 from clika_ref.quantization.scales import scale_of, weight_scales
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
 
@@ -110,7 +110,7 @@ def smoothing_factors(
 
     for value, x in zip(graph.inputs, inputs, strict=True):
         look(value, x)
-    interpret(graph, inputs, observe)
+    run(graph, inputs, observe)
     return factors
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.quantization.bias_correction import bias_corrections
-from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.bias_correction import BiasShifts
+from clika_ref.quantization.calibration import FITTED, Calibration
 from clika_ref.quantization.decision import Quantization, bytes_of, layer_reports, of_weights_only, what_if
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import Placement, place
@@ -21,16 +21,20 @@ from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.ranging import FIRST, Ranging, ranged
-from clika_ref.quantization.sensitivity import Sensitivities, sensitivities, too_sensitive, varying_share
+from clika_ref.quantization.sensitivity import (
+    Sensitivities,
+    rounded_as,
+    sensitivities,
+    too_sensitive,
+    varying_share,
+)
+from clika_ref.quantization.sparing import spared
 from clika_ref.quantization.trials import Trial
 from clika_ref.quantization.weight_rounding import rounded_weights
 from clika_ref.quantization.weights_only import Ways, compressed_weights, options_of
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.quantization_settings import QuantizationSettings
 from clika_ref.settings import ClikaCompileOptions, Switch
-
-FITTED = 4
-"""Batches from which weights are rounded where that is asked for; where it is not, the first one has to do."""
 
 TAIL = "skip_tail_quantization: no other layer lies between it and an output"
 
@@ -101,20 +105,41 @@ class Stages:
     def _of_values(self, settings: QuantizationSettings) -> Quantization:
         ranging = self._ranging
         weighed, placement, plan, error = ranging.weighed, self._placement, replace(ranging.plan), ranging.error
-        too_sensitive = _too_sensitive(weighed, settings, self._forced(settings))
+        forced = self._forced(settings)
+        too_sensitive = _too_sensitive(weighed, settings, forced)
         if too_sensitive:
-            placement = self._placed({**self._skipped, **too_sensitive})
-            plan = self._planner.plan(placement, ranging.observer, ranging.own)
-            error = self._trial.error(plan)
+            placement, plan, error = self._without(too_sensitive)
+        cheap = self._cheap(settings, {*too_sensitive, *forced})
+        if cheap:
+            fewer = self._without({**too_sensitive, **cheap})
+            if self.options.sparing == "on" or fewer[2] < error:
+                placement, plan, error = fewer
         left: dict[str, float] = {}
         plan, error = self._tried(self.options.weight_rounding, lambda p: self._rounded(p, left), plan, error)
         left = {name: share for name, share in left.items() if name in plan.moved}
-        plan, error = self._tried(self.options.bias_correction, self._corrected, plan, error)
+        plan, error = self._corrected(plan, error)
         reports = layer_reports(placement, weighed.of, self.scheme)
         varying = varying_share(weighed.outputs, self._trial.outputs)
-        parts = {n.name: replace(part, own=part.own * left.get(n.name, 1.0)) for n, part in weighed.parts.items()}
+        parts = {
+            n.name: replace(part, own=part.own * left.get(n.name, 1.0))
+            for n, part in weighed.parts.items()
+            if n not in cheap or n in placement.layers
+        }
         rows = what_if(reports, parts, weighed.joints, varying, error, whole=bytes_of(self._graph))
         return Quantization(plan, reports, rows, ranging.observers)
+
+    def _without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
+        """Return where integers are with further layers left float, with which scales, and the error on data."""
+        placement = self._placed({**self._skipped, **floats})
+        plan = self._planner.plan(placement, self._ranging.observer, self._ranging.own)
+        return placement, plan, self._trial.error(plan)
+
+    def _cheap(self, settings: QuantizationSettings, decided: Collection[Node]) -> Mapping[Node, str]:
+        """Return the layers, of those not decided yet, that spoil much and cost little."""
+        if self.options.sparing == "off" or not settings.automatic_skip_quantization:
+            return {}
+        weighed, of = self._ranging.weighed.without(decided), self._placement
+        return spared(weighed, {node: rounded_as(of.layers[node], of).name for node in weighed.parts})
 
     def _tried(self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a changed plan and its error on data, or those before it where it is switched off, or no better."""
@@ -127,14 +152,27 @@ class Stages:
     def _rounded(self, plan: Plan, left: dict[str, float]) -> Plan:
         """Return a plan with weights rounded by what layers read; note which share of an error each leaves."""
         only_cheap = self.options.weight_rounding == "auto"
-        first, *others = self.calibration.reservoir.batches
-        batches = [first] if only_cheap else [first, *others[1:]][:FITTED]  # the second one judges
+        batches = [self.calibration.reservoir.batches[i] for i in self._fitted[: 1 if only_cheap else None]]
         found = rounded_weights(self._graph, plan, batches, only_cheap=only_cheap)
         left.update({name: rounded.left for name, rounded in found.items()})
         return replace(plan, moved={name: rounded.moved for name, rounded in found.items()})
 
-    def _corrected(self, plan: Plan) -> Plan:
-        return replace(plan, corrections=bias_corrections(self._graph, plan, self.operators, self._inputs))
+    def _corrected(self, plan: Plan, error: float) -> tuple[Plan, float]:
+        """Return a plan with corrected biases, where one batch tells that they help, by more batches."""
+        shifts, (first, *more) = BiasShifts(self._graph, plan, self.operators), self._fitted
+
+        def by(batches: Sequence[int]) -> Callable[[Plan], Plan]:
+            def changed(plan: Plan) -> Plan:
+                for number in batches:
+                    shifts.add(self.calibration.reservoir.batches[number], self.calibration.means(number))
+                return replace(plan, corrections=shifts.corrections())
+
+            return changed
+
+        plan, error = self._tried(self.options.bias_correction, by([first]), plan, error)
+        if plan.corrections and more:
+            plan, error = self._tried(self.options.bias_correction, by(more), plan, error)
+        return plan, error
 
     @property
     def _is_late(self) -> bool:
@@ -150,6 +188,12 @@ class Stages:
     @property
     def _inputs(self) -> list[Tensor]:
         return self.calibration.reservoir.batches[0]
+
+    @property
+    def _fitted(self) -> list[int]:
+        """Where the batches stand that weights and biases are fitted to; the second one judges."""
+        first, *others = range(len(self.calibration.reservoir.batches))
+        return [first, *others[1:]][:FITTED]
 
     @cached_property
     def _left(self) -> dict[Node, str]:

@@ -9,11 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.energy import energy, mean_share, missed
 from clika_ref.quantization.quantizing import Plan, quantize_graph
+from clika_ref.quantization.running import run
 
 
 @dataclass
@@ -28,12 +28,12 @@ class Trial:
     def outputs(self) -> list[Tensor]:
         """What the graph returns in float, but for integers."""
         with torch.no_grad():
-            return [o for o in interpret(self.graph, self.inputs)[0] if o.is_floating_point()]
+            return [o for o in run(self.graph, self.inputs) if o.is_floating_point()]
 
     @torch.no_grad()
     def error(self, plan: Plan) -> float:
         """Return ``||Q - F||^2 / ||F||^2``, the mean of it over all float outputs that are not 0."""
         twin = self.graph.clone()
         quantize_graph(twin, plan, self.operators)
-        found = [o for o in interpret(twin, self.inputs)[0] if o.is_floating_point()]
+        found = [o for o in run(twin, self.inputs) if o.is_floating_point()]
         return mean_share((missed(q, f), energy(f)) for q, f in zip(found, self.outputs, strict=True))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.quantization.error_feedback import rounded_with_feedback
 from clika_ref.quantization.layer_weights import groups_of, numbers_of, weight_of, with_weight
 from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.running import run
 from clika_ref.quantization_scheme import Integers
 
 MOST_INPUTS = 8192
@@ -63,7 +63,7 @@ def rounded_weights(
 
     for inputs in batches:
         held.update((v, x) for v, x in zip(graph.inputs, inputs, strict=True) if v in read)
-        interpret(graph, inputs, observe)
+        run(graph, inputs, observe)
         for node in wanted:
             products = _multiplied(node, held[node.inputs[0]])
             if len(products) >= few * products.shape[-1]:

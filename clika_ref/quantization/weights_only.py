@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
-from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.quantization.calibration import Calibration
@@ -19,6 +18,7 @@ from clika_ref.quantization.error_feedback import rounded_with_feedback
 from clika_ref.quantization.layer_weights import is_own, numbers_of, position_of, weight_of
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import COMPUTE
+from clika_ref.quantization.running import run
 from clika_ref.quantization.scales import weight_scales
 from clika_ref.quantization.sensitivity import Tape, taped, too_sensitive, varying_share
 from clika_ref.quantization_scheme import WeightsOnly
@@ -312,5 +312,5 @@ def _grams(graph: Graph, values: set[Value], batches: Sequence[Sequence[Tensor]]
     for inputs in batches:
         for value, x in zip(graph.inputs, inputs, strict=True):
             look(value, x)
-        interpret(graph, inputs, observe)
+        run(graph, inputs, observe)
     return found

@@ -7,7 +7,7 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.quantization.bias_correction import bias_corrections
+from clika_ref.quantization.bias_correction import BiasShifts
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.placement import place
 from clika_ref.quantization.planning import Planner
@@ -35,9 +35,18 @@ def images(seed):
 def made():
     graph = clika_compile(Net().eval(), tracing_inputs=[images(0)]).graph.clone()
     calibration = Calibration(graph)
-    calibration.add([images(0)])
+    for seed in (0, 2, 3, 4):
+        calibration.add([images(seed)])
     placement = place(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
-    return graph, Planner(calibration.table, SCHEME).plan(placement, "min-max")
+    return calibration, Planner(calibration.table, SCHEME).plan(placement, "min-max")
+
+
+def corrections(calibration, plan, *batches):
+    """Return the corrections by some batches of the reservoir."""
+    shifts = BiasShifts(calibration.graph, plan, OPERATORS)
+    for number in batches:
+        shifts.add(calibration.reservoir.batches[number], calibration.means(number))
+    return shifts.corrections()
 
 
 @torch.no_grad()
@@ -50,8 +59,9 @@ def run(graph, plan, x, node=None):
 
 
 def test_channels_of_each_layer_have_the_mean_that_they_have_in_float_biases_being_made_where_there_are_none():
-    graph, plan = made()
-    plan.corrections = bias_corrections(graph, plan, OPERATORS, [images(0)])
+    calibration, plan = made()
+    graph = calibration.graph
+    plan.corrections = corrections(calibration, plan, 0)
     assert plan.corrections.keys() == plan.weights.keys()
     means = {}
     with torch.no_grad():
@@ -66,12 +76,35 @@ def test_channels_of_each_layer_have_the_mean_that_they_have_in_float_biases_bei
 
 
 def test_the_output_on_other_data_is_nearer():
-    graph, plan = made()
+    calibration, plan = made()
+    graph = calibration.graph
     with torch.no_grad():
         (wanted,), _ = interpret(graph, [images(1)])
-    before = (run(graph, plan, images(1)) - wanted).square().sum()
-    plan.corrections = bias_corrections(graph, plan, OPERATORS, [images(0)])
-    assert (run(graph, plan, images(1)) - wanted).square().sum() < before / 2
+
+    def error():
+        return float((run(graph, plan, images(1)) - wanted).square().sum())
+
+    before = error()
+    plan.corrections = corrections(calibration, plan, 0)
+    by_one = error()
+    plan.corrections = {}
+    plan.corrections = corrections(calibration, plan, 0, 1, 2, 3)
+    assert by_one < before / 2
+    assert error() < by_one
+
+
+def test_what_layers_return_in_float_on_average_is_noted_in_the_pass_over_the_data_or_found_by_a_run():
+    calibration, _ = made()
+    noted = calibration.means(1)
+    anew = calibration.of(calibration.graph, "the same weights").means(1)
+    assert noted.keys() == anew.keys() == {node.name for node in calibration.graph.nodes if node.op.trait.weight}
+    for name, means in noted.items():
+        torch.testing.assert_close(means, anew[name], rtol=0, atol=0)
+    with torch.no_grad():
+        first = next(node for node in calibration.graph.nodes if node.name in noted)
+        seen = []
+        interpret(calibration.graph, [images(2)], lambda n, r: seen.append(r[0]) if n is first else None)
+    torch.testing.assert_close(noted[first.name], seen[0].mean((2, 3)), rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_is_corrected_where_rounding_changes_nothing():
@@ -85,5 +118,5 @@ def test_nothing_is_corrected_where_rounding_changes_nothing():
     calibration.add([x])
     placement = place(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
     plan = Planner(calibration.table, SCHEME, clips=False).plan(placement, "min-max")
-    (found,) = bias_corrections(graph, plan, OPERATORS, [x]).values()
+    (found,) = corrections(calibration, plan, 0).values()
     assert found.tolist() == pytest.approx([0.0, 0.0], abs=1e-5)

@@ -18,6 +18,7 @@ from clika_ref.quantization.layers import choices
 from clika_ref.quantization.quantizing import quantize_graph
 from clika_ref.quantization.stages import TAIL, Stages, tail_layers
 from clika_ref.quantization_scheme import Integers, WeightsOnly
+from clika_ref.settings import ClikaCompileOptions
 
 SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
 
@@ -44,10 +45,11 @@ def calibrated(net=None, *shape):
     return found
 
 
-def quantized(settings=None, layers=None, scheme=SCHEME, net=None, shape=()):
+def quantized(settings=None, layers=None, scheme=SCHEME, net=None, shape=(), **options):
     settings, calibration = settings or QuantizationSettings(), calibrated(net, *shape)
     chosen = choices(calibration.graph, settings, layers or {})
-    return calibration, Stages(calibration, scheme, chosen, settings, OPERATORS).decided()
+    stages = Stages(calibration, scheme, chosen, settings, OPERATORS, ClikaCompileOptions(**options))
+    return calibration, stages.decided()
 
 
 def test_all_layers_are_quantized_at_the_threshold_to_begin_with_and_weigh_a_quarter():
@@ -76,7 +78,7 @@ def test_a_threshold_leaves_float_what_is_more_sensitive_and_says_how_much():
     _, whole = quantized()
     ranked = sorted(layer.sensitivity for layer in whole.layers)
     limit = math.sqrt(ranked[2] * ranked[3])
-    _, found = quantized(QuantizationSettings(quantization_sensitivity_threshold=limit))
+    _, found = quantized(QuantizationSettings(quantization_sensitivity_threshold=limit), sparing="off")
     floats = [layer for layer in found.layers if layer.reason]
     assert sorted(layer.sensitivity for layer in floats) == ranked[3:]
     assert all(layer.reason.startswith("too sensitive: ") for layer in floats)

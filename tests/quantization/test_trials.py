@@ -137,5 +137,5 @@ def test_corrections_are_kept_only_where_another_batch_comes_nearer(monkeypatch)
     found = quantized(calibrated())
     assert found.plan.corrections
     worse = {name: shift + 1.0 for name, shift in found.plan.corrections.items()}
-    monkeypatch.setattr(stages, "bias_corrections", lambda *_: worse)
+    monkeypatch.setattr(stages.BiasShifts, "corrections", lambda _: worse)
     assert not quantized(calibrated()).plan.corrections

@@ -72,8 +72,8 @@ def quantize(
     _refuse_odd_numbers(scale, zero_point, dtype)
     if torch.compiler.is_exporting() and (axis is not None or quant_min is quant_max is None):
         return exported_quantize(x, scale, zero_point, low, high, dtype=dtype, axis=axis)
-    steps = torch.round(x.float() / _spread(scale, x, axis)) + _spread(zero_point, x, axis)
-    return torch.clamp(steps, low, high).to(dtype)
+    steps = torch.div(x.float(), _spread(scale, x, axis)).round_().add_(_spread(zero_point, x, axis))
+    return steps.clamp_(low, high).to(dtype)
 
 
 def bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | None) -> tuple[int, int]:
@@ -209,14 +209,16 @@ def dequantize(
     _refuse_odd_numbers(scale, zero_point, x.dtype)
     if torch.compiler.is_exporting() and block_size is None and bits == EIGHT_BITS:
         return exported_dequantize(x, scale, zero_point, dtype=dtype, axis=axis)
-    steps = x.long()
+    steps = x.to(torch.float32 if x.dtype in QUANTIZED else torch.int64)  # which hold differences of these
     if isinstance(zero_point, Tensor):
-        zero_point = zero_point.long() if axis is None else zero_point.long().reshape(_along(x.ndim, axis))
+        zero_point = (
+            zero_point.to(steps.dtype) if axis is None else zero_point.to(steps.dtype).reshape(_along(x.ndim, axis))
+        )
     if zero_point is not None:
-        steps = steps - zero_point
+        steps.sub_(zero_point)
     if block_size is not None and isinstance(scale, Tensor):
-        return (steps.float() * scale.float().repeat_interleave(block_size, axis)).to(dtype)
-    return (steps.float() * _spread(scale, x, axis)).to(dtype)
+        return steps.float().mul_(scale.float().repeat_interleave(block_size, axis)).to(dtype)
+    return steps.float().mul_(_spread(scale, x, axis)).to(dtype)
 
 
 @dequantize.types

@@ -1,0 +1,63 @@
+"""Runs on data keep images in the order of memory that convolutions read fastest, and change no number by more."""
+
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.core.execution import interpret
+from clika_ref.quantization.products import ProductCounter
+from clika_ref.quantization.running import run
+
+
+def graph_of(net, x):
+    return clika_compile(net.eval(), tracing_inputs=[x]).graph
+
+
+@torch.no_grad()
+def test_what_convolutions_return_lies_channels_last_and_is_what_it_was():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    graph = graph_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten()), x)
+    seen = []
+    (found,) = run(graph, [x], lambda _, results: seen.append(results[0]))
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in seen[:3])
+    assert x.is_contiguous()
+    torch.testing.assert_close(found, interpret(graph, [x])[0][0])
+
+
+@torch.no_grad()
+def test_volumes_lie_so_too_and_integers_and_matrices_as_they_did():
+    volume = torch.randn(1, 2, 4, 4, 4)
+    seen = []
+    run(graph_of(nn.ReLU(), volume), [volume], lambda _, results: seen.append(results[0]))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last_3d)
+    numbers = torch.ones(1, 2, 4, 4, dtype=torch.int64)
+
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    seen.clear()
+    run(graph_of(Doubled(), numbers), [numbers], lambda _, results: seen.append(results[0]))
+    assert seen[0].is_contiguous()
+
+
+@torch.no_grad()
+def test_products_are_counted_with_the_sizes_of_the_inputs():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.linear = nn.Conv2d(4, 8, 3, groups=2), nn.Linear(8, 5)
+
+        def forward(self, x):
+            x = self.conv(x).flatten(2).transpose(1, 2)
+            return self.linear(x @ x.transpose(1, 2) @ x)
+
+    x = torch.randn(2, 4, 6, 6)
+    graph = graph_of(Net(), x)
+    counter = ProductCounter(graph, [x])
+    run(graph, [x], counter)
+    found = {node.kind: [n for m, n in counter.of.items() if m.kind == node.kind] for node in counter.of}
+    assert found["conv2d"] == [2 * 8 * 16 * 2 * 9]
+    assert found["linear"] == [2 * 16 * 5 * 8]
+    assert found["matmul"] == [2 * 16 * 16 * 8, 2 * 16 * 8 * 16]

@@ -1,0 +1,163 @@
+"""Layers stay float that cost little there and make much of the error, where no other layer has to pay for it."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from small_schemes import OPERATORS, scheme_with
+from torch import nn
+
+from clika_ref import QuantizationSettings, clika_compile
+from clika_ref.core.ir import Graph
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.layers import choices
+from clika_ref.quantization.sensitivity import Joint, Parts, Sensitivities
+from clika_ref.quantization.sparing import BUDGET, spared
+from clika_ref.quantization.stages import Stages
+from clika_ref.quantization_scheme import Integers
+from clika_ref.settings import ClikaCompileOptions
+
+SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
+
+
+class Chain(nn.Module):
+    """Linear layers of 64 x 64, and one of few weights at the end."""
+
+    def __init__(self, last=2):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
+        self.head = nn.Linear(64, last)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def graph_of(net) -> Graph:
+    return clika_compile(net.eval(), tracing_inputs=[torch.randn(8, 64)]).graph.clone()
+
+
+def weighed(graph, errors, products, joints=None, values=None):
+    """Return sensitivities of the linear layers of a graph, in order; each rounds what it reads, without an error."""
+    nodes = [node for node in graph.nodes if node.kind == "linear"]
+    parts = {
+        n: Parts(e, {n.inputs[0].name: 0.0} if values is None else values[i])
+        for i, (n, e) in enumerate(zip(nodes, errors, strict=True))
+    }
+    found = Sensitivities(parts, joints or {}, [], products=dict(zip(nodes, products, strict=True)))
+    return found, {n: n.output.name for n in nodes}
+
+
+def names(found):
+    return [node.origin.scope for node in found]
+
+
+def test_of_layers_that_spoil_much_those_are_spared_that_cost_little():
+    found = spared(*weighed(graph_of(Chain()), [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]))
+    assert names(found) == ["head"]
+    (reason,) = found.values()
+    assert reason == "it would make 40% of the error, and costs 0.8% of all layers"
+
+
+def test_the_cost_is_of_time_or_of_room_whichever_is_larger():
+    products_alone = [64, 64, 64, 64, 0.02]
+    assert not spared(*weighed(graph_of(Chain(last=8)), [0.225] * 4 + [0.1], products_alone))
+    assert spared(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], products_alone))
+    assert not spared(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], [64] * 5))
+
+
+def test_no_more_is_spared_than_the_budget_and_the_best_bargains_come_first():
+    sides = [64, 1000, 1000, 1000, 1000, 1000, 30]
+    layers = [nn.Sequential(nn.Linear(*pair, bias=False), nn.Tanh()) for pair in pairwise(sides)]
+    graph, errors = graph_of(nn.Sequential(*layers)), [0.5, 0, 0, 0, 0, 0.45]
+    middle = [1000] * 4
+    assert names(spared(*weighed(graph, errors, [64, *middle, 30]))) == ["5.0", "0.0"]
+    shares = 140 / 4200, 60 / 4200
+    assert sum(shares) > BUDGET > max(shares)
+    assert names(spared(*weighed(graph, errors, [140, *middle, 60]))) == ["5.0"]
+
+
+def test_a_result_that_others_read_as_integers_keeps_its_layer_among_them():
+    graph = graph_of(Chain())
+    nodes = [node for node in graph.nodes if node.kind == "linear"]
+    result = nodes[-1].output.name
+    reads = [{n.inputs[0].name: 0.0} for n in nodes]
+    errors, products = [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]
+    closed = [*reads[:-1], {**reads[-1], result: 0.0}]
+    assert spared(*weighed(graph, errors, products, values=closed))
+    read_too = [{**reads[0], result: 0.0}, *reads[1:]]
+    assert not spared(*weighed(graph, errors, products, values=read_too))
+    summed = {"sum": Joint(frozenset({result}), 0.0)}
+    assert not spared(*weighed(graph, errors, products, joints=summed))
+
+
+def test_what_two_layers_round_goes_with_neither_of_them():
+    graph = graph_of(Chain())
+    nodes = [node for node in graph.nodes if node.kind == "linear"]
+    own = [{n.inputs[0].name: 0.1} for n in nodes]
+    assert names(spared(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=own))) == ["head"]
+    shared = [{nodes[-1].inputs[0].name: 0.1}, *own[1:]]
+    assert not spared(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=shared))
+
+
+def test_where_nothing_is_spoiled_nothing_is_spared():
+    assert not spared(*weighed(graph_of(Chain()), [0.0] * 5, [0] * 5))
+
+
+def stages(settings=None, **options):
+    spread = torch.Generator().manual_seed(0)
+    calibration = Calibration(graph_of(Chain()))
+    for _ in range(4):
+        calibration.add([torch.randn(32, 64, generator=spread)])
+    settings = settings or QuantizationSettings(quantization_sensitivity_threshold=1.0)
+    chosen = choices(calibration.graph, settings, {})
+    return Stages(calibration, SCHEME, chosen, settings, OPERATORS, ClikaCompileOptions(**options))
+
+
+def floats(found):
+    return [layer.scope for layer in found.layers if layer.reason]
+
+
+@pytest.mark.parametrize("switch", ["auto", "on"])
+def test_a_spared_layer_is_told_with_its_reason_and_is_in_no_row_of_thresholds(switch):
+    found = stages(sparing=switch).decided()
+    assert floats(found) == ["head"]
+    assert "of the error" in found.layers[-1].reason
+    assert [row.layers for row in found.what_if] == [1, 2, 3, 4]
+    assert set(found.plan.weights) == {layer.name for layer in found.layers[:-1]}
+    error = stages(sparing="off").decided().what_if[-1].sqnr
+    assert found.what_if[-1].sqnr > error
+
+
+def test_it_is_switched_off_and_left_out_where_the_user_quantizes_everything_or_the_tail():
+    assert not floats(stages(sparing="off").decided())
+    everything = QuantizationSettings(automatic_skip_quantization=False)
+    assert not floats(stages(everything).decided())
+    tail = QuantizationSettings(quantization_sensitivity_threshold=1.0, skip_tail_quantization=False)
+    assert not floats(stages(tail).decided())
+
+
+def test_on_auto_it_is_kept_only_where_another_batch_comes_nearer(monkeypatch):
+    made = stages()
+    plans = []
+
+    def no_better(plan):
+        plans.append(plan)
+        return 1e-3
+
+    monkeypatch.setattr(type(made._trial), "error", lambda _, plan: no_better(plan))
+    assert not floats(made.decided())
+    assert any(len(plan.weights) == 4 for plan in plans)
+
+
+def test_what_is_too_sensitive_is_not_counted_among_what_is_spared():
+    made = stages()
+    sensitive = max(made.decided().layers, key=lambda layer: layer.sensitivity).sensitivity
+    found = replace(made).decided(threshold=sensitive * 0.999)
+    assert all(
+        "of the error" in layer.reason or layer.reason.startswith("too sensitive")
+        for layer in found.layers
+        if layer.reason
+    )
+    assert any(layer.reason.startswith("too sensitive") for layer in found.layers)
