@@ -14,7 +14,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.bias_correction import bias_corrections
 from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.decision import Quantization, bytes_of, layer_reports, of_weights_only, what_if
+from clika_ref.quantization.decision import Quantization, bytes_with, layer_reports, of_weights_only, what_if
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import Placement, place
 from clika_ref.quantization.planning import Planner
@@ -113,8 +113,8 @@ class Stages:
         reports = layer_reports(placement, weighed.of, self.scheme)
         varying = varying_share(weighed.outputs, self._trial.outputs)
         parts = {n.name: replace(part, own=part.own * left.get(n.name, 1.0)) for n, part in weighed.parts.items()}
-        rows = what_if(reports, parts, weighed.joints, varying, error, whole=bytes_of(self._graph))
-        return Quantization(plan, reports, rows, ranging.observers)
+        rows = what_if(reports, parts, weighed.joints, varying, error, graph=self._graph)
+        return Quantization(plan, reports, rows, ranging.observers, bytes_with(self._graph, reports))
 
     def _tried(self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a changed plan and its error on data, or those before it where it is switched off, or no better."""

@@ -25,7 +25,8 @@ def decided(threshold):
         )
         for i in range(LAYERS)
     ]
-    return Quantization(Plan(SCHEME), layers, [WhatIf(i / 10, i + 1, 0, 0.0) for i in range(LAYERS)], "")
+    rows = [WhatIf(i / 10, i + 1, 0, 0.0) for i in range(LAYERS)]
+    return Quantization(Plan(SCHEME), layers, rows, "", sum(layer.bytes_after for layer in layers))
 
 
 def count(found):
