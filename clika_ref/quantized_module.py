@@ -81,6 +81,10 @@ class _Calibrated:
     wanted: Wanted
     log: CompilationLog
 
+    def quantized(self, found: Quantization) -> Quantized:
+        """Return what a module keeps of what was decided."""
+        return Quantized(self.deployment.target, found.plan, self.stages.calibration.model)
+
 
 class QuantizedModule(SavedModule):
     """A module around a graph that keeps what its values held, and makes integers of it for one target or another."""
@@ -113,7 +117,7 @@ class QuantizedModule(SavedModule):
             registry = self._clika_registry or load_registry()
             found = decide(ready.stages, self.graph, ready.wanted, registry, ready.log)
         self._clika_deployment = ready.deployment
-        self.clika_adopt(Quantized(ready.deployment.target, found.plan), ready.stages.calibration, ready.wanted)
+        self.clika_adopt(ready.quantized(found), ready.stages.calibration, ready.wanted)
         return found
 
     def clika_quantize_to_goal(
@@ -162,8 +166,8 @@ class QuantizedModule(SavedModule):
         stages, wanted = ready.stages, ready.wanted
 
         def adopt(found: Quantization | None) -> None:
-            plan = found and Quantized(ready.deployment.target, found.plan)
-            self.clika_adopt(plan, stages.calibration, replace(wanted, given=search.settings(wanted.given)))
+            quantized = found and ready.quantized(found)
+            self.clika_adopt(quantized, stages.calibration, replace(wanted, given=search.settings(wanted.given)))
 
         def score(found: Quantization | None) -> float:
             adopt(found)
@@ -235,7 +239,7 @@ class QuantizedModule(SavedModule):
         """Return what becomes integers for a target: what was decided for its own, for another one what ranges tell.
 
         Raises:
-            ModelError: the module holds no ranges, as it was loaded.
+            ModelError: the module holds no ranges, as it was loaded, or nothing was decided by them yet.
             TargetError: the target computes in float, or no plugin provides it.
         """
         own, known, registry = self._clika_quantized, self._clika_deployment, self._clika_registry or load_registry()
@@ -250,16 +254,23 @@ class QuantizedModule(SavedModule):
 
     def _warn_of_trained_weights(self, plan: Plan | None, log: CompilationLog) -> None:
         """Warn where a plan has the scales of weights that have been trained since, or loaded."""
-        own, before = self._clika_quantized, self._clika_calibration
-        if own is not None and own.plan is plan and before is not None and before.model != fingerprint(self.graph):
+        own = self._clika_quantized
+        if own is not None and own.plan is plan and own.model not in ("", fingerprint(self.graph)):
+            reads = "without data" if self._clika_calibration is not None else "given calibration_inputs"
             log.warning(
                 "The weights have changed since their scales were found, and what lies beyond these is cut off; "
-                "clika_initialize_algorithms() finds them anew, without data"
+                f"clika_initialize_algorithms() finds them anew, {reads}"
             )
 
     def _decided_for(self, target: Target) -> Quantization:
         """Decide for a target from the ranges that are there."""
         wanted, before = self._clika_wanted, self._clika_calibration
+        if wanted is None and before is not None:
+            msg = (
+                f"nothing was decided yet by the ranges that are there, so that nobody knows what is wanted of "
+                f"{target.name}; call clika_initialize_algorithms(), which reads no data"
+            )
+            raise ModelError(msg)
         if wanted is None or before is None:
             msg = (
                 f"there are no ranges by which to quantize the module for {target.name}: none were found yet, or it is "
@@ -283,7 +294,8 @@ class QuantizedModule(SavedModule):
         Files are written as `clika_export` writes them, in the form that `export_configuration` asks for.
 
         Raises:
-            ModelError: the module holds no ranges, or no target is given, or something else is.
+            ModelError: the module holds no ranges, or nothing was decided by them yet; or no target is given, or
+                something else is.
             TargetError: a target computes in float or refuses a node, or no plugin provides it.
         """
         for deployment in deployments:

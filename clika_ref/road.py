@@ -127,8 +127,8 @@ def _compile(travel: _Travel) -> ClikaModule | None:
     examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
     are_data = travel.given.tracing_inputs is None
     module.clika_remember(examples, log.timings, are_data=are_data, unread=travel.given.unread)
-    if wanted is not None and found is not None:
-        module.clika_adopt(Quantized(wanted.target.name, found.plan), calibration, wanted)
+    if wanted is not None and calibration is not None and found is not None:
+        module.clika_adopt(Quantized(wanted.target.name, found.plan, calibration.model), calibration, wanted)
     return module.train(training)
 
 

@@ -1,11 +1,14 @@
 """What a module keeps of data between quantizations: ranges, sizes, data that nobody has read, wishes of the user."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from clika_ref import (
     ClikaCompileOptions,
+    ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_OpenVINO_ONNX,
     DeploymentSettings_TensorRT_LLM_ONNX,
@@ -18,6 +21,7 @@ from clika_ref import (
 )
 from clika_ref.latency import LayerTimer
 from clika_ref.quantization.calibration import Reservoir
+from clika_ref.quantization.stages import Stages
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 
@@ -61,9 +65,6 @@ def test_data_of_which_nothing_was_read_leaves_nothing_to_go_on_with(bad):
 
 
 def test_data_that_was_read_to_its_end_is_not_asked_for_again_where_what_follows_was_interrupted(monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
     module = traced(deployment_settings=HERE, clika_compile_options=ClikaCompileOptions(optimize_for="latency"))
     with monkeypatch.context() as patched:
         patched.setattr(LayerTimer, "slower", interrupted)
@@ -71,6 +72,53 @@ def test_data_that_was_read_to_its_end_is_not_asked_for_again_where_what_follows
             module.clika_initialize_algorithms(calibration_inputs=iter(batches()))
     module.clika_initialize_algorithms()
     assert module._clika_calibration.table.batches == 4
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+def warned_of_weights(module, folder):
+    module.clika_export(folder / "model.onnx")
+    return any("weights have changed since their scales" in log.read_text() for log in folder.glob("*.log"))
+
+
+def test_weights_that_were_trained_are_warned_of_also_where_quantizing_them_anew_was_interrupted(tmp_path, monkeypatch):
+    module = compiled(logs_dir=tmp_path)
+    assert not warned_of_weights(module, tmp_path)
+    with torch.no_grad():
+        module.get_parameter("first.weight").mul_(1.5)
+    with monkeypatch.context() as patched:
+        patched.setattr(Stages, "decided", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            module.clika_initialize_algorithms()
+    assert warned_of_weights(module, tmp_path)
+
+
+@pytest.mark.parametrize("way", ["copied", "saved"])
+def test_weights_are_known_again_where_a_module_was_copied_or_loaded(tmp_path, way):
+    module = compiled()
+    other = copy.deepcopy(module) if way == "copied" else ClikaModule()
+    if way == "saved":
+        other.load_state_dict(module.state_dict())
+    other._clika_logs_dir = tmp_path
+    assert not warned_of_weights(other.eval(), tmp_path)
+    with torch.no_grad():
+        other.get_parameter("first.weight").mul_(1.5)
+    assert warned_of_weights(other, tmp_path)
+    assert "finds them anew, given calibration_inputs" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+
+
+def test_where_nothing_was_decided_yet_by_the_ranges_targets_are_not_told_that_there_are_none(monkeypatch):
+    module = traced()
+    with monkeypatch.context() as patched:
+        patched.setattr(Stages, "decided", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
+    with pytest.raises(ModelError, match=r"nothing was decided yet by the ranges .* which reads no data"):
+        module.clika_compare_targets(HERE)
+    module.clika_initialize_algorithms(deployment_settings=HERE)
+    assert module.clika_compare_targets(HERE).rows[0].of_layers == 2
 
 
 def test_an_interrupted_pass_goes_on_though_older_ranges_served_meanwhile():
