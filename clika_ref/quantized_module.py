@@ -141,7 +141,10 @@ class QuantizedModule(SavedModule):
         Args:
             eval_fn: takes this module, in eval mode and without gradients, and returns a score of which more is better.
             max_drop: by how much the score may fall, in its own units; from 0.
-            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for.
+            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for, and alone says
+                what stays float: ``automatic_skip_quantization=False`` and ``skip_tail_quantization=False`` change
+                nothing, with a warning. Nor does ``optimize_for="latency"`` where weights alone are quantized; where
+                values are, layers are timed before the search, and the whole is not.
             calibration_inputs: this and what follows, as for `clika_initialize_algorithms`.
             deployment_settings: of which target.
             layer_quantization_settings: what is otherwise for single layers.
@@ -164,6 +167,8 @@ class QuantizedModule(SavedModule):
         """Run a search on this module, which keeps the best that it finds, or what it had."""
         before, former, training = self._clika_quantized, self._clika_wanted, self.training
         stages, wanted = ready.stages, ready.wanted
+        if wanted.idle_in_search:
+            ready.log.warning(f"{', '.join(wanted.idle_in_search)} changes nothing in a search by a goal")
 
         def adopt(found: Quantization | None) -> None:
             quantized = found and ready.quantized(found)
