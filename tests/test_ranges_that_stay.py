@@ -48,7 +48,7 @@ def traced(**arguments):
 
 def compiled(**options):
     settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
-    return clika_compile(Net().eval(), calibration_inputs=batches(), **{**settings, **options})
+    return clika_compile(Net().eval(), **{"calibration_inputs": batches(), **settings, **options})
 
 
 def planned(module, deployment):
@@ -141,6 +141,16 @@ def test_data_that_nobody_has_read_stays_when_weights_are_loaded():
     module.load_state_dict(module.state_dict())
     module.clika_initialize_algorithms()
     assert module._clika_calibration.table.batches == 4
+
+
+@pytest.mark.parametrize(("count", "traced_with"), [(6, 4), (3, 3)])
+def test_the_few_elements_that_were_traced_with_are_no_data_when_weights_are_loaded(tmp_path, count, traced_with):
+    module = compiled(calibration_inputs=iter(batches(count)), logs_dir=tmp_path)
+    module.load_state_dict(module.state_dict())
+    module.clika_initialize_algorithms()
+    assert module._clika_calibration.table.batches == traced_with
+    logs = "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    assert ("The ranges are those of the 4 inputs that the module was traced with" in logs) is (count > traced_with)
 
 
 def test_sizes_stay_when_weights_are_loaded_and_when_ranges_are_found_anew(monkeypatch):
