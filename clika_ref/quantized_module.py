@@ -38,7 +38,7 @@ from clika_ref.wanted import Wanted
 
 INTERRUPTED = (
     "calibration was interrupted after {:,} batches; give the same calibration_inputs once more, and it goes on behind "
-    "them"
+    "them, or others, and it begins anew"
 )
 
 
@@ -104,8 +104,9 @@ class QuantizedModule(SavedModule):
         The arguments mean what they mean to `clika_compile`. Data need not be given twice: another threshold, other
         layers or weights that were trained since begin with the ranges that are there. Where there are none, the
         calibration inputs are read that `clika_compile` was given beside ``tracing_inputs``; where these are all there
-        is, they are taken, with a warning. After an interrupt, a call with the same data goes on where it stopped;
-        until it succeeds, the module computes as before.
+        is, they are taken, with a warning. After an interrupt, a call with the same data goes on where it stopped; one
+        whose data begins with another batch begins anew, with a warning. Until a call succeeds, the module computes as
+        before.
 
         Raises:
             ModelError: there is no data, or it does not fit; settings ask for what there is not.

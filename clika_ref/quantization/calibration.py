@@ -13,6 +13,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import SAME_SCALE
+from clika_ref.quantization.fingerprint import batch_fingerprint
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.statistics import Measured, measured
 from clika_ref.sizes_seen import Sizes, sizes_of
@@ -91,8 +92,18 @@ class Calibration:
             _observe(found, value, x, "the caller", number)
         with torch.no_grad():
             interpret(self.graph, inputs, observe)
+        self.table.first = self.table.first if self.table.batches else batch_fingerprint(inputs)
         self.table.add(found)
         self.keep(inputs)
+
+    def begins_with(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether a batch is the first of those that were counted, as far as that is known."""
+        return self.table.first in ("", batch_fingerprint(inputs))
+
+    def begin_anew(self, graph: Graph) -> None:
+        """Forget what was found, and begin with a graph that nothing is smoothed in yet."""
+        self.graph, self.reservoir, self.sizes = graph, Reservoir(), Counter()
+        self.table = RangeTable(smoothed_for=self.table.smoothed_for, model=self.model)
 
     def keep(self, inputs: Sequence[Tensor]) -> None:
         """Remember the sizes of a batch, and the batch itself where there is room."""
