@@ -96,6 +96,14 @@ def test_a_layer_is_timed_with_what_the_runtime_computes_along_with_it():
     assert sorted(target.kinds) == [["conv2d", "relu"]] * 6 + [["linear"]] * 2, "each in float and in integers"
 
 
+@pytest.mark.parametrize(("least", "is_along"), [(0.0, True), (-1.0, False)])
+def test_a_layer_is_timed_without_what_the_runtime_computes_by_itself(least, is_along):
+    target, model = Slow({"conv2d": 0.0}), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(least, 6.0)).eval()
+    bounded = clika_compile(model, tracing_inputs=DATA[:1]).graph.clone()
+    LayerTimer(target, SCHEME, REGISTRY.operators).slower(bounded, DATA[:1])
+    assert target.kinds == [["conv2d", "hardtanh"] if is_along else ["conv2d"]] * 2
+
+
 def test_little_is_no_reason():
     assert not LayerTimer(Slow({"conv2d": 0.04, "linear": 0.04}), SCHEME, REGISTRY.operators).slower(graph(), DATA[:1])
 
