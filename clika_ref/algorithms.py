@@ -19,7 +19,7 @@ from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.exporting.export import lower
+from clika_ref.exporting.export import lower, refuse
 from clika_ref.input_checks import check_inputs
 from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
 from clika_ref.quantization.calibration import Calibration
@@ -288,6 +288,7 @@ def calibrated(
 
     Raises:
         ModelError: a key of the settings of layers matches nothing, or a width is asked for that the target lacks.
+        TargetError: layers are to be timed, and the target cannot run them.
     """
 
     def found() -> Stages:
@@ -295,6 +296,8 @@ def calibrated(
         return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
 
     found()  # what cannot be had is refused before data is read
+    if wanted.options.optimize_for == "latency":
+        refuse(calibration.graph, wanted.target)  # what does not run takes no time that could be told
     if wanted.idle:
         log.warning(f"{', '.join(wanted.idle)} changes nothing where weights alone are quantized")
     with kept_in(ranges_file, calibration, registry, log):
