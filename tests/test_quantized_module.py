@@ -461,6 +461,7 @@ def test_weights_that_are_not_trained_decide_all_the_same_with_a_warning(tmp_pat
         ("stem.1.running_var", float("nan"), r"NaN in 'stem.1.running_var'"),
         ("body.weight", float("inf"), r"an infinite number in 'body.weight': no integers"),
         ("head.weight", float("-inf"), r"an infinite number in 'head.weight'"),
+        ("stem.1.weight", float("inf"), r"an infinite number in 'stem.1.weight': no integers"),
     ],
 )
 def test_weights_that_no_integers_stand_for_are_named(name, number, said, only_weights):

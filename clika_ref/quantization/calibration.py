@@ -148,5 +148,8 @@ def _observe(found: dict[str, Measured], value: Value, x: Tensor, where: str, ba
     try:
         found[value.name] = measured(x)
     except ValueError as error:
-        msg = f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN; leave the batch out, or mend it"
+        msg = (
+            f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN; leave the batch out, or mend it; "
+            "where no batch does better, look for infinite numbers among the constants of the model"
+        )
         raise ModelError(msg) from error
