@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -18,7 +19,7 @@ from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.exporting.export import lower
+from clika_ref.exporting.export import lower, refuse
 from clika_ref.input_checks import check_inputs
 from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
 from clika_ref.quantization.calibration import Calibration
@@ -249,6 +250,17 @@ def _tell(found: Quantization, log: CompilationLog) -> None:
     log.table(WHAT_IF_TITLE, WHAT_IF, what_if_rows(found))
 
 
+OTHER = (
+    "The data begins with another batch than the pass that was interrupted after {:,}: ranges are found anew; to go on "
+    "with that pass, give the same data in the same order"
+)
+
+SHUFFLED = (
+    "The data begins with another batch than the ranges in {0} do: these stay, and as many batches, {1:,}, are not "
+    "run; where it is not the same data in another order, remove the file, or name another one in ranges_file"
+)
+
+
 def calibrated(
     calibration: Calibration,
     batches: Iterable[Sequence[torch.Tensor]],
@@ -262,6 +274,8 @@ def calibrated(
 ) -> Stages:
     """Calibrate a graph on batches; return the stages that decide what of it becomes integers.
 
+    A calibration that counts batches already goes on behind as many; where the first is another one, it begins anew.
+
     Args:
         calibration: of the graph (`to_calibrate`); it counts each batch at once, so that an interrupt loses none.
         batches: inputs of the graph, read once.
@@ -274,6 +288,7 @@ def calibrated(
 
     Raises:
         ModelError: a key of the settings of layers matches nothing, or a width is asked for that the target lacks.
+        TargetError: layers are to be timed, and the target cannot run them.
     """
 
     def found() -> Stages:
@@ -281,10 +296,14 @@ def calibrated(
         return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
 
     found()  # what cannot be had is refused before data is read
+    if wanted.options.optimize_for == "latency":
+        refuse(calibration.graph, wanted.target)  # what does not run takes no time that could be told
     if wanted.idle:
         log.warning(f"{', '.join(wanted.idle)} changes nothing where weights alone are quantized")
     with kept_in(ranges_file, calibration, registry, log):
-        calibrate(calibration, batches, wanted, registry, log, total=total)
+        anew = partial(to_calibrate, model, wanted, registry)
+        known = _known_again(calibration, batches, log, anew, ranges_file)
+        calibrate(calibration, known, wanted, registry, log, total=total)
     stages = found()  # smoothing may have added nodes
     if wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization:
         with log.stage("Timing") as stage:
@@ -292,6 +311,30 @@ def calibrated(
             stages.slow = timer.slower(calibration.graph, calibration.reservoir.batches[0])
             stage.done(f"{len(stages.slow):,} layers are slower in integers, and stay float")
     return stages
+
+
+def _known_again(
+    calibration: Calibration,
+    batches: Iterable[Sequence[torch.Tensor]],
+    log: CompilationLog,
+    anew: Callable[[], Calibration],
+    ranges_file: str | PathLike[str],
+) -> Iterable[Sequence[torch.Tensor]]:
+    """Return batches; where the first is not that which the ranges began with, say so, and begin the ranges anew.
+
+    Those of a file are what the user wants: they stay, as loaders may shuffle.
+    """
+    if not calibration.table.batches:
+        return batches
+    later = iter(batches)
+    first = [*itertools.islice(later, 1)]
+    if first and not calibration.begins_with(first[0]):
+        if ranges_file:
+            log.warning(SHUFFLED.format(ranges_file, calibration.table.batches))
+        else:
+            log.warning(OTHER.format(calibration.table.batches))
+            calibration.begin_anew(anew().graph)
+    return itertools.chain(first, later)
 
 
 def begun(

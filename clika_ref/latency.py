@@ -26,7 +26,7 @@ from clika_ref.quantization.layer_weights import numbers_of, weight_of
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.quantizing import Plan, attributes_of, quantize_layer
 from clika_ref.quantization.scales import Scale, weight_scales
-from clika_ref.quantization_scheme import QuantizationScheme
+from clika_ref.quantization_scheme import QuantizationScheme, absorbs
 from clika_ref.simulation import quantized_graph
 
 ROUNDS = 9
@@ -80,7 +80,7 @@ class LayerTimer:
         """Return what alone reads the result of a layer, where the runtime computes it along with the layer."""
         uses = [use.user for use in node.output.uses]
         (user,) = uses if len(uses) == 1 else (None,)
-        return user if isinstance(user, Node) and user.kind in self.scheme.absorbed else None
+        return user if isinstance(user, Node) and absorbs(self.scheme, user.kind, user.attrs) else None
 
     def _may_be_integers(self, node: Node) -> bool:
         if node.op.trait.kind != COMPUTE or node.kind not in self.scheme.layers:

@@ -77,7 +77,7 @@ class ClikaModule(QuantizedModule):
         Args:
             examples: the inputs to compare artifacts on.
             timings: seconds.
-            are_data: whether the examples are calibration inputs, and not only shaped like them.
+            are_data: whether the examples are the calibration inputs, and not a few of them, or only shaped like them.
             unread: calibration inputs that were given beside them.
         """
         self._clika_examples, self._clika_examples_are_data, self._clika_unread = examples, are_data, unread

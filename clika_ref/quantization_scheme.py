@@ -119,6 +119,12 @@ def adds_integer_bias(scheme: QuantizationScheme, operator: str, read: TensorTyp
     return operator in scheme.integer_bias and (is_flat or operator not in scheme.flat_bias)
 
 
+def absorbs(scheme: QuantizationScheme, operator: str, attributes: Mapping[str, Any]) -> bool:
+    """Whether the runtime computes an operator with such attributes along with the layer before it."""
+    wanted = scheme.absorbed.get(operator)
+    return wanted is not None and all(attributes[name] == value for name, value in wanted.items())
+
+
 def scheme_of(target: Target) -> QuantizationScheme | None:
     """Return the target's attribute ``scheme``, None where it has none and computes in float.
 

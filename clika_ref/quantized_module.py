@@ -38,7 +38,7 @@ from clika_ref.wanted import Wanted
 
 INTERRUPTED = (
     "calibration was interrupted after {:,} batches; give the same calibration_inputs once more, and it goes on behind "
-    "them"
+    "them, or others, and it begins anew"
 )
 
 
@@ -81,6 +81,10 @@ class _Calibrated:
     wanted: Wanted
     log: CompilationLog
 
+    def quantized(self, found: Quantization) -> Quantized:
+        """Return what a module keeps of what was decided."""
+        return Quantized(self.deployment.target, found.plan, self.stages.calibration.model)
+
 
 class QuantizedModule(SavedModule):
     """A module around a graph that keeps what its values held, and makes integers of it for one target or another."""
@@ -100,8 +104,9 @@ class QuantizedModule(SavedModule):
         The arguments mean what they mean to `clika_compile`. Data need not be given twice: another threshold, other
         layers or weights that were trained since begin with the ranges that are there. Where there are none, the
         calibration inputs are read that `clika_compile` was given beside ``tracing_inputs``; where these are all there
-        is, they are taken, with a warning. After an interrupt, a call with the same data goes on where it stopped;
-        until it succeeds, the module computes as before.
+        is, they are taken, with a warning. After an interrupt, a call with the same data goes on where it stopped; one
+        whose data begins with another batch begins anew, with a warning. Until a call succeeds, the module computes as
+        before.
 
         Raises:
             ModelError: there is no data, or it does not fit; settings ask for what there is not.
@@ -113,7 +118,7 @@ class QuantizedModule(SavedModule):
             registry = self._clika_registry or load_registry()
             found = decide(ready.stages, self.graph, ready.wanted, registry, ready.log)
         self._clika_deployment = ready.deployment
-        self.clika_adopt(Quantized(ready.deployment.target, found.plan), ready.stages.calibration, ready.wanted)
+        self.clika_adopt(ready.quantized(found), ready.stages.calibration, ready.wanted)
         return found
 
     def clika_quantize_to_goal(
@@ -137,7 +142,10 @@ class QuantizedModule(SavedModule):
         Args:
             eval_fn: takes this module, in eval mode and without gradients, and returns a score of which more is better.
             max_drop: by how much the score may fall, in its own units; from 0.
-            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for.
+            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for, and alone says
+                what stays float: ``automatic_skip_quantization=False`` and ``skip_tail_quantization=False`` change
+                nothing, with a warning. Nor does ``optimize_for="latency"`` where weights alone are quantized; where
+                values are, layers are timed before the search, and the whole is not.
             calibration_inputs: this and what follows, as for `clika_initialize_algorithms`.
             deployment_settings: of which target.
             layer_quantization_settings: what is otherwise for single layers.
@@ -160,10 +168,12 @@ class QuantizedModule(SavedModule):
         """Run a search on this module, which keeps the best that it finds, or what it had."""
         before, former, training = self._clika_quantized, self._clika_wanted, self.training
         stages, wanted = ready.stages, ready.wanted
+        if wanted.idle_in_search:
+            ready.log.warning(f"{', '.join(wanted.idle_in_search)} changes nothing in a search by a goal")
 
         def adopt(found: Quantization | None) -> None:
-            plan = found and Quantized(ready.deployment.target, found.plan)
-            self.clika_adopt(plan, stages.calibration, replace(wanted, given=search.settings(wanted.given)))
+            quantized = found and ready.quantized(found)
+            self.clika_adopt(quantized, stages.calibration, replace(wanted, given=search.settings(wanted.given)))
 
         def score(found: Quantization | None) -> float:
             adopt(found)
@@ -235,7 +245,7 @@ class QuantizedModule(SavedModule):
         """Return what becomes integers for a target: what was decided for its own, for another one what ranges tell.
 
         Raises:
-            ModelError: the module holds no ranges, as it was loaded.
+            ModelError: the module holds no ranges, as it was loaded, or nothing was decided by them yet.
             TargetError: the target computes in float, or no plugin provides it.
         """
         own, known, registry = self._clika_quantized, self._clika_deployment, self._clika_registry or load_registry()
@@ -250,16 +260,23 @@ class QuantizedModule(SavedModule):
 
     def _warn_of_trained_weights(self, plan: Plan | None, log: CompilationLog) -> None:
         """Warn where a plan has the scales of weights that have been trained since, or loaded."""
-        own, before = self._clika_quantized, self._clika_calibration
-        if own is not None and own.plan is plan and before is not None and before.model != fingerprint(self.graph):
+        own = self._clika_quantized
+        if own is not None and own.plan is plan and own.model not in ("", fingerprint(self.graph)):
+            reads = "without data" if self._clika_calibration is not None else "given calibration_inputs"
             log.warning(
                 "The weights have changed since their scales were found, and what lies beyond these is cut off; "
-                "clika_initialize_algorithms() finds them anew, without data"
+                f"clika_initialize_algorithms() finds them anew, {reads}"
             )
 
     def _decided_for(self, target: Target) -> Quantization:
         """Decide for a target from the ranges that are there."""
         wanted, before = self._clika_wanted, self._clika_calibration
+        if wanted is None and before is not None:
+            msg = (
+                f"nothing was decided yet by the ranges that are there, so that nobody knows what is wanted of "
+                f"{target.name}; call clika_initialize_algorithms(), which reads no data"
+            )
+            raise ModelError(msg)
         if wanted is None or before is None:
             msg = (
                 f"there are no ranges by which to quantize the module for {target.name}: none were found yet, or it is "
@@ -283,7 +300,8 @@ class QuantizedModule(SavedModule):
         Files are written as `clika_export` writes them, in the form that `export_configuration` asks for.
 
         Raises:
-            ModelError: the module holds no ranges, or no target is given, or something else is.
+            ModelError: the module holds no ranges, or nothing was decided by them yet; or no target is given, or
+                something else is.
             TargetError: a target computes in float or refuses a node, or no plugin provides it.
         """
         for deployment in deployments:

@@ -125,10 +125,11 @@ def _compile(travel: _Travel) -> ClikaModule | None:
                 return None
             module = _wrap(captured, callee, registry, choices, log)
     examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
-    are_data = travel.given.tracing_inputs is None
+    read = len(examples) if calibration is None else calibration.sizes.total()
+    are_data = travel.given.tracing_inputs is None and len(examples) >= read  # not where a few of more are traced with
     module.clika_remember(examples, log.timings, are_data=are_data, unread=travel.given.unread)
-    if wanted is not None and found is not None:
-        module.clika_adopt(Quantized(wanted.target.name, found.plan), calibration, wanted)
+    if wanted is not None and calibration is not None and found is not None:
+        module.clika_adopt(Quantized(wanted.target.name, found.plan, calibration.model), calibration, wanted)
     return module.train(training)
 
 

@@ -195,7 +195,8 @@ class ClikaCompileOptions:
 
     ranges_file: str | PathLike[str] = ""
     """Where to save the ranges that calibration finds, also when it is interrupted; one that exists is begun with, and
-    the batches that it counts are not run again. Nowhere where empty."""
+    as many batches as it counts are not run again, with a warning where the first is another one. Nowhere where
+    empty."""
 
     optimize_for: Goal = "size"
     """``"latency"`` leaves float what this machine takes longer for in integers: layers are timed one by one, and the

@@ -31,11 +31,14 @@ class Quantized:
 
     target: str
     plan: Plan
+    model: str = ""
+    """The `fingerprint` of the graph whose weights the scales are of; nothing where that is not known."""
 
     def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return what `read` takes: a document, and tensors under names that no weight has."""
         document, tensors = plan_to_json(self.plan)
-        return {"target": self.target, "plan": document}, {f"{PREFIX}{n}": t for n, t in tensors.items()}
+        told = {"target": self.target, "plan": document, "model": self.model}
+        return told, {f"{PREFIX}{n}": t for n, t in tensors.items()}
 
     @classmethod
     def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Quantized:
@@ -45,7 +48,7 @@ class Quantized:
             ModelError: it is of another version, or damaged.
         """
         own = {n.removeprefix(PREFIX): t for n, t in tensors.items() if n.startswith(PREFIX)}
-        return cls(str(document["target"]), plan_from_json(document["plan"], own))
+        return cls(str(document["target"]), plan_from_json(document["plan"], own), str(document.get("model", "")))
 
 
 def quantized_graph(graph: Graph, plan: Plan, target: Target, registry: Registry) -> Graph:

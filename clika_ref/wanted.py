@@ -88,6 +88,21 @@ class Wanted:
         return [f"{name}={getattr(self.options, name)!r}" for name, is_chosen in chosen.items() if is_chosen]
 
     @property
+    def idle_in_search(self) -> list[str]:
+        """What the user chose and changes nothing where thresholds are searched, as these alone say what stays float.
+
+        Layers whose values become integers are timed before a search; those that hold weights in few bits would have
+        to be in each step of it, as their widths change.
+        """
+        given, is_fast = self.settings, self.options.optimize_for == "latency"
+        chosen = {
+            "automatic_skip_quantization=False": not given.automatic_skip_quantization,
+            "skip_tail_quantization=False": given.skip_tail_quantization is False,
+            "optimize_for='latency' of weights alone": is_fast and bool(given.prefer_weights_only_quantization),
+        }
+        return [choice for choice, is_chosen in chosen.items() if is_chosen]
+
+    @property
     def smoothed_for(self) -> str:
         """What channels are smoothed for, in words, whatever the target is."""
         smoothing, equalization = self.options.smoothing, self.options.equalization

@@ -13,6 +13,7 @@ from clika_ref import (
     DeploymentSettings_ONNXRuntime_ONNX,
     ModelError,
     QuantizationSettings,
+    TargetError,
     clika_compile,
 )
 from clika_ref import latency as timing
@@ -96,6 +97,14 @@ def test_a_layer_is_timed_with_what_the_runtime_computes_along_with_it():
     assert sorted(target.kinds) == [["conv2d", "relu"]] * 6 + [["linear"]] * 2, "each in float and in integers"
 
 
+@pytest.mark.parametrize(("least", "is_along"), [(0.0, True), (-1.0, False)])
+def test_a_layer_is_timed_without_what_the_runtime_computes_by_itself(least, is_along):
+    target, model = Slow({"conv2d": 0.0}), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(least, 6.0)).eval()
+    bounded = clika_compile(model, tracing_inputs=DATA[:1]).graph.clone()
+    LayerTimer(target, SCHEME, REGISTRY.operators).slower(bounded, DATA[:1])
+    assert target.kinds == [["conv2d", "hardtanh"] if is_along else ["conv2d"]] * 2
+
+
 def test_little_is_no_reason():
     assert not LayerTimer(Slow({"conv2d": 0.04, "linear": 0.04}), SCHEME, REGISTRY.operators).slower(graph(), DATA[:1])
 
@@ -140,6 +149,24 @@ def test_all_of_a_model_stays_float_that_is_slower_as_a_whole(monkeypatch):
     assert not weights
     assert set(floats.values()) == {"the whole model takes 1.12 times as long in integers as in float"}
     assert len(floats) == 4
+
+
+def test_what_the_target_cannot_run_is_named_where_it_is_to_be_timed_and_before_data_is_read():
+    def never():
+        read.append(1)
+        yield DATA[0]
+
+    read = []
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).to(torch.bfloat16).eval()
+    module = clika_compile(net, tracing_inputs=[torch.randn(4, 64, dtype=torch.bfloat16)], optimize_for="latency")
+    few = QuantizationSettings(prefer_weights_only_quantization=True)
+    with pytest.raises(
+        TargetError, match=r"cannot run 2 nodes .*\n  linear in 0 .* no CPU kernels; compile the model in"
+    ):
+        module.clika_initialize_algorithms(
+            few, calibration_inputs=never(), deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()
+        )
+    assert not read
 
 
 def test_another_goal_is_refused_by_name():

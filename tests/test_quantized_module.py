@@ -461,6 +461,7 @@ def test_weights_that_are_not_trained_decide_all_the_same_with_a_warning(tmp_pat
         ("stem.1.running_var", float("nan"), r"NaN in 'stem.1.running_var'"),
         ("body.weight", float("inf"), r"an infinite number in 'body.weight': no integers"),
         ("head.weight", float("-inf"), r"an infinite number in 'head.weight'"),
+        ("stem.1.weight", float("inf"), r"an infinite number in 'stem.1.weight': no integers"),
     ],
 )
 def test_weights_that_no_integers_stand_for_are_named(name, number, said, only_weights):
@@ -516,6 +517,40 @@ def test_the_table_of_thresholds_tells_what_the_file_takes(tmp_path, dtype):
     size = module.clika_export(tmp_path / "model.onnx").path.stat().st_size
     assert found.what_if[-1].bytes == pytest.approx(size, rel=0.05)
     assert found.what_if[0].bytes == pytest.approx(512 * 512 * (1 + dtype.itemsize), rel=0.02), "one of two layers"
+
+
+class Tied(nn.Module):
+    """Three layers of one weight, whose last output is by far the most sensitive, and an embedding of it on wish."""
+
+    def __init__(self, *, embeds=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.three = (nn.Linear(256, 256) for _ in range(3))
+        self.two.weight = self.three.weight = self.one.weight
+        self.embeds = embeds
+
+    def forward(self, x):
+        x = self.two(torch.relu(self.one(x)))
+        x = self.three(torch.tanh(50 * x))
+        return x + nn.functional.embedding(torch.arange(4), self.one.weight).sum() if self.embeds else x
+
+
+@pytest.mark.parametrize("embeds", [False, True])
+def test_a_weight_that_several_layers_read_is_counted_as_the_file_holds_it(tmp_path, embeds):
+    data = [torch.randn(16, 256, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    module = clika_compile(Tied(embeds=embeds).eval(), tracing_inputs=data[:1], smoothing="off").eval()
+    found = module.clika_initialize_algorithms(
+        QuantizationSettings(automatic_skip_quantization=False), calibration_inputs=data, deployment_settings=HERE
+    )
+    thresholds = [row.threshold for row in found.what_if]
+    sizes = []
+    for threshold in thresholds:
+        part = module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=threshold))
+        sizes.append(module.clika_export(tmp_path / "model.onnx").path.stat().st_size)
+        assert part.bytes == found.what_if[len(sizes) - 1].bytes
+    assert [row.bytes for row in found.what_if] == pytest.approx(sizes, rel=0.06)
+    goal = module.clika_quantize_to_goal(lambda _: 0.0, 1.0)
+    assert goal.best.bytes == found.what_if[-1].bytes
 
 
 def test_the_log_has_the_lines_of_the_record(tmp_path):

@@ -1,11 +1,14 @@
 """What a module keeps of data between quantizations: ranges, sizes, data that nobody has read, wishes of the user."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from clika_ref import (
     ClikaCompileOptions,
+    ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_OpenVINO_ONNX,
     DeploymentSettings_TensorRT_LLM_ONNX,
@@ -18,6 +21,9 @@ from clika_ref import (
 )
 from clika_ref.latency import LayerTimer
 from clika_ref.quantization.calibration import Reservoir
+from clika_ref.quantization.fingerprint import batch_fingerprint
+from clika_ref.quantization.ranges import RangeTable
+from clika_ref.quantization.stages import Stages
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 
@@ -44,7 +50,11 @@ def traced(**arguments):
 
 def compiled(**options):
     settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
-    return clika_compile(Net().eval(), calibration_inputs=batches(), **{**settings, **options})
+    return clika_compile(Net().eval(), **{"calibration_inputs": batches(), **settings, **options})
+
+
+def told(folder):
+    return "".join(log.read_text() for log in folder.glob("*.log"))
 
 
 def planned(module, deployment):
@@ -61,9 +71,6 @@ def test_data_of_which_nothing_was_read_leaves_nothing_to_go_on_with(bad):
 
 
 def test_data_that_was_read_to_its_end_is_not_asked_for_again_where_what_follows_was_interrupted(monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
     module = traced(deployment_settings=HERE, clika_compile_options=ClikaCompileOptions(optimize_for="latency"))
     with monkeypatch.context() as patched:
         patched.setattr(LayerTimer, "slower", interrupted)
@@ -71,6 +78,53 @@ def test_data_that_was_read_to_its_end_is_not_asked_for_again_where_what_follows
             module.clika_initialize_algorithms(calibration_inputs=iter(batches()))
     module.clika_initialize_algorithms()
     assert module._clika_calibration.table.batches == 4
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+def warned_of_weights(module, folder):
+    module.clika_export(folder / "model.onnx")
+    return "weights have changed since their scales" in told(folder)
+
+
+def test_weights_that_were_trained_are_warned_of_also_where_quantizing_them_anew_was_interrupted(tmp_path, monkeypatch):
+    module = compiled(logs_dir=tmp_path)
+    assert not warned_of_weights(module, tmp_path)
+    with torch.no_grad():
+        module.get_parameter("first.weight").mul_(1.5)
+    with monkeypatch.context() as patched:
+        patched.setattr(Stages, "decided", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            module.clika_initialize_algorithms()
+    assert warned_of_weights(module, tmp_path)
+
+
+@pytest.mark.parametrize("way", ["copied", "saved"])
+def test_weights_are_known_again_where_a_module_was_copied_or_loaded(tmp_path, way):
+    module = compiled()
+    other = copy.deepcopy(module) if way == "copied" else ClikaModule()
+    if way == "saved":
+        other.load_state_dict(module.state_dict())
+    other._clika_logs_dir = tmp_path
+    assert not warned_of_weights(other.eval(), tmp_path)
+    with torch.no_grad():
+        other.get_parameter("first.weight").mul_(1.5)
+    assert warned_of_weights(other, tmp_path)
+    assert "finds them anew, given calibration_inputs" in told(tmp_path)
+
+
+def test_where_nothing_was_decided_yet_by_the_ranges_targets_are_not_told_that_there_are_none(monkeypatch):
+    module = traced()
+    with monkeypatch.context() as patched:
+        patched.setattr(Stages, "decided", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
+    with pytest.raises(ModelError, match=r"nothing was decided yet by the ranges .* which reads no data"):
+        module.clika_compare_targets(HERE)
+    module.clika_initialize_algorithms(deployment_settings=HERE)
+    assert module.clika_compare_targets(HERE).rows[0].of_layers == 2
 
 
 def test_an_interrupted_pass_goes_on_though_older_ranges_served_meanwhile():
@@ -88,11 +142,62 @@ def test_an_interrupted_pass_goes_on_though_older_ranges_served_meanwhile():
     assert module._clika_unfinished is None
 
 
+def after_an_interrupt(module, data, stops=5):
+    def stopping():
+        yield from batches(6, seed=7)[:stops]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
+    module.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
+    return module._clika_calibration
+
+
+@pytest.mark.parametrize("smoothing", ["on", "off"])
+def test_other_data_than_that_of_a_pass_that_was_interrupted_is_counted_from_its_first_element(tmp_path, smoothing):
+    options = {"clika_compile_options": ClikaCompileOptions(smoothing=smoothing)}
+    found = after_an_interrupt(traced(logs_dir=tmp_path, **options), iter(batches(7, seed=1)))
+    assert found.table.batches == found.sizes.total() == len(found.reservoir.batches) == 7
+    assert "begins with another batch than the pass that was interrupted after 5" in told(tmp_path)
+    alone = traced(**options)
+    alone.clika_initialize_algorithms(calibration_inputs=batches(7, seed=1), deployment_settings=HERE)
+    x, module = batches()[0], traced(**options)
+    after_an_interrupt(module, batches(7, seed=1))
+    assert torch.equal(module.eval()(x), alone.eval()(x))
+
+
+def test_the_same_data_goes_on_where_it_stopped_without_a_warning(tmp_path):
+    assert after_an_interrupt(traced(logs_dir=tmp_path), batches(6, seed=7)).table.batches == 6
+    assert "6 batches, 5 of them from before" in told(tmp_path)
+    assert "begins with another batch" not in told(tmp_path)
+
+
+def test_ranges_of_a_file_stay_where_data_comes_in_another_order_with_a_warning(tmp_path):
+    file = tmp_path / "ranges.safetensors"
+    compiled(ranges_file=file)
+    before = file.read_bytes()
+    module = compiled(ranges_file=file, calibration_inputs=batches()[::-1], logs_dir=tmp_path)
+    assert "begins with another batch than the ranges in" in told(tmp_path)
+    assert module._clika_calibration.table.batches == 4
+    assert file.read_bytes() == before
+    assert RangeTable.load(file).first == batch_fingerprint(batches()[:1])
+
+
 def test_data_that_nobody_has_read_stays_when_weights_are_loaded():
     module = traced(calibration_inputs=iter(batches()))
     module.load_state_dict(module.state_dict())
     module.clika_initialize_algorithms()
     assert module._clika_calibration.table.batches == 4
+
+
+@pytest.mark.parametrize(("count", "traced_with"), [(6, 4), (3, 3)])
+def test_the_few_elements_that_were_traced_with_are_no_data_when_weights_are_loaded(tmp_path, count, traced_with):
+    module = compiled(calibration_inputs=iter(batches(count)), logs_dir=tmp_path)
+    module.load_state_dict(module.state_dict())
+    module.clika_initialize_algorithms()
+    assert module._clika_calibration.table.batches == traced_with
+    warned = "The ranges are those of the 4 inputs that the module was traced with" in told(tmp_path)
+    assert warned is (count > traced_with)
 
 
 def test_sizes_stay_when_weights_are_loaded_and_when_ranges_are_found_anew(monkeypatch):

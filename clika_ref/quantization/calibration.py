@@ -14,6 +14,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.quantization.channels import channel_means
+from clika_ref.quantization.fingerprint import batch_fingerprint
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.running import run
 from clika_ref.quantization.statistics import Measured, measured
@@ -100,6 +101,7 @@ class Calibration:
             _observe(found, value, x, "the caller", number)
         with torch.no_grad():
             run(self.graph, inputs, observe)
+        self.table.first = self.table.first if self.table.batches else batch_fingerprint(inputs)
         self.table.add(found)
         self.keep(inputs)
         if place <= FITTED and place < len(self.reservoir.batches):
@@ -120,6 +122,15 @@ class Calibration:
     def of(self, graph: Graph, model: str) -> Calibration:
         """Return the same for another form of the graph, or for other weights, whose means are others."""
         return replace(self, graph=graph, model=model, _means={})
+
+    def begins_with(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether a batch is the first of those that were counted, as far as that is known."""
+        return self.table.first in ("", batch_fingerprint(inputs))
+
+    def begin_anew(self, graph: Graph) -> None:
+        """Forget what was found, and begin with a graph that nothing is smoothed in yet."""
+        self.graph, self.reservoir, self.sizes, self._means = graph, Reservoir(), Counter(), {}
+        self.table = RangeTable(smoothed_for=self.table.smoothed_for, model=self.model)
 
     def keep(self, inputs: Sequence[Tensor]) -> None:
         """Remember the sizes of a batch, and the batch itself where there is room."""
@@ -169,5 +180,8 @@ def _observe(found: dict[str, Measured], value: Value, x: Tensor, where: str, ba
     try:
         found[value.name] = measured(x)
     except ValueError as error:
-        msg = f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN; leave the batch out, or mend it"
+        msg = (
+            f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN; leave the batch out, or mend it; "
+            "where no batch does better, look for infinite numbers among the constants of the model"
+        )
         raise ModelError(msg) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clika_ref.core.ir import Graph, Node, Value
@@ -68,6 +68,8 @@ class Quantization:
     what_if: Sequence[WhatIf]
     observer: str
     """What the ranges of values were chosen by; nothing where only weights are quantized."""
+    bytes: int
+    """Of the file, as `WhatIf` counts them."""
 
 
 def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: QuantizationScheme) -> list[LayerReport]:
@@ -101,7 +103,8 @@ def of_weights_only(graph: Graph, scheme: QuantizationScheme, found: Found) -> Q
             told = node.name, node.origin.scope, node.kind, found.weighed.get(node), found.floats.get(node, "")
             reports.append(LayerReport(*told, (bits, FLOAT_BITS), before, after))
     parts = {node.name: Parts(sensitivity) for node, sensitivity in found.weighed.items()}
-    return Quantization(plan, reports, what_if(reports, parts, {}, found.varying, whole=bytes_of(graph)), "")
+    rows = what_if(reports, parts, {}, found.varying, graph=graph)
+    return Quantization(plan, reports, rows, "", bytes_with(graph, reports))
 
 
 def what_if(
@@ -111,7 +114,7 @@ def what_if(
     varying: float,
     measured: float | None = None,
     *,
-    whole: int,
+    graph: Graph,
 ) -> list[WhatIf]:
     """Return what each threshold would give at which one more layer is quantized, errors of layers adding up.
 
@@ -123,19 +126,19 @@ def what_if(
         measured: the error of the outputs with what is quantized, as a share of their energy, by which all are
             corrected: errors of layers may add up to more, or cancel, the more so the more there are. What one layer
             alone does was estimated right.
-        whole: the bytes of the graph in float (`bytes_of`).
+        graph: of these layers, in float.
     """
     foreseen = together((parts[r.name] for r in reports if r.name in parts and not r.reason), joints)
     excess = measured / foreseen - 1 if measured and foreseen else 0.0
     weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None and r.name in parts]
     rows: list[WhatIf] = []
-    saved, quantized = 0, list[Parts]()
+    file, quantized = _File(graph), list[Parts]()
     for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):
-        saved += layer.bytes_before - layer.bytes_quantized
+        file.quantize(layer)
         quantized.append(parts[layer.name])
         error = together(quantized, joints)
         error *= 1 + excess * min(error / foreseen, 1.0) if foreseen else 1.0
-        rows.append(WhatIf(sensitivity, count, whole - saved, decibels(varying, error)))
+        rows.append(WhatIf(sensitivity, count, file.bytes, decibels(varying, error)))
     return rows
 
 
@@ -144,14 +147,42 @@ def decibels(signal: float, noise: float) -> float:
     return math.inf if not noise else -math.inf if not signal else 10 * math.log10(signal / noise)
 
 
-def bytes_of(graph: Graph) -> int:
-    """Return what all constants take that anything reads."""
-    return sum(_size(value) * value.type.dtype.itemsize for value in graph.constants.values() if value.uses)
+def bytes_with(graph: Graph, reports: Iterable[LayerReport]) -> int:
+    """Return what the weights and constants of a file take whose layers are as they are reported."""
+    file = _File(graph)
+    for layer in reports:
+        if not layer.reason:
+            file.quantize(layer)
+    return file.bytes
+
+
+class _File:
+    """What the constants of a graph take that anything reads, while one layer after another gets integers of its own.
+
+    A weight that several read stays in float beside the integers of some of them, until the last one has its own.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._readers = {value: len(value.uses) for value in graph.constants.values() if value.uses}
+        self.bytes = sum(map(_bytes_of, self._readers))
+
+    def quantize(self, layer: LayerReport) -> None:
+        """Let a layer read integers in place of its weight."""
+        self.bytes += layer.bytes_quantized
+        for weight in _weights(self._nodes[layer.name]):
+            self._readers[weight] -= 1
+            if not self._readers[weight]:
+                self.bytes -= _bytes_of(weight)
 
 
 def _bytes(node: Node) -> int:
     """Return what the weight of a layer takes as it is."""
-    return sum(_size(weight) * weight.type.dtype.itemsize for weight in _weights(node))
+    return sum(map(_bytes_of, _weights(node)))
+
+
+def _bytes_of(constant: Value) -> int:
+    return _size(constant) * constant.type.dtype.itemsize
 
 
 def _elements(node: Node) -> int:

@@ -1,8 +1,11 @@
-"""A short mark of a graph and of its weights, by which it is known again whether ranges and scales are of these."""
+"""Short marks of a graph and its weights, and of data, by which it is known again what ranges and scales are of."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+
+from torch import Tensor
 
 from clika_ref.core.ir import Graph
 from clika_ref.quantization.layer_weights import numbers_of
@@ -22,4 +25,13 @@ def fingerprint(graph: Graph) -> str:
         if name not in graph.state and value.data is not None:
             mark.update(f"{name} {value.type}".encode())
             mark.update(sampled(in_memory_order(numbers_of(value))).cpu().numpy().tobytes())
+    return mark.hexdigest()
+
+
+def batch_fingerprint(inputs: Sequence[Tensor]) -> str:
+    """Return 32 hexadecimal digits, equal for batches of the same sides and elements, as far as these are looked at."""
+    mark = hashlib.blake2b(digest_size=16)
+    for x in inputs:
+        mark.update(f"{x.dtype} {tuple(x.shape)}".encode())
+        mark.update(sampled(x.detach().reshape(-1)).cpu().numpy().tobytes())
     return mark.hexdigest()

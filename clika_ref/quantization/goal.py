@@ -14,7 +14,7 @@ from clika_ref.quantization_settings import QuantizationSettings
 EVERYTHING = sys.float_info.max
 """A threshold that no layer is above."""
 
-TRIALS = ("threshold", "layers in integers", "bytes of weights", "score", "drop", "within max_drop")
+TRIALS = ("threshold", "layers in integers", "bytes of the file", "score", "drop", "within max_drop")
 """The columns of `GoalSearch.rows`."""
 
 
@@ -37,8 +37,8 @@ class GoalTrial:
 
     @property
     def bytes(self) -> int:
-        """Of all weights of layers."""
-        return sum(layer.bytes_after for layer in self.found.layers)
+        """Of the file, as `WhatIf` counts them."""
+        return self.found.bytes
 
 
 @dataclass

@@ -11,7 +11,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.quantization.calibration import moves_what_was_seen
 from clika_ref.quantization.layer_weights import groups_of, is_own, position_of
-from clika_ref.quantization_scheme import QuantizationScheme, Sums
+from clika_ref.quantization_scheme import QuantizationScheme, Sums, absorbs
 
 COMPUTE = "compute"
 """The kind of trait of operators that multiply and add up, which is where integers save time."""
@@ -119,9 +119,10 @@ class _Placing:
         value = node.output
         while node.kind in self.scheme.closed | self.scheme.elementwise and len(value.uses) == 1:
             (use,) = value.uses
-            if not isinstance(use.user, Node) or not self._is_absorbed(use.user) or use.position != 0:
+            user = use.user
+            if not isinstance(user, Node) or use.position != 0 or not absorbs(self.scheme, user.kind, user.attrs):
                 break
-            value = use.user.output
+            value = user.output
         return value
 
     def _before_moves(self, value: Value) -> Value:
@@ -132,10 +133,6 @@ class _Placing:
                 break
             value = source
         return value
-
-    def _is_absorbed(self, node: Node) -> bool:
-        wanted = self.scheme.absorbed.get(node.kind)
-        return wanted is not None and all(node.attrs[name] == value for name, value in wanted.items())
 
     def _visit(self, node: Node, wanted: set[Value]) -> None:
         """Decide on the results of a node; what it reads is decided on."""

@@ -46,6 +46,8 @@ class RangeTable:
     """What that was looked for, in words; the quotients serve nothing else."""
     model: str = ""
     """Whose values they are (`clika_ref.quantization.fingerprint`); nothing where that is not known."""
+    first: str = ""
+    """The fingerprint of the first batch, by which the data is known again; nothing where that is not known."""
 
     def add(self, batch: Mapping[str, Measured]) -> None:
         """Take in what the values held in one more batch."""
@@ -55,6 +57,7 @@ class RangeTable:
 
     def merge(self, other: RangeTable) -> None:
         """Take in a table of other data."""
+        self.first = self.first if self.batches else other.first
         self.batches += other.batches
         for name, statistics in other.values.items():
             self._of(name).merge(statistics)
@@ -72,6 +75,7 @@ class RangeTable:
             "version": VERSION,
             "model": self.model,
             "batches": self.batches,
+            "first": self.first,
             "smoothing": None if self.smoothing is None else [*self.smoothing],
             "smoothed for": self.smoothed_for,
             "values": {name: _to_json(statistics) for name, statistics in self.values.items()},
@@ -101,7 +105,7 @@ class RangeTable:
                 raise ModelError(msg)
             found = zip(document["values"].items(), counts, strict=True)
             values = {name: _from_json(entry, of_value) for (name, entry), of_value in found}
-            told = str(document["smoothed for"]), str(document["model"])
+            told = str(document["smoothed for"]), str(document["model"]), str(document.get("first", ""))
             return cls(values, int(document["batches"]), smoothing, *told)
         except (OSError, KeyError, ValueError, TypeError, AttributeError, safetensors.SafetensorError) as error:
             msg = f"{path} is no range table: {type(error).__name__}: {error}; calibrate again and save that"

@@ -1,4 +1,4 @@
-"""Weights that no integers stand for: NaN anywhere, and infinities in what layers multiply by."""
+"""Weights that no integers stand for: NaN anywhere, and infinities in what layers and normalizations multiply by."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
+from clika_ref.core.accuracy import NORM
 from clika_ref.core.errors import ModelError
-from clika_ref.core.ir import Graph
-from clika_ref.quantization.layer_weights import is_own, numbers_of, weight_of
+from clika_ref.core.ir import Graph, Node
+from clika_ref.quantization.layer_weights import is_own, numbers_of, position_of
 from clika_ref.quantization.placement import COMPUTE
 
 
 def refuse_spoiled_weights(model: Graph) -> None:
-    """Refuse NaN in constants that are read, and infinities in weights of layers; elsewhere these are masks.
+    """Refuse NaN in constants that are read, and infinities in weights, which make NaN of 0; elsewhere these are masks.
 
     Args:
         model: the graph that has the names of the user's parameters.
@@ -23,13 +24,22 @@ def refuse_spoiled_weights(model: Graph) -> None:
     """
     read = {name: v.data for name, v in model.constants.items() if v.uses and name not in model.state}
     held = {name: data for name, data in read.items() if data is not None}
-    layers = [node for node in model.nodes if node.op.trait.kind == COMPUTE and is_own(model, weight_of(node))]
-    weights = {weight_of(node).name: numbers_of(weight_of(node)) for node in layers}
+    operands = [node.inputs[place] for node in model.nodes if (place := _place_of_weight(node)) is not None]
+    weights = {weight.name: numbers_of(weight) for weight in operands if is_own(model, weight)}
     spoiled = [f"NaN in {name!r}" for name in _named(held) if has_nan(held[name])]
     spoiled += [f"an infinite number in {name!r}" for name in _named(weights) if _has_infinity(weights[name])]
     if spoiled:
         msg = f"{', '.join(spoiled)}: no integers stand for it; mend it, and quantize then"
         raise ModelError(msg)
+
+
+def _place_of_weight(node: Node) -> int | None:
+    """Return the position of what a layer or a normalization multiplies by; None where there is none."""
+    if node.op.trait.kind == COMPUTE:
+        return position_of(node)
+    names = [operand.name for operand in node.op.operands] if node.op.error is NORM else []
+    place = names.index("weight") if "weight" in names else len(node.inputs)
+    return place if place < len(node.inputs) else None  # trailing ones may be left out of a call
 
 
 def _named(held: Mapping[str, torch.Tensor]) -> list[str]:

@@ -14,7 +14,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.quantization.bias_correction import BiasShifts
 from clika_ref.quantization.calibration import FITTED, Calibration
-from clika_ref.quantization.decision import Quantization, bytes_of, layer_reports, of_weights_only, what_if
+from clika_ref.quantization.decision import Quantization, bytes_with, layer_reports, of_weights_only, what_if
 from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import Placement, place
 from clika_ref.quantization.planning import Planner
@@ -125,8 +125,8 @@ class Stages:
             for n, part in weighed.parts.items()
             if n not in cheap or n in placement.layers
         }
-        rows = what_if(reports, parts, weighed.joints, varying, error, whole=bytes_of(self._graph))
-        return Quantization(plan, reports, rows, ranging.observers)
+        rows = what_if(reports, parts, weighed.joints, varying, error, graph=self._graph)
+        return Quantization(plan, reports, rows, ranging.observers, bytes_with(self._graph, reports))
 
     def _without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
         """Return where integers are with further layers left float, with which scales, and the error on data."""

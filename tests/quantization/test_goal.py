@@ -7,7 +7,7 @@ import torch
 from small_schemes import scheme_with
 from torch import nn
 
-from clika_ref import ModelError, QuantizationSettings, clika_compile
+from clika_ref import ClikaCompileOptions, ModelError, QuantizationSettings, clika_compile
 from clika_ref.quantization.decision import LayerReport, Quantization, WhatIf
 from clika_ref.quantization.goal import EVERYTHING, GoalSearch
 from clika_ref.quantization.quantizing import Plan
@@ -25,7 +25,8 @@ def decided(threshold):
         )
         for i in range(LAYERS)
     ]
-    return Quantization(Plan(SCHEME), layers, [WhatIf(i / 10, i + 1, 0, 0.0) for i in range(LAYERS)], "")
+    rows = [WhatIf(i / 10, i + 1, 0, 0.0) for i in range(LAYERS)]
+    return Quantization(Plan(SCHEME), layers, rows, "", sum(layer.bytes_after for layer in layers))
 
 
 def count(found):
@@ -118,6 +119,25 @@ def test_where_the_narrowest_width_of_any_layer_is_too_much_the_widest_is_found(
     found = module.clika_quantize_to_goal(lambda m: -float(4 in widths(m)), 0.5, settings, calibration_inputs=data)
     assert widths(module) == [8, 8, 8]
     assert "with 3 layers in integers" in found.reason, "the one that fails with the most bytes"
+
+
+@pytest.mark.parametrize(
+    ("settings", "goal", "idle"),
+    [
+        ({"skip_tail_quantization": False}, "size", "skip_tail_quantization=False changes nothing"),
+        ({"automatic_skip_quantization": False}, "latency", "automatic_skip_quantization=False changes nothing"),
+        ({"prefer_weights_only_quantization": True}, "latency", "optimize_for='latency' of weights alone changes"),
+        ({"prefer_weights_only_quantization": True, "skip_tail_quantization": True}, "size", ""),
+    ],
+)
+def test_what_changes_nothing_in_a_search_is_warned_of(tmp_path, settings, goal, idle):
+    net, data, _ = compiled()
+    options = {"clika_compile_options": ClikaCompileOptions(optimize_for=goal), "logs_dir": tmp_path}
+    module = clika_compile(net, tracing_inputs=data[:1], **options)
+    module.clika_quantize_to_goal(lambda _: 0.0, 1.0, QuantizationSettings(**settings), calibration_inputs=data)
+    (log,) = (path.read_text() for path in tmp_path.glob("*.log") if "Searching" in path.read_text())
+    assert ("in a search by a goal" in log) is bool(idle)
+    assert idle in log
 
 
 @pytest.mark.parametrize("calls", [1, 3])
