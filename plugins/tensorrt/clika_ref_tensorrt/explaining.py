@@ -7,7 +7,8 @@ from pathlib import Path
 import onnx
 
 from clika_ref.precisions import FLOAT, FUSED, INTEGERS
-from clika_ref_tensorrt.onnx_file import DEQUANTIZE, QUANTIZE, OnnxFile
+from clika_ref_tensorrt.onnx_file import OnnxFile
+from clika_ref_tensorrt.own_operators import DEQUANTIZE, QUANTIZE
 from clika_ref_tensorrt.rule_book import FUSED_BEHIND, TYPES, WEIGHTED, type_name
 from clika_ref_tensorrt.rules import violations
 

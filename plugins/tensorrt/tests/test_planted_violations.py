@@ -9,16 +9,24 @@ from clean import CLEAN
 from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES
 from clika_ref_tensorrt.rules import violations
 from further_planted import FURTHER, NEAR, few_bits_first, float_convolution
+from newer_planted import NEAR_NEWER, NEWER, UNKNOWN_TO_ONNX
 from onnx import TensorProto as Kind
 from planted import FAULTS
 from sketches import blockwise, convolution
 
-CORRECT, PLANTED = {**CLEAN, **NEAR}, {**FAULTS, **FURTHER}
+CORRECT, PLANTED = {**CLEAN, **NEAR, **NEAR_NEWER}, {**FAULTS, **FURTHER, **NEWER}
 
 
 @pytest.mark.parametrize("graph", CORRECT.values(), ids=CORRECT.keys())
 def test_a_clean_graph_breaks_no_rule(graph):
     onnx.checker.check_model(graph(), full_check=True)
+    assert violations(graph()) == []
+
+
+@pytest.mark.parametrize("graph", UNKNOWN_TO_ONNX.values(), ids=UNKNOWN_TO_ONNX.keys())
+def test_what_onnx_refuses_and_tensorrt_takes_breaks_no_rule(graph):
+    with pytest.raises((onnx.checker.ValidationError, onnx.shape_inference.InferenceError)):
+        onnx.checker.check_model(graph(), full_check=True)
     assert violations(graph()) == []
 
 
@@ -59,7 +67,7 @@ def test_each_planted_violation_is_found_by_the_rules_that_it_breaks(planted, ru
         "Conv of axis 1": "the scales of a weight of Conv lie along axis 1; its output channels lie on 0",
         "Transpose and MatMul of axis 1": "lie along axis 1, which becomes 0; its output channels lie on 1",
         "grouped ConvTranspose": "has groups and a weight with a scale for each channel; give it one scale, or",
-        "Conv of float weight": "its weight is not quantized, though the other is: it runs in float; quantize both, or",
+        "Conv of float weight": "its weight is not quantized, though the other is: it runs in float; quantize all, or",
         "Conv of float activation": "its input is not quantized, though the other is",
         "int4 by int8": "its weight is int4, and its input is quantized; such weights are multiplied with floats",
         "float8 by int8": "its operands are FLOAT8E4M3FN and INT8; give both the same integers",
