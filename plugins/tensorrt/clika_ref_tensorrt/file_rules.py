@@ -16,8 +16,21 @@ OPSETS = range(9, 26)
 MOST_TOP = 3840
 
 NOT_IMPORTED = frozenset(
+    {
+        "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CenterCropPad",
+        "Col2Im", "Compress", "ConcatFromSequence", "DFT", "Det", "ImageDecoder", "MaxRoiPool", "MaxUnpool",
+        "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss", "Optional", "OptionalGetElement",
+        "OptionalHasElement", "RegexFullMatch", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
+        "SequenceInsert", "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence",
+        "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
+    }
+)  # fmt: skip
+"""Operators that its parser does not know. Source: docs/operators.md of onnx-tensorrt, of TensorRT 10.15."""
+
+OF_INTEGERS = frozenset(
     {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QGemm", "QLinearAdd"}
 )
+"""Operators of integers, which it does not know either."""
 
 SHAPED = ("Reshape", "Expand", "ConstantOfShape")
 """Operators whose result has as many sides as their last operand has elements."""
@@ -68,7 +81,9 @@ def _(file: OnnxFile) -> Found:
 def _(file: OnnxFile) -> Found:
     functions = {(function.domain, function.name) for function in file.model.functions}  # which ONNX refuses
     for node in file.everywhere:
-        if node.op_type in NOT_IMPORTED:
+        if node.op_type in NOT_IMPORTED and node.domain in ONNX_DOMAINS:
+            yield node, f"{node.op_type} is not imported; write it in other operators, or as a plugin of TensorRT's"
+        elif node.op_type in OF_INTEGERS:
             yield node, f"{node.op_type} is not imported; write float operators between QuantizeLinear and its inverse"
         elif node.domain not in ONNX_DOMAINS and (node.domain, node.op_type) not in functions and not is_known(node):
             yield node, f"{node.domain}.{node.op_type} is no operator of ONNX; it needs a plugin of TensorRT's"

@@ -8,6 +8,7 @@ import onnx
 
 from clika_ref_tensorrt.onnx_file import FLOATS, NOTHING, OnnxFile
 from clika_ref_tensorrt.own_operators import DEQUANTIZE, DOMAIN, QUANTIZE
+from clika_ref_tensorrt.placement_rules import serves_layers
 from clika_ref_tensorrt.rule_book import (
     COMPUTED,
     CONVOLUTIONS,
@@ -39,7 +40,7 @@ BETWEEN = NOTHING | {"Transpose", "Reshape", "Cast"}
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE, DEQUANTIZE):
         kind = file.integer_type(node)
-        if kind == TYPES.INT32:
+        if kind == TYPES.INT32 and not serves_layers(file, node):
             continue  # a bias, of which another rule speaks
         if kind not in COMPUTED:
             name = type_name(kind) if kind else "unknown"

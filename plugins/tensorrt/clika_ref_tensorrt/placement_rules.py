@@ -174,6 +174,14 @@ def _(file: OnnxFile) -> Found:
         if (other := around.get(name) or first.get(name)) is not None:
             yield node, f"quantizes {name!r}, as {other.name!r} does; let one serve all"
         first.setdefault(name, node)
+        made = file.source(node.input[0], NOTHING)
+        if made is not None and made.op_type == DEQUANTIZE and _is_inverse(file, node, made):
+            yield node, f"quantizes what {made.name!r} has just dequantized; read that"
+
+
+def _is_inverse(file: OnnxFile, node: onnx.NodeProto, made: onnx.NodeProto) -> bool:
+    """Whether a quantizer makes the integers again that a dequantizer reads."""
+    return file.integer_type(node) == file.integer_type(made) and not _differing(file, node, made)
 
 
 def _quantized(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
@@ -193,8 +201,10 @@ def _(file: OnnxFile) -> Found:
         for reader in file.readers.get(node.output[0], []):
             if reader.op_type != DEQUANTIZE and not file.moves(reader):
                 yield reader, f"reads the integers of {node.name!r} itself; a DequantizeLinear must come between"
-        if node.output[0] in file.outputs:
-            yield node, "its integers are an output; return floats, behind a DequantizeLinear"
+    for value in file.graph.output:
+        source = file.source(value.name)
+        if source is not None and source.op_type == QUANTIZE:
+            yield source, "its integers are an output; return floats, behind a DequantizeLinear"
     for node in file.of_kind(DEQUANTIZE):
         made = file.source(node.input[0])
         is_quantizer = made is not None and made.op_type in (QUANTIZE, *DYNAMIC)

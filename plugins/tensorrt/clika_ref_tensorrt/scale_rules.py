@@ -10,7 +10,7 @@ import onnx
 from clika_ref_tensorrt.axes import kept_sides, moved_axis
 from clika_ref_tensorrt.onnx_file import KEEPING, OnnxFile
 from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC, QUANTIZE, TYPES
-from clika_ref_tensorrt.rule_book import WEIGHTED, Found, multiplied, rule
+from clika_ref_tensorrt.rule_book import CONVOLUTIONS, WEIGHTED, Found, multiplied, rule
 
 
 @rule("zero-point")
@@ -86,7 +86,7 @@ def _(file: OnnxFile) -> Found:
 @rule("weight-axis")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(*WEIGHTED):
-        for position in range(0 if node.op_type in ("MatMul", "Einsum") else 1, len(multiplied(node))):
+        for position in range(1 if node.op_type in CONVOLUTIONS else 0, len(multiplied(node))):
             yield from _misplaced_scales(file, node, position)
 
 
@@ -112,7 +112,8 @@ def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int
         case "ConvTranspose":
             return 1
         case "Gemm":
-            return 0 if file.attribute(node, "transB", 0) else 1
+            is_turned = file.attribute(node, "transB" if position else "transA", 0)
+            return int(bool(is_turned) != bool(position))
         case "Einsum":
             kept = kept_sides(file.attribute(node, "equation", b"").decode(), position)
             return axis if axis in kept else next(iter(kept), None)

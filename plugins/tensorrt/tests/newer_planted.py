@@ -4,8 +4,8 @@ from functools import partial
 
 from onnx import TensorProto as Kind
 from onnx import helper
-from planting import between, drop, find, given, reading
-from sketches import IMAGE, Sketch, blockwise, branches, convolution, node, perceptron
+from planting import also_returning, between, drop, find, foreign, given, reading
+from sketches import IMAGE, Sketch, blockwise, branches, convolution, filled, node, perceptron
 
 
 def own(model, **names):
@@ -175,6 +175,84 @@ def int4_beside_float8():
     return sketch.model(sketch.node("MatMul", "out", sketch.quantized(tensor), sketch.weight("v", 128, 32)), 21)
 
 
+def in_a_loop(axis=0, zero=0):
+    """A loop, in which a convolution reads what is quantized there."""
+    held = {"x_scale": 0.05, "x_zero": zero, "w": 0.2, "w_scale": 0.05, "w_zero": 0}
+    shapes = {"w": [16, 16, 1, 1], "w_scale": [16], "w_zero": [16]}
+    constants = [filled(n, Kind.INT8 if "zero" in n else Kind.FLOAT, shapes.get(n, []), v) for n, v in held.items()]
+    nodes = [
+        node("Identity", "on", "more"),
+        node("QuantizeLinear", "state x_scale x_zero", "x_Q"),
+        node("DequantizeLinear", "x_Q x_scale x_zero", "x_DQ"),
+        node("QuantizeLinear", "w w_scale w_zero", "w_Q", axis=axis),
+        node("DequantizeLinear", "w_Q w_scale w_zero", "w_DQ", axis=axis),
+        node("Conv", "x_DQ w_DQ", "end"),
+    ]
+    flag, image = (partial(helper.make_tensor_value_info, elem_type=k, shape=s) for k, s in ((9, []), (1, IMAGE)))
+    begin = [helper.make_tensor_value_info("turn", Kind.INT64, []), flag("on"), image("state")]
+    body = helper.make_graph(nodes, "body", begin, [flag("more"), image("end")], constants)
+    sketch = Sketch()
+    turns, go = sketch.constant("turns", [], 2, Kind.INT64), sketch.constant("go", [], 1, Kind.BOOL)
+    return sketch.model(sketch.node("Loop", "out", turns, go, sketch.input("x", *IMAGE), body=body), shape=IMAGE)
+
+
+def weight_first(axis, **turned):
+    """A Gemm whose weight comes first."""
+    sketch = Sketch()
+    w, x = sketch.weight("w", 32, 32, channels=32, axis=axis), sketch.quantized(sketch.input("x", 32, 4))
+    return sketch.model(sketch.node("Gemm", "out", w, x, **turned))
+
+
+def of_int32():
+    """A layer whose weight is held as biases are."""
+    sketch = Sketch()
+    w = sketch.constant("w", [32, 32], 5, Kind.INT32)
+    w = sketch.node("DequantizeLinear", "w_DQ", w, sketch.constant("w_scale", [], 0.5))
+    return sketch.model(sketch.node("MatMul", "out", sketch.quantized(sketch.input("x", 4, 32)), w))
+
+
+def returning_moved():
+    """Integers are returned, once they are turned."""
+    model = also_returning(convolution(), "turned", Kind.INT8)
+    model.graph.node.append(node("Transpose", "relu_Q", "turned", perm=[0, 2, 3, 1]))
+    return model
+
+
+def quantized_again(scale=0.05):
+    """A second pair behind the first."""
+    sketch = Sketch()
+    x = sketch.quantized(sketch.quantized(sketch.input("x", 4, 32)))
+    model = sketch.model(sketch.node("MatMul", "out", x, sketch.weight("w", 32, 32)))
+    return given(model, "x_DQ_scale", scale)
+
+
+def scaled_up():
+    """A Resize between pairs of one scale, whose result a layer reads, and a Concat."""
+    sketch = Sketch()
+    x, scales = sketch.quantized(sketch.input("x", *IMAGE)), sketch.constant("scales", [4], [1, 1, 2, 2])
+    sketch.nodes.append(helper.make_node("Resize", [x, "", scales], ["up"], "up", mode="nearest"))
+    other = sketch.quantized(sketch.input("skip", 4, 16, 16, 16))
+    whole = sketch.quantized(sketch.node("Concat", "joined", sketch.quantized("up"), other, axis=1))
+    return sketch.model(sketch.node("Conv", "out", whole, sketch.weight("w", 16, 32, 1, 1)))
+
+
+def heads():
+    """Attention as it is written by hand: projected, divided into heads, and joined again."""
+    sketch = Sketch()
+    x, sides = sketch.quantized(sketch.input("x", 2, 8, 32)), sketch.constant("sides", [4], [2, 8, 4, 8], Kind.INT64)
+    parts = []
+    for name in "qkv":
+        part = sketch.node("MatMul", name, x, sketch.weight(f"w{name}", 32, 32, channels=32, axis=1))
+        part = sketch.node("Reshape", f"{name}_parts", part, sides)
+        order = [0, 2, 3, 1] if name == "k" else [0, 2, 1, 3]
+        parts.append(sketch.quantized(sketch.node("Transpose", f"{name}_heads", part, perm=order)))
+    logits = sketch.node("Mul", "scaled", sketch.node("MatMul", "logits", *parts[:2]), sketch.constant("s", [], 0.3))
+    mixed = sketch.node("MatMul", "mixed", sketch.quantized(sketch.node("Softmax", "chances", logits)), parts[2])
+    mixed = sketch.node("Transpose", "turned", mixed, perm=[0, 2, 1, 3])
+    mixed = sketch.node("Reshape", "whole", mixed, sketch.constant("flat", [3], [2, 8, 32], Kind.INT64))
+    return sketch.model(sketch.node("MatMul", "out", sketch.quantized(mixed), sketch.weight("wo", 32, 32)))
+
+
 W = "w_Q w_DQ"
 NEWER = {
     "float64 of data beside sizes": (partial(scaled_sizes, "x"), "data-type", "scaled x32"),
@@ -224,6 +302,14 @@ NEWER = {
     "float weight in blocks of 32": (partial(quantized_in_blocks, 32), "blocks", W),
     "float weight in int8 and blocks": (partial(quantized_in_blocks, kind=Kind.INT8), "all-inputs blocks", f"{W} out"),
     "other blocks than its inverse": (partial(quantized_in_blocks, other=65), "blocks pair", W),
+    "axis 1 in a loop": (partial(in_a_loop, 1), "weight-axis", W),
+    "zero point of 3 in a loop": (partial(in_a_loop, zero=3), "zero-point", "x_Q x_DQ"),
+    "Gemm's first operand of axis 1": (partial(weight_first, 1), "weight-axis", W),
+    "Gemm's first operand, turned, of axis 0": (partial(weight_first, 0, transA=1), "weight-axis", W),
+    "int32 weight": (of_int32, "integer-type", "w_DQ"),
+    "integers returned, turned": (returning_moved, "pair", "relu_Q"),
+    "quantized again": (quantized_again, "one-quantizer", "x_DQ_Q"),
+    "Unique": (lambda: foreign("Unique", "x"), "known-operators", "odd"),
     "int8 and float8 in two layers": (in_two_types, "int8-beside-float8", "relu_Q"),
 }
 
@@ -247,6 +333,12 @@ NEAR_NEWER = {
     "TensorRT's own float8 with exponents": own_mxfp8,
     "float weight in blocks": quantized_in_blocks,
     "float8 in two layers": partial(in_two_types, Kind.FLOAT8E4M3FN),
+    "loop": in_a_loop,
+    "Gemm's first operand": partial(weight_first, 0),
+    "Gemm's first operand, turned": partial(weight_first, 1, transA=1),
+    "quantized again, of another scale": partial(quantized_again, 0.1),
+    "Resize and Concat": scaled_up,
+    "heads by hand": heads,
     "int4 beside float8": int4_beside_float8,
 }
 
