@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 import onnx
 
 from clika_ref_tensorrt.onnx_file import FLOATS, NOTHING, OnnxFile
-from clika_ref_tensorrt.own_operators import DEQUANTIZE, DOMAIN, QUANTIZE
+from clika_ref_tensorrt.own_operators import DEQUANTIZE, DOMAIN, DYNAMIC, MXFP8, QUANTIZE
 from clika_ref_tensorrt.placement_rules import serves_layers
 from clika_ref_tensorrt.rule_book import (
     COMPUTED,
@@ -21,7 +21,6 @@ from clika_ref_tensorrt.rule_book import (
     type_name,
 )
 
-MXFP8 = 32
 BLOCKS: dict[int, tuple[int, ...]] = {TYPES.INT4: (64, 128), TYPES.FLOAT4E2M1: (16,), TYPES.FLOAT8E4M3FN: (MXFP8,)}
 """How many elements share a scale, by the type of integers that may."""
 
@@ -128,6 +127,11 @@ def _(file: OnnxFile) -> Found:
             yield from _untaken_blocks(file, node, name, taken)
         if (file.block(node) or kind in FEW_BITS) and (taken or is_any_taken):
             yield from _misplaced_blocks(file, node, name)
+    for node in file.of_kind(*DYNAMIC):
+        kind, stated = DYNAMIC[node.op_type][0], int(file.attribute(node, "block_size", 0))
+        if stated and stated not in BLOCKS.get(kind, (stated,)):
+            taken = " or ".join(map(str, BLOCKS[kind]))
+            yield node, f"{type_name(kind).lower()} in blocks of {stated}; TensorRT takes {taken}"
 
 
 def _untaken_blocks(file: OnnxFile, node: onnx.NodeProto, name: str, taken: str) -> Found:

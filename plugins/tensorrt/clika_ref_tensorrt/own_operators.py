@@ -22,6 +22,9 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 TYPES = onnx.TensorProto
 
+MXFP8 = 32
+"""How many floats of 8 bits share a scale that is an exponent alone."""
+
 INTEGERS = "integers"
 """The attribute in which `told_apart` notes what an operator's name says of its integers."""
 
@@ -102,6 +105,8 @@ def told_apart(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _tell(node: onnx.NodeProto) -> None:
     node.domain = DOMAIN
+    if node.op_type.startswith("TRT_MXFP8") and all(a.name != "block_size" for a in node.attribute):
+        node.attribute.append(onnx.helper.make_attribute("block_size", MXFP8))
     if node.op_type in TYPED:
         node.op_type, integers = TYPED[node.op_type]
         node.attribute.append(onnx.helper.make_attribute(INTEGERS, integers))

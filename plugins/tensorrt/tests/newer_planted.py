@@ -64,14 +64,23 @@ def mxfp8(block=32, integers=Kind.FLOAT8E4M3FN, scale=Kind.FLOAT8E8M0):
     return sketch.model(sketch.node("MatMul", "out", sketch.dequantized_dynamically("x", 4, 64), w), 25, [4, 64])
 
 
-def own_mxfp8():
-    """The same as TensorRT's own operators have it: exponents as bytes, and the input quantized as it comes."""
+def own_mxfp8(block=32):
+    """The same as TensorRT's own operators have it: exponents as bytes, and the input quantized as it comes.
+
+    How long blocks are is said where the input is quantized only.
+    """
     sketch = Sketch()
     x = sketch.dequantized_dynamically("x", 4, 64)
     w, scales = sketch.constant("w", [64, 64], 1.0, Kind.FLOAT8E4M3FN), sketch.constant("s", [64, 2], 0, Kind.UINT8)
     w = sketch.node("TRT_MXFP8DequantizeLinear", "w_DQ", w, scales, axis=-1, block_size=32, domain="trt")
     w = sketch.node("Transpose", "turned", w, perm=[1, 0])
-    return sketch.model(sketch.node("MatMul", "out", x, w), 21, [4, 64])
+    model = sketch.model(sketch.node("MatMul", "out", x, w), 21, [4, 64])
+    for name in ("x_DQ", "w_DQ"):
+        kept = [a for a in find(model, name).attribute if a.name != "block_size"]
+        del find(model, name).attribute[:]
+        find(model, name).attribute.extend(kept)
+    next(a for a in find(model, "x_Q").attribute if a.name == "block_size").i = block
+    return model
 
 
 def quantized_in_blocks(block=64, other=None, kind=Kind.INT4):
@@ -298,6 +307,7 @@ NEWER = {
         "w_DQ out x_DQ",
     ),
     "exponents of blocks of 16": (partial(mxfp8, 16), "blocks scale-type", "w_DQ"),
+    "input in blocks of 16": (partial(own_mxfp8, 16), "blocks", "x_Q"),
     "exponents of no blocks": (partial(mxfp8, 0), "scale-type", "w_DQ"),
     "float weight in blocks of 32": (partial(quantized_in_blocks, 32), "blocks", W),
     "float weight in int8 and blocks": (partial(quantized_in_blocks, kind=Kind.INT8), "all-inputs blocks", f"{W} out"),

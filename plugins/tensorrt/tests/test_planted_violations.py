@@ -101,6 +101,7 @@ def test_each_planted_violation_is_found_by_the_rules_that_it_breaks(planted, ru
         "exponents of blocks of 16": "its scales are exponents alone, as float8 in blocks of 32 has them; give",
         "other blocks than its inverse": "has other blocks than its inverse, 'w_DQ'; give both the same",
         "quantized again": "quantizes what 'x_DQ' has just dequantized; read that",
+        "input in blocks of 16": "float8e4m3fn in blocks of 16; TensorRT takes 32",
         "int32 weight": "its integers are INT32; TensorRT computes with INT8",
         "TopK of 3841": "K is 3841; at most 3840 are taken",
         "branches of two ranks": r"its branches return tensors of the ranks \[2\] and \[0\]; they must be alike",
