@@ -57,7 +57,7 @@ def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
     """Whether sizes satisfy a guard; where it has no value, as it divides by 0, they do not."""
     try:
         return bool(evaluate(guard.relation, sizes))
-    except (ArithmeticError, ValueError):  # the latter of a root of a negative number
+    except (ArithmeticError, ValueError, TypeError):  # the latter two of roots of negative numbers
         return False
 
 

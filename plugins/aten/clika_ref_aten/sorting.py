@@ -27,10 +27,13 @@ SORTABLE = (torch.float32, torch.int64, torch.int32, torch.uint8)
 """The dtypes of samples. Those without ties have 125 elements at most, which uint8 can tell apart."""
 
 
+SORTED_AS = {torch.bool: torch.uint8, torch.bfloat16: torch.float32}
+"""Dtypes that TopK does not order, bfloat16 before opset 24, and those in which their elements have the same order."""
+
+
 def _top(op, x, k, dim, *, largest, ordered=True):
     """Return the ``k`` first elements of an order and their positions; those that are equal keep theirs."""
-    vector = as_vector(op, x)
-    sortable = op.cast(vector, torch.uint8) if op.dtype(x) == torch.bool else vector
+    sortable = op.cast(as_vector(op, x), SORTED_AS.get(op.dtype(x), op.dtype(x)))
     values, positions = op.TopK(sortable, op.ints([k]), axis=dim, largest=largest, sorted=ordered, outputs=2)
     return op.cast(values, op.dtype(x)), op.declare(positions, torch.int64)
 
@@ -217,14 +220,16 @@ def flat_median(x: Tensor) -> Tensor:
 @flat_median.onnx
 def _(op, x):
     count, dtype = math.prod(op.shape(x)), op.dtype(x)
-    of_nothing = op.constant([math.nan if dtype.is_floating_point else torch.iinfo(dtype).min], dtype)
+    sortable = SORTED_AS.get(dtype, dtype)
+    of_nothing = op.constant([math.nan if dtype.is_floating_point else torch.iinfo(dtype).min], sortable)
     if not count:
-        return op.reshape(of_nothing, ())
-    smallest, _ = op.TopK(op.Reshape(x, op.ints([-1])), op.ints([FloorDiv(count + 1, 2)]), largest=False, outputs=2)
+        return op.cast(op.reshape(of_nothing, ()), dtype)
+    elements = op.Reshape(op.cast(x, sortable), op.ints([-1]))
+    smallest, _ = op.TopK(elements, op.ints([FloorDiv(count + 1, 2)]), largest=False, outputs=2)
     if op.sizes.may_be_zero(count):
         last = op.Slice(smallest, op.ints([-1]), op.ints([torch.iinfo(torch.int64).max]))
         smallest = op.Concat(of_nothing, last, axis=0)
-    return op.Gather(smallest, op.constant(-1, torch.int64), axis=0)
+    return op.cast(op.declare(op.Gather(smallest, op.constant(-1, torch.int64), axis=0), sortable), dtype)
 
 
 @flat_median.samples

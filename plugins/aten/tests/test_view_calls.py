@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from clika_ref_aten.plugin import clika_ref_operators
@@ -176,6 +178,19 @@ def test_bfloat16_is_stretched_in_a_dtype_that_runtimes_stretch():
     graph.add_output(graph.insert(Node(op, (x,), {"size": (2, 3)}), infer(op, (x,), {"size": (2, 3)})).output)
     kinds = [node.op_type for node in emit(graph).graph]
     assert kinds == ["Cast", "Expand", "Cast"]
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs"), [("topk", {"k": 2}), ("sort", {}), ("median", {"dim": 0}), ("flat_median", {})]
+)
+def test_bfloat16_is_ordered_in_a_dtype_that_onnx_orders(name, attrs):
+    graph = Graph("ordered")
+    x = graph.add_input(TensorType(torch.bfloat16, (4, 3)), "x")
+    op = next(o for o in clika_ref_operators() if o.name == name)
+    call = op.call(x, **attrs)
+    for value in graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs)).outputs:
+        graph.add_output(value)
+    onnx.checker.check_model(ir.to_proto(emit(graph)), full_check=True)
 
 
 def test_of_no_elements_a_slice_up_to_the_last_one_has_none():

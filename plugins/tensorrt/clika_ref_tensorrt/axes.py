@@ -14,17 +14,32 @@ def moved_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
 
     None where nothing tells.
     """
-    path: list[tuple[onnx.NodeProto, str]] = []
-    while name not in made.output:
+    known, path = file.once(_axes), list[tuple[onnx.NodeProto, str]]()
+    while name not in made.output and name not in known:
         node = file.makers[name]  # as the value was moved from that result
         path.append((node, name))
         name = node.input[0]
-    rank = file.rank(name)
-    axis = file.axis(made, rank) if rank is not None else None
-    axis = axis if axis in range(rank or 0) else None  # of which another rule speaks
+    if name not in known:
+        rank = file.rank(name)
+        axis = file.axis(made, rank) if rank is not None else None
+        known[name] = axis if axis in range(rank or 0) else None  # of which another rule speaks
+    axis = known[name]
     for node, result in reversed(path):
-        axis = _behind(file, node, result, axis) if axis is not None else None
+        axis = known[result] = _behind(file, node, result, axis) if axis is not None else None
     return axis
+
+
+def _axes(_: OnnxFile) -> dict[str, int | None]:
+    """Return what `moved_axis` is going to find in a graph."""
+    return {}
+
+
+def kept_sides(equation: str, position: int) -> list[int]:
+    """Return the sides of an operand of an Einsum that are sides of its result, too; none where it has an ellipsis."""
+    operands, arrow, result = equation.replace(" ", "").partition("->")
+    own = "".join(operands.split(",")[position : position + 1])
+    result = result if arrow else "".join(label for label in operands if operands.count(label) == 1)
+    return [] if "." in own else [side for side, label in enumerate(own) if label in result]
 
 
 def _behind(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
@@ -39,7 +54,7 @@ def _behind(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int |
         case "Reshape" | "Flatten":
             return _reshaped(file, node.input[0], name, axis)
         case kind:
-            return axis if kind in NOTHING else None
+            return axis if kind in {*NOTHING, "Cast"} else None
 
 
 def _beside(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:

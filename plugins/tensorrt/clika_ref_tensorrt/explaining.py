@@ -7,8 +7,9 @@ from pathlib import Path
 import onnx
 
 from clika_ref.precisions import FLOAT, FUSED, INTEGERS
-from clika_ref_tensorrt.onnx_file import DEQUANTIZE, QUANTIZE, OnnxFile
-from clika_ref_tensorrt.rule_book import FUSED_BEHIND, TYPES, WEIGHTED, type_name
+from clika_ref_tensorrt.onnx_file import OnnxFile
+from clika_ref_tensorrt.own_operators import DEQUANTIZE, QUANTIZE
+from clika_ref_tensorrt.rule_book import FUSED_BEHIND, LAYERS, TYPES, WEIGHTED, multiplied, type_name
 from clika_ref_tensorrt.rules import violations
 
 
@@ -27,8 +28,8 @@ def precisions(path: Path, *, has_weights_alone: bool = False) -> dict[str, str]
 
 
 def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
-    pairs = [file.dequantizer(name) for name in node.input[:2] if name]
-    if node.op_type in WEIGHTED:
+    pairs = [file.dequantizer(name) for name in multiplied(node) if name]
+    if node.op_type in LAYERS:
         if len(pairs) == 2 and pairs[0] is None and pairs[1] is not None:
             kind = file.integer_type(pairs[1])
             if kind == TYPES.INT4 or file.has_weights_alone:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 import numpy as np
-import onnx
 
 from clika_ref_tensorrt.form import misshapen
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.outline import ONNX_DOMAINS, complaint, malformed
+from clika_ref_tensorrt.outline import complaint, malformed
+from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, READ, is_known
 from clika_ref_tensorrt.rule_book import Found, rule
 
 OPSETS = range(9, 26)
 MOST_TOP = 3840
 
 NOT_IMPORTED = frozenset(
+    {
+        "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CenterCropPad",
+        "Col2Im", "Compress", "ConcatFromSequence", "DFT", "Det", "ImageDecoder", "MaxRoiPool", "MaxUnpool",
+        "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss", "Optional", "OptionalGetElement",
+        "OptionalHasElement", "RegexFullMatch", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
+        "SequenceInsert", "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence",
+        "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
+    }
+)  # fmt: skip
+"""Operators that its parser does not know. Source: docs/operators.md of onnx-tensorrt, of TensorRT 10.15."""
+
+OF_INTEGERS = frozenset(
     {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QGemm", "QLinearAdd"}
 )
+"""Operators of integers, which it does not know either."""
 
 SHAPED = ("Reshape", "Expand", "ConstantOfShape")
 """Operators whose result has as many sides as their last operand has elements."""
@@ -42,7 +57,7 @@ def _(file: OnnxFile) -> Found:
 
 
 def _misshapen(file: OnnxFile) -> Found:
-    return misshapen((node for node in file.everywhere if node.domain in ONNX_DOMAINS), file.opset)
+    return misshapen((node for node in file.everywhere if node.domain in READ), file.opset)
 
 
 @rule("valid-onnx", of_file=True)
@@ -51,7 +66,7 @@ def _(file: OnnxFile) -> Found:
         return
     for reason in malformed(file.model):
         yield None, reason
-    if reason := complaint(file.outline):
+    if reason := complaint(file.outline, file.inferred):
         yield None, f"ONNX refuses it: {reason}"
 
 
@@ -66,29 +81,31 @@ def _(file: OnnxFile) -> Found:
 def _(file: OnnxFile) -> Found:
     functions = {(function.domain, function.name) for function in file.model.functions}  # which ONNX refuses
     for node in file.everywhere:
-        if node.op_type in NOT_IMPORTED:
+        if node.op_type in NOT_IMPORTED and node.domain in ONNX_DOMAINS:
+            yield node, f"{node.op_type} is not imported; write it in other operators, or as a plugin of TensorRT's"
+        elif node.op_type in OF_INTEGERS:
             yield node, f"{node.op_type} is not imported; write float operators between QuantizeLinear and its inverse"
-        elif node.domain not in ONNX_DOMAINS and (node.domain, node.op_type) not in functions:
+        elif node.domain not in ONNX_DOMAINS and (node.domain, node.op_type) not in functions and not is_known(node):
             yield node, f"{node.domain}.{node.op_type} is no operator of ONNX; it needs a plugin of TensorRT's"
 
 
 @rule("static-rank")
 def _(file: OnnxFile) -> Found:
+    given = file.once(_given)
     for node in file.of_kind(*SHAPED):
-        sizes = node.input[-1]
-        if file.sides(sizes) == [None] and any(file.sides(name) == [None] for name in _given(file, sizes)):
+        if file.sides(node.input[-1]) == [None] and node.input[-1] in given:
+            sizes = node.input[-1]
             yield node, f"its result has as many sides as {sizes!r} has elements, whose number must be fixed"
 
 
-def _given(file: OnnxFile, name: str) -> set[str]:
-    """Return the inputs whose elements a value is computed from."""
-    waiting, seen = [name], {name}
-    while waiting:
-        node = file.makers.get(waiting.pop())
-        if node is not None and node.op_type not in ("Shape", "Size"):
-            waiting += {*node.input} - seen
-            seen.update(node.input)
-    return {one for one in seen if one and one not in file.makers and one not in file.initializers}
+def _given(file: OnnxFile) -> MutableMapping[str, bool]:
+    """Return what is computed from the elements of inputs of which nobody knows how many there are."""
+    own = {v.name: True for v in file.graph.input if v.name not in file.initializers and file.sides(v.name) == [None]}
+    found = file.on_top(own, _given)
+    for node in file.nodes:
+        if node.op_type not in ("Shape", "Size") and any(name in found for name in node.input):
+            found.update(dict.fromkeys(node.output, True))
+    return found
 
 
 @rule("top-k")
@@ -102,13 +119,11 @@ def _(file: OnnxFile) -> Found:
 
 @rule("branches")
 def _(file: OnnxFile) -> Found:
+    ranks = dict[str, dict[str, list[int | None]]]()
+    for node, name, branch in file.branches:
+        if node.op_type == "If":
+            ranks.setdefault(node.output[0], {})[name] = [branch.rank(value.name) for value in branch.graph.output]
     for node in file.of_kind("If"):
-        then, otherwise = (_ranks(file, file.attribute(node, f"{name}_branch", None)) for name in ("then", "else"))
+        then, otherwise = (ranks.get(node.output[0], {}).get(f"{name}_branch", []) for name in ("then", "else"))
         if any(a != b for a, b in zip(then, otherwise, strict=False) if a is not None and b is not None):
             yield node, f"its branches return tensors of the ranks {then} and {otherwise}; they must be alike"
-
-
-def _ranks(file: OnnxFile, graph: onnx.GraphProto) -> list[int | None]:
-    """Return the ranks of what a branch returns, as far as they can be inferred from what it reads."""
-    branch = OnnxFile(file.model, graph, file)
-    return [branch.rank(value.name) for value in graph.output]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 import onnx
 
-from clika_ref_tensorrt.onnx_file import DEQUANTIZE, NOTHING, QUANTIZE, OnnxFile
+from clika_ref_tensorrt.onnx_file import FLOATS, NOTHING, OnnxFile
+from clika_ref_tensorrt.own_operators import DEQUANTIZE, DOMAIN, DYNAMIC, MXFP8, QUANTIZE
+from clika_ref_tensorrt.placement_rules import serves_layers
 from clika_ref_tensorrt.rule_book import (
     COMPUTED,
     CONVOLUTIONS,
@@ -17,10 +21,9 @@ from clika_ref_tensorrt.rule_book import (
     type_name,
 )
 
-BLOCKS: dict[int, tuple[int, ...]] = {TYPES.INT4: (64, 128), TYPES.FLOAT4E2M1: (16,), TYPES.FLOAT8E4M3FN: (32,)}
+BLOCKS: dict[int, tuple[int, ...]] = {TYPES.INT4: (64, 128), TYPES.FLOAT4E2M1: (16,), TYPES.FLOAT8E4M3FN: (MXFP8,)}
 """How many elements share a scale, by the type of integers that may."""
 
-FLOATS = (TYPES.FLOAT, TYPES.FLOAT16, TYPES.BFLOAT16)
 FROM_OPSET: dict[int, int] = {
     TYPES.FLOAT16: 19, TYPES.BFLOAT16: 19, TYPES.FLOAT8E4M3FN: 19, TYPES.INT4: 21, TYPES.UINT4: 21,
     TYPES.FLOAT4E2M1: 23, TYPES.FLOAT8E8M0: 24,
@@ -28,11 +31,15 @@ FROM_OPSET: dict[int, int] = {
 """The first opset whose quantizers take a type, of integers or of what they stand for; 10 of others."""
 
 
+BETWEEN = NOTHING | {"Transpose", "Reshape", "Cast"}
+"""What may stand between a weight in blocks and who multiplies with it."""
+
+
 @rule("integer-type")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE, DEQUANTIZE):
         kind = file.integer_type(node)
-        if kind == TYPES.INT32:
+        if kind == TYPES.INT32 and not serves_layers(file, node):
             continue  # a bias, of which another rule speaks
         if kind not in COMPUTED:
             name = type_name(kind) if kind else "unknown"
@@ -42,11 +49,13 @@ def _(file: OnnxFile) -> Found:
 @rule("type-needs-opset")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+        if node.domain == DOMAIN:
+            continue
         kinds = (file.integer_type(node), *(file.types.get(name, 0) for name in node.input[:2]))
         scale = file.shape(node.input[1])
         needed = max(FROM_OPSET.get(kind, 10) for kind in kinds)
         needed = max(needed, 13 if scale and scale != [1] else 10)
-        needed = max(needed, 21 if file.attribute(node, "block_size", 0) else 10)
+        needed = max(needed, 21 if file.block(node) else 10)
         if file.opset < needed:
             yield node, f"needs opset {needed} by its types, axis or blocks, and the file has {file.opset}"
 
@@ -57,15 +66,47 @@ def _(file: OnnxFile) -> Found:
         kinds = {name: file.types.get(name, 0) for name in node.input}
         if node.op_type == QUANTIZE and kinds[node.input[0]] not in (0, *FLOATS):
             yield node, f"quantizes {type_name(kinds[node.input[0]])}; it takes floats of 32 or 16 bits"
-        elif any(kind == TYPES.DOUBLE and name not in file.constants for name, kind in kinds.items()):
+            continue
+        sizes, constants = file.once(_of_sizes), file.constants
+        if any(kind == TYPES.DOUBLE and name not in constants and name not in sizes for name, kind in kinds.items()):
             yield node, "computes with floats of 64 bits, which TensorRT does not; export the model in float32"
+
+
+def _of_sizes(file: OnnxFile) -> MutableMapping[str, bool]:
+    """Return what is computed from sizes and constants alone: TensorRT takes 32 bits for 64 there."""
+    found = file.on_top({}, _of_sizes)
+    for node in file.nodes:
+        given = [name for name in node.input if name]
+        is_derived = bool(given) and all(name in found or name in file.constants for name in given)
+        if node.op_type in ("Shape", "Size") or is_derived:
+            found.update(dict.fromkeys(node.output, True))
+    return found
+
+
+@rule("int8-beside-float8")
+def _(file: OnnxFile) -> Found:
+    if file.around is not None:
+        return  # of which the whole speaks
+    first = dict[int, onnx.NodeProto]()
+    for graph in (file, *file.within):
+        for node in graph.of_kind(QUANTIZE, DEQUANTIZE):
+            first.setdefault(graph.integer_type(node), node)
+    if TYPES.INT8 in first and TYPES.FLOAT8E4M3FN in first:
+        other, node = first[TYPES.INT8], first[TYPES.FLOAT8E4M3FN]
+        yield node, f"is float8, and {other.name!r} is int8: TensorRT builds no network that has both; choose one"
 
 
 @rule("scale-type")
 def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(QUANTIZE):
+    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
         given, scale = (file.types.get(name, 0) for name in node.input[:2])
-        if given in FLOATS and scale in FLOATS and given != scale:
+        is_exponent = scale == TYPES.FLOAT8E8M0 or (node.domain == DOMAIN and scale == TYPES.UINT8)
+        if is_exponent:
+            if (file.integer_type(node), file.block(node)) != (TYPES.FLOAT8E4M3FN, MXFP8):
+                yield node, f"its scales are exponents alone, as float8 in blocks of {MXFP8} has them; give it floats"
+        elif scale not in (0, *FLOATS):
+            yield node, f"its scale is {type_name(scale)}; give it a float, or what dequantizes it"
+        elif node.op_type == QUANTIZE and given in FLOATS and scale and given != scale:
             yield node, f"its input is {type_name(given)}, and its scale {type_name(scale)}; give both one type"
 
 
@@ -78,18 +119,23 @@ def _(file: OnnxFile) -> Found:
 
 @rule("blocks")
 def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(DEQUANTIZE):
-        kind, block = file.integer_type(node), int(file.attribute(node, "block_size", 0))
+    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+        kind = file.integer_type(node)
         is_any_taken = file.has_weights_alone and file.is_weight(node)
         name, taken = type_name(kind).lower(), " or ".join(map(str, BLOCKS.get(kind, ())))
         if not is_any_taken:
             yield from _untaken_blocks(file, node, name, taken)
-        if (block or kind in FEW_BITS) and (taken or is_any_taken):
+        if (file.block(node) or kind in FEW_BITS) and (taken or is_any_taken):
             yield from _misplaced_blocks(file, node, name)
+    for node in file.of_kind(*DYNAMIC):
+        kind, stated = DYNAMIC[node.op_type][0], int(file.attribute(node, "block_size", 0))
+        if stated and stated not in BLOCKS.get(kind, (stated,)):
+            taken = " or ".join(map(str, BLOCKS[kind]))
+            yield node, f"{type_name(kind).lower()} in blocks of {stated}; TensorRT takes {taken}"
 
 
 def _untaken_blocks(file: OnnxFile, node: onnx.NodeProto, name: str, taken: str) -> Found:
-    kind, block = file.integer_type(node), int(file.attribute(node, "block_size", 0))
+    kind, block = file.integer_type(node), file.block(node)
     if kind == TYPES.INT4 and not file.is_weight(node):
         yield node, "int4 is for weights; give what is computed int8"
     elif block and not taken:
@@ -100,9 +146,11 @@ def _untaken_blocks(file: OnnxFile, node: onnx.NodeProto, name: str, taken: str)
 
 def _misplaced_blocks(file: OnnxFile, node: onnx.NodeProto, name: str) -> Found:
     rank = file.rank(node.input[1])
-    if file.attribute(node, "block_size", 0) and rank and file.axis(node, rank) < rank - 2:
+    if file.block(node) and rank and file.axis(node, rank) < rank - 2:
         yield node, "its blocks lie along neither of the last two sides of the weight"
-    for reader in file.sinks(node.output[0], NOTHING | {"Transpose", "Reshape"}):
+    if node.op_type == QUANTIZE:
+        return
+    for reader in file.sinks(node.output[0], BETWEEN):
         if reader.op_type not in PRODUCTS:
             yield reader, f"reads {name} in blocks, which only matrix products do; give it int8, or leave it float"
 

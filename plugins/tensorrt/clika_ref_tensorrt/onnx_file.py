@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.outline import ONNX_DOMAINS, cast, elements, graphs_of, inferred, outline, repeated
+from clika_ref_tensorrt.outline import converted, elements, inferred, outline, repeated
+from clika_ref_tensorrt.own_operators import (
+    DEQUANTIZE,
+    INTEGERS,
+    ONNX_DOMAINS,
+    QUANTIZE,
+    READ,
+    graphs_of,
+)
 
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+Found = TypeVar("Found")
+
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 NOTHING = frozenset({"Identity", "Dropout"})
 """Operators that do nothing where a model is only run."""
 
 MOVING = NOTHING | {
-    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Slice", "Gather", "Expand", "Split",
-    "DepthToSpace", "SpaceToDepth", "Pad",
+    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Slice", "Gather", "GatherElements",
+    "GatherND", "Expand", "Tile", "ReverseSequence", "Split", "DepthToSpace", "SpaceToDepth", "Pad", "Cast",
 }  # fmt: skip
 """Operators before which a QuantizeLinear behind them moves, and behind which a DequantizeLinear before them does."""
 
 KEEPING = NOTHING | {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand"}
 """Operators that keep the elements of a constant in their order."""
+
+HOLDING = KEEPING | {"Transpose"}
+"""Operators behind which a weight is a weight."""
 
 
 class OnnxFile:
@@ -33,23 +47,18 @@ class OnnxFile:
     def __init__(
         self,
         model: onnx.ModelProto,
-        graph: onnx.GraphProto | None = None,
-        around: OnnxFile | None = None,
         *,
         folder: Path | None = None,
         has_weights_alone: bool = False,
+        branch: tuple[onnx.GraphProto, onnx.GraphProto, OnnxFile] | None = None,
     ) -> None:
-        self.folder = folder if around is None else around.folder
-        """Where the file lies, and beside it what it refers to."""
-        self.has_weights_alone = has_weights_alone if around is None else around.has_weights_alone
-        """Whether it is for a runtime that multiplies floats with weights of 8 bits, too."""
-        self.model, self.graph, self.around = model, model.graph if graph is None else graph, around
-        self.nodes = [node for node in self.graph.node if node.domain in ONNX_DOMAINS]
-        self.makers = {name: node for node in self.nodes for name in node.output if name}
-        self.initializers = {t.name: t for t in self.graph.initializer}
-        if around is not None:
-            self.makers = {**around.makers, **self.makers}
-            self.initializers = {**around.initializers, **self.initializers}
+        """Look at the whole of a file, or at a branch: its graph, the same as it was inferred, and what is around."""
+        self.model, self.folder, self.has_weights_alone = model, folder, has_weights_alone
+        self.graph, self.around = (model.graph, None) if branch is None else (branch[0], branch[2])
+        self._inferred = None if branch is None else branch[1]
+        self.nodes = [node for node in self.graph.node if node.domain in READ]
+        self.makers = self._seen({name: node for node in self.nodes for name in node.output if name}, "makers")
+        self.initializers = self._seen({t.name: t for t in self.graph.initializer}, "initializers")
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.everywhere:
             for name in node.input:
@@ -57,6 +66,23 @@ class OnnxFile:
         self.outputs = frozenset(v.name for v in self.graph.output)
         self._origins: dict[frozenset[str], dict[str, str]] = {}
         self._constants: dict[str, np.ndarray[Any, Any] | None] = {}
+        self._found: dict[object, object] = {}
+
+    def _seen(self, own: dict[str, Found], what: str) -> Mapping[str, Found]:
+        """Return what a graph has of its own, and what it sees of that around it."""
+        return own if self.around is None else ChainMap(own, getattr(self.around, what))
+
+    def once(self, look: Callable[[OnnxFile], Found]) -> Found:
+        """Return what a function finds in the graph, which looks for it the first time only."""
+        if look not in self._found:
+            self._found[look] = look(self)
+        return cast("Found", self._found[look])
+
+    def on_top(
+        self, own: dict[str, Found], look: Callable[[OnnxFile], MutableMapping[str, Found]]
+    ) -> MutableMapping[str, Found]:
+        """Return what was found in the graph, on top of what a function finds around it; what is added is its own."""
+        return own if self.around is None else ChainMap(own, self.around.once(look))
 
     @cached_property
     def outline(self) -> onnx.ModelProto:
@@ -64,11 +90,24 @@ class OnnxFile:
         return outline(self.model, self.folder)
 
     @cached_property
+    def inferred(self) -> onnx.GraphProto:
+        """The graph with the types that inference finds."""
+        return inferred(self.outline) if self._inferred is None else self._inferred
+
+    @cached_property
+    def branches(self) -> Sequence[tuple[onnx.NodeProto, str, OnnxFile]]:
+        """The graphs that nodes have within, with the node and the name of the attribute."""
+        return [
+            (node, name, OnnxFile(
+                self.model, folder=self.folder, has_weights_alone=self.has_weights_alone, branch=(own, typed, self)
+            ))
+            for (node, name, own), (_, _, typed) in zip(_inner(self.graph), _inner(self.inferred), strict=True)
+        ]  # fmt: skip
+
+    @cached_property
     def within(self) -> Sequence[OnnxFile]:
         """The graphs of its branches and loops, and theirs."""
-        graphs = (a.g for node in self.nodes for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
-        own = [OnnxFile(self.model, graph, self) for graph in graphs]
-        return [file for one in own for file in (one, *one.within)]
+        return [file for _, _, one in self.branches for file in (one, *one.within)]
 
     @cached_property
     def opset(self) -> int:
@@ -76,16 +115,15 @@ class OnnxFile:
         return next((int(o.version) for o in self.model.opset_import if o.domain in ONNX_DOMAINS), 0)
 
     @cached_property
-    def values(self) -> dict[str, onnx.TypeProto.Tensor]:
+    def values(self) -> Mapping[str, onnx.TypeProto.Tensor]:
         """The types of values, as far as the file or inference tells them."""
-        known = dict(self.around.values) if self.around is not None else {}
-        return known | {v.name: v.type.tensor_type for v in _typed(_inferred(self, known))}
+        return self._seen({v.name: v.type.tensor_type for v in _typed(self.inferred)}, "values")
 
     @cached_property
-    def types(self) -> dict[str, int]:
+    def types(self) -> Mapping[str, int]:
         """The element types of values, 0 where nothing tells them."""
-        known = {name: int(kind.elem_type) for name, kind in self.values.items()}
-        return known | {name: int(t.data_type) for name, t in self.initializers.items()}
+        known = {v.name: int(v.type.tensor_type.elem_type) for v in _typed(self.inferred)}
+        return self._seen(known | {t.name: int(t.data_type) for t in self.graph.initializer}, "types")
 
     def sides(self, name: str) -> list[int | None] | None:
         """Return the sides of a value, each None where it is dynamic; None where nothing tells its rank."""
@@ -130,7 +168,7 @@ class OnnxFile:
         for result in [*self.way_back(name, KEEPING)][-2::-1]:
             node = self.makers[result]
             if found is not None and node.op_type == "Cast":
-                found = cast(found, self.attribute(node, "to", 0))
+                found = converted(found, self.attribute(node, "to", 0))
             elif found is not None and node.op_type == "Expand":
                 found = repeated(found, self.shape(result))
         return found
@@ -147,26 +185,33 @@ class OnnxFile:
         return found if found is not None and found.dtype.kind not in "OSU" else None
 
     @cached_property
-    def constants(self) -> frozenset[str]:
+    def constants(self) -> Container[str]:
         """What is computed from constants alone, by what moves elements."""
-        found = {*self.initializers, *(self.around.constants if self.around is not None else ())}
+        found = dict.fromkeys((t.name for t in self.graph.initializer), True)
+        seen = self._seen(found, "constants")
         for node in self.nodes:
-            if node.op_type in MOVING | {"Cast", "Constant"} and all(name in found for name in node.input if name):
-                found.update(node.output)
-        return frozenset(found)
+            if node.op_type in MOVING | {"Constant"} and all(name in seen for name in node.input if name):
+                found.update(dict.fromkeys(node.output, True))
+        return seen
 
     def is_weight(self, quantizer: onnx.NodeProto) -> bool:
         """Whether a node quantizes, or dequantizes, a constant."""
         source = quantizer.input[0]
-        made = self.source(source, KEEPING | {"Transpose"})
+        made = self.source(source, HOLDING)
         if quantizer.op_type == DEQUANTIZE and made is not None and made.op_type == QUANTIZE:
             source = made.input[0]
         return source in self.constants
 
     def moves(self, node: onnx.NodeProto, over: frozenset[str] = MOVING) -> bool:
-        """Whether a node only moves elements of its first operand; a Pad must not add others than 0."""
+        """Whether a node only moves elements of its first operand; a Pad must not add others than 0.
+
+        A Cast from floats to floats does, too; of constants, any.
+        """
         if node.op_type not in over or node.domain not in ONNX_DOMAINS:
             return False
+        if node.op_type == "Cast" and over is MOVING:
+            kinds = self.types.get(node.input[0], 0), int(self.attribute(node, "to", 0))
+            return kinds[0] in (0, *FLOATS) and kinds[1] in FLOATS
         if node.op_type != "Pad" or self.attribute(node, "mode", b"constant") != b"constant":
             return True
         if len(node.input) > 2 and node.input[2]:
@@ -220,7 +265,7 @@ class OnnxFile:
     def inverses(self, integers: str) -> list[onnx.NodeProto]:
         """Return the dequantizers of integers."""
         readers = self.readers.get(integers, [])
-        return [node for node in readers if node.op_type == DEQUANTIZE and node.domain in ONNX_DOMAINS]
+        return [node for node in readers if node.op_type == DEQUANTIZE and node.domain in READ]
 
     def behind_pairs(self, integers: str) -> list[onnx.NodeProto]:
         """Return who reads integers, behind their dequantizers."""
@@ -236,8 +281,21 @@ class OnnxFile:
         axis = int(self.attribute(node, "axis", 1))
         return axis + rank if axis < 0 else axis
 
+    def block(self, node: onnx.NodeProto) -> int:
+        """Return how many elements in a row share a scale of a quantizer or dequantizer; 0 where all of a side do.
+
+        TensorRT's own need not state it, as the shape of the scales says it.
+        """
+        stated = int(self.attribute(node, "block_size", 0))
+        sides, scales = self.shape(node.input[0]), self.shape(node.input[1])
+        if stated or node.domain in ONNX_DOMAINS or not sides or not scales or len(sides) != len(scales):
+            return stated
+        return next((side // count for side, count in zip(sides, scales, strict=True) if side > count > 0), 0)
+
     def integer_type(self, node: onnx.NodeProto) -> int:
         """Return the type of the integers of a quantizer or dequantizer: uint8 where it says nothing."""
+        if told := int(self.attribute(node, INTEGERS, 0)):
+            return told
         if len(node.input) > 2 and node.input[2]:
             return self.types.get(node.input[2], 0)
         if node.op_type == DEQUANTIZE:
@@ -258,13 +316,9 @@ def _typed(graph: onnx.GraphProto) -> Iterator[Any]:
     return iter((*graph.input, *graph.value_info, *graph.output))
 
 
-def _inferred(file: OnnxFile, around: Mapping[str, onnx.TypeProto.Tensor]) -> onnx.GraphProto:
-    """Return a graph with the types that inference finds, those of what is around it being known."""
-    if file.around is None:
-        return inferred(file.outline)
-    model = onnx.helper.make_model(file.graph, opset_imports=file.model.opset_import)
-    own = {v.name for v in file.graph.input} | {t.name for t in file.graph.initializer}
-    read = {name for node in file.nodes for name in node.input} & around.keys() - own
-    for name in sorted(read):
-        model.graph.input.add(name=name).type.tensor_type.CopyFrom(around[name])
-    return inferred(model)
+def _inner(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, onnx.GraphProto]]:
+    """Yield the graphs that the nodes of a graph have as attributes."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield node, attribute.name, attribute.g

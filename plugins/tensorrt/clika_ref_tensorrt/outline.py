@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,12 @@ import onnx.inliner
 
 from clika_ref.core.errors import TargetError
 from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16
+from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, graphs_of, stated_types
 
 SMALL = 1024
 """Most elements of a constant that shapes may follow from."""
 
 TENSORS = onnx.TensorProto
-
-ONNX_DOMAINS = ("", "ai.onnx")
-"""The names of the domain of ONNX's own operators."""
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -53,15 +51,6 @@ def _declared(operator: str, opset: int) -> int | None:
     return onnx.defs.get_schema(operator, opset).since_version if onnx.defs.has(operator, opset) else None
 
 
-def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph, and those of its branches and loops."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from graphs_of(attribute.g)
-
-
 def elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any]:
     """Return the elements of a constant, which may lie in a file in a folder; none where it is malformed.
 
@@ -78,7 +67,7 @@ def elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, A
         raise TargetError(msg) from error
 
 
-def cast(found: np.ndarray[Any, Any], kind: int) -> np.ndarray[Any, Any] | None:
+def converted(found: np.ndarray[Any, Any], kind: int) -> np.ndarray[Any, Any] | None:
     """Return elements as numbers of another type; None where that has none."""
     if kind not in onnx.helper.get_all_tensor_dtypes():
         return None
@@ -98,15 +87,22 @@ def repeated(found: np.ndarray[Any, Any], shape: Sequence[int] | None) -> np.nda
 
 def malformed(model: onnx.ModelProto) -> Iterator[str]:
     """Say of each constant in a file whose elements cannot be read why; those in other files may be missing."""
-    known = onnx.helper.get_all_tensor_dtypes()
     for graph in graphs_of(model.graph):
         for name, tensor in _constants(graph):
-            if tensor.data_location != TENSORS.EXTERNAL:
-                try:
-                    onnx.numpy_helper.to_array(tensor)
-                except Exception as error:  # noqa: BLE001 - what it raises is its answer
-                    reason = error if tensor.data_type in known else f"there is no type {tensor.data_type}"
-                    yield f"the elements of {name!r} cannot be read: {reason}; export it anew"
+            if reason := _fault(tensor):
+                yield f"the elements of {name!r} cannot be read: {reason}; export it anew"
+
+
+def _fault(tensor: onnx.TensorProto) -> str:
+    """Say why the elements of a constant cannot be read; nothing where they can, or lie in another file."""
+    if tensor.data_location == TENSORS.EXTERNAL:
+        return ""
+    try:
+        onnx.numpy_helper.to_array(tensor)
+    except Exception as error:  # noqa: BLE001 - what it raises is its answer
+        is_known = tensor.data_type in onnx.helper.get_all_tensor_dtypes()
+        return str(error) if is_known else f"there is no type {tensor.data_type}"
+    return ""
 
 
 def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -118,28 +114,63 @@ def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]
 
 
 def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
-    """Return a copy of a file whose large constants, and those that lie in other files, are inputs."""
+    """Return a copy of a file whose large constants, and those that cannot be read in it, are inputs.
+
+    Of the types that it states of computed values, only those are kept that nothing else tells: others may be of a
+    model that has been changed since, and TensorRT infers them anew.
+    """
     whole = model.graph
     graph = onnx.GraphProto(
         name=whole.name, node=whole.node, input=whole.input, output=whole.output, value_info=whole.value_info,
         initializer=map(_head, whole.initializer), sparse_initializer=whole.sparse_initializer,
     )  # fmt: skip
     known = {value.name for value in graph.input}
-    for inner in graphs_of(graph):
+    for number, inner in enumerate(graphs_of(graph)):
+        _keep_untold(inner)
+        names = dict[str, str]()
         for tensor in _lying_apart(inner):
             if (sizes := _sizes(tensor, folder)) is not None:
                 inner.initializer.append(onnx.numpy_helper.from_array(sizes, tensor.name))
-            elif tensor.name not in known:
-                known.add(tensor.name)
-                graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+                continue
+            # Another branch may have another constant of that name.
+            names[tensor.name] = f"{tensor.name}/{number}" if number else tensor.name
+            if (name := names[tensor.name]) not in known:
+                known.add(name)
+                graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
+        if number and names:
+            _rename(inner, names)
     return onnx.ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions, graph=graph
     )
 
 
+def _keep_untold(graph: onnx.GraphProto) -> None:
+    """Drop what a graph states of the types of values but for those that operators make which ONNX does not know."""
+    foreign = [node for node in graph.node if node.domain not in ONNX_DOMAINS]
+    types = {name: kind for node in foreign for name, kind in stated_types(node).items()}
+    made = {name for node in foreign for name in node.output} - types.keys()
+    kept = [value for value in graph.value_info if value.name in made]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    graph.value_info.extend(onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in types.items())
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Let a branch, and what is within, read values under other names; what it returns of them keeps its name."""
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            node.input[position] = names.get(name, name)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                own = {t.name for t in attribute.g.initializer} | {n for one in attribute.g.node for n in one.output}
+                _rename(attribute.g, {name: other for name, other in names.items() if name not in own})
+    returned = [value.name for value in graph.output if value.name in names]
+    graph.node.extend(onnx.helper.make_node("Identity", [names[name]], [name]) for name in returned)
+
+
 def _sizes(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any] | None:
     """Return the elements of a constant that may be sizes, as far as they can be read."""
-    if tensor.data_type not in (TENSORS.INT64, TENSORS.INT32) or math.prod(tensor.dims) > SMALL:
+    if tensor.data_type not in (TENSORS.INT64, TENSORS.INT32) or math.prod(tensor.dims) > SMALL or _fault(tensor):
         return None
     try:
         return elements(tensor, folder)
@@ -155,17 +186,23 @@ def _head(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def _lying_apart(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-    """Take those constants out of a graph whose elements are not in it, and return them."""
+    """Take the constants out of a graph that are large, or whose elements cannot be read in it, and return them."""
     held = graph.initializer
-    places = [place for place, tensor in enumerate(held) if tensor.data_location == TENSORS.EXTERNAL]
+    places = [place for place, tensor in enumerate(held) if _is_apart(tensor)]
     found = [held.pop(place) for place in reversed(places)]
     for place in reversed(range(len(graph.node))):
         node = graph.node[place]
-        if node.op_type == "Constant" and any(a.t.data_location == TENSORS.EXTERNAL for a in node.attribute):
+        if node.op_type == "Constant" and any(a.HasField("t") and _is_apart(a.t) for a in node.attribute):
             found.append(node.attribute[0].t)
             found[-1].name = node.output[0]
             graph.node.pop(place)
     return found
+
+
+def _is_apart(tensor: onnx.TensorProto) -> bool:
+    """Whether the elements of a constant are many, are not in a file, or not as its type has them."""
+    is_elsewhere = tensor.data_location == TENSORS.EXTERNAL
+    return is_elsewhere or math.prod(tensor.dims) > SMALL or bool(_fault(tensor))
 
 
 def inferred(model: onnx.ModelProto) -> onnx.GraphProto:
@@ -176,18 +213,24 @@ def inferred(model: onnx.ModelProto) -> onnx.GraphProto:
         return model.graph
 
 
-def complaint(model: onnx.ModelProto) -> str:
-    """Say what makes an outline no valid ONNX, but for ranks that it does not state; nothing where it is valid."""
+def complaint(model: onnx.ModelProto, typed: onnx.GraphProto) -> str:
+    """Say what makes an outline no valid ONNX, but for ranks that it does not state; nothing where it is valid.
+
+    Args:
+        model: the outline.
+        typed: its graph with the types that are inferred.
+    """
     ranked = onnx.ModelProto()
     ranked.CopyFrom(model)
-    del ranked.graph.value_info[:]  # which nobody reads
+    del ranked.graph.value_info[:]  # whose ranks need not be stated
     for value in (*ranked.graph.input, *ranked.graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()  # as a rank must be stated; types are inferred without
     try:
         onnx.checker.check_model(ranked)
         # ONNX's own operators take bfloat16 from opset 22 on, those of TensorRT before that, too.
-        onnx.shape_inference.infer_shapes(model, check_type=not computes_in_bfloat16(model), strict_mode=True)
+        is_narrow = computes_in_bfloat16(onnx.ModelProto(graph=typed))
+        onnx.shape_inference.infer_shapes(model, check_type=not is_narrow, strict_mode=True)
     except Exception as error:  # noqa: BLE001 - what it raises is its answer
         return " ".join(str(error).split())
     return ""

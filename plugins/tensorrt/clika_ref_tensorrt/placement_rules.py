@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping, Sequence
+
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.onnx_file import DEQUANTIZE, NOTHING, QUANTIZE, OnnxFile
+from clika_ref_tensorrt.onnx_file import NOTHING, OnnxFile
+from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC, QUANTIZE
 from clika_ref_tensorrt.rule_book import (
     COMPUTED,
     CONVOLUTIONS,
     FEW_BITS,
     FUSED_BEHIND,
+    LAYERS,
     PRODUCTS,
     SCALING,
     WEIGHTED,
     Found,
+    multiplied,
     rule,
     type_name,
 )
 
-LAYERS = tuple(WEIGHTED)
-
 
 @rule("all-inputs")
 def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(*WEIGHTED):
-        found = [file.dequantizer(name) for name in node.input[:2]]
+    for node in file.of_kind(*LAYERS):
+        found = [file.dequantizer(name) for name in multiplied(node)]
         pairs = [made for made in found if made is not None]
         kinds = [file.integer_type(made) for made in pairs]
         few = [type_name(kind).lower() for kind in kinds if kind in FEW_BITS]
@@ -34,12 +37,24 @@ def _(file: OnnxFile) -> Found:
             yield node, f"its weight is {few[0]}, and its input is quantized; such weights are multiplied with floats"
         elif len({*kinds} & COMPUTED) > 1:
             yield node, f"its operands are {' and '.join(map(type_name, kinds))}; give both the same integers"
-        elif len(kinds) == 1 and not few and not is_taken_alone:
-            lacking = "weight" if found[1] is None else "input"
+        elif 0 < len(pairs) < len(found) and not few and not is_taken_alone:
+            lacking = _operand(node, found.index(None))
+            quantized = "the other is" if len(found) == 2 else "others are"
             yield (
                 node,
-                f"its {lacking} is not quantized, though the other is: it runs in float; quantize both, or neither",
+                f"its {lacking} is not quantized, though {quantized}: it runs in float; quantize all, or none",
             )
+
+
+def _operand(node: onnx.NodeProto, position: int) -> str:
+    """Return what an operand of a layer is called."""
+    match node.op_type:
+        case "Attention":
+            return ("query", "key", "value")[position]
+        case "Einsum":
+            return f"operand {position}"
+        case _:
+            return ("input", "weight")[position]
 
 
 @rule("before-fusion")
@@ -60,28 +75,37 @@ def _is_fused(file: OnnxFile, node: onnx.NodeProto) -> bool:
     return is_scaling or node.op_type in FUSED_BEHIND
 
 
-def layer_of(file: OnnxFile, node: onnx.NodeProto | None, layers: tuple[str, ...] = LAYERS) -> onnx.NodeProto | None:
+def layer_of(
+    file: OnnxFile, node: onnx.NodeProto | None, layers: Sequence[str] | frozenset[str] = WEIGHTED
+) -> onnx.NodeProto | None:
     """Return the layer that a node is, or is computed along with before its activation: as its bias, or a norm."""
-    seen: set[str] = set()
-    while node is not None and node.op_type in ("BatchNormalization", *SCALING) and node.output[0] not in seen:
-        seen.add(node.output[0])
-        computed = [name for name in node.input if name not in file.constants]
-        is_inverse = node.op_type == "Div" and computed != [node.input[0]]
-        if len(computed) != 1 or is_inverse:
-            return None
-        node = file.source(computed[0])
-    return node if node is not None and node.op_type in layers else None
+    layer = file.once(_layers).get(node.output[0]) if node is not None else None
+    return layer if layer is not None and layer.op_type in layers else None
+
+
+def _layers(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
+    """Return the layers by what they make, and what is computed along with them."""
+    found = file.on_top({}, _layers)
+    for node in file.nodes:
+        if node.op_type in WEIGHTED:
+            found[node.output[0]] = node
+        elif node.op_type in ("BatchNormalization", *SCALING):
+            computed = [name for name in node.input if name not in file.constants]
+            is_inverse = node.op_type == "Div" and computed != [node.input[0]]
+            source = file.source(computed[0]) if len(computed) == 1 and not is_inverse else None
+            if source is not None and source.output[0] in found:
+                found[node.output[0]] = found[source.output[0]]
+    return found
 
 
 @rule("residual")
 def _(file: OnnxFile) -> Found:
-    rounded = {file.origin(node.input[0], NOTHING) for node in file.of_kind(QUANTIZE)}
     for node in file.of_kind("Add"):
         if any(name in file.constants for name in node.input):
             continue  # which is a bias
         sources = [_behind_quantizer(file, name) for name in node.input]
         if not any(layer_of(file, source, CONVOLUTIONS) for source in sources):
-            if _adds_float_of(file, node, rounded):
+            if _adds_float_of(file, node):
                 yield node, "adds a float to a convolution in integers, which is quantized for others; let it read that"
             continue
         floats = [file.source(name) for name, source in zip(node.input, sources, strict=True) if source is None]
@@ -92,14 +116,23 @@ def _(file: OnnxFile) -> Found:
             yield node, "the branch that comes from the convolution is quantized; quantize only the other one"
 
 
-def _adds_float_of(file: OnnxFile, node: onnx.NodeProto, rounded: set[str]) -> bool:
+def _adds_float_of(file: OnnxFile, node: onnx.NodeProto) -> bool:
     """Whether a node adds to a convolution in integers a float, which, or what it was moved from, is rounded, too."""
     for branch, identity in (node.input, node.input[::-1]):
         layer = layer_of(file, file.source(branch), CONVOLUTIONS)
         if layer is not None and all(file.dequantizer(name) is not None for name in layer.input[:2]):
             other = layer_of(file, file.source(identity), CONVOLUTIONS)
-            return other is None and any(file.origin(name, NOTHING) in rounded for name in file.way_back(identity))
+            return other is None and identity in file.once(_moved_from_rounded)
     return False
+
+
+def _moved_from_rounded(file: OnnxFile) -> set[str]:
+    """Return what is rounded, and what is moved from that."""
+    found = {file.origin(node.input[0], NOTHING) for node in file.of_kind(QUANTIZE)}
+    for node in file.nodes:
+        if file.moves(node) and node.input[0] in found:
+            found.update(node.output)
+    return found
 
 
 def _behind_quantizer(file: OnnxFile, name: str) -> onnx.NodeProto | None:
@@ -113,24 +146,47 @@ def _behind_quantizer(file: OnnxFile, name: str) -> onnx.NodeProto | None:
 
 def serves_layers(file: OnnxFile, made: onnx.NodeProto) -> bool:
     """Whether a layer reads what a dequantizer, or another one of the same integers, makes."""
-    return any(reader.op_type in WEIGHTED for reader in file.behind_pairs(made.input[0]))
+    around: OnnxFile | None = file
+    while around is not None:
+        if made.input[0] in around.once(_served):
+            return True
+        around = around.around
+    return False
+
+
+def _served(file: OnnxFile) -> set[str]:
+    """Return the integers that layers of a graph read, and those of its branches."""
+    found = set[str]().union(*(branch.once(_served) for _, _, branch in file.branches))
+    for node in file.of_kind(*LAYERS):
+        made = [file.dequantizer(name) for name in multiplied(node)]
+        found.update(one.input[0] for one in made if one is not None)
+    return found
 
 
 @rule("one-quantizer")
 def _(file: OnnxFile) -> Found:
-    first = _quantized(file.around) if file.around is not None else {}
+    around = file.around.once(_quantized) if file.around is not None else {}
+    first = dict[str, onnx.NodeProto]()
     for node in file.of_kind(QUANTIZE):
         name = file.origin(node.input[0], NOTHING)
         if file.is_weight(node):
             continue  # which each reader may hold by channels of its own
-        if name in first:
-            yield node, f"quantizes {name!r}, as {first[name].name!r} does; let one serve all"
+        if (other := around.get(name) or first.get(name)) is not None:
+            yield node, f"quantizes {name!r}, as {other.name!r} does; let one serve all"
         first.setdefault(name, node)
+        made = file.source(node.input[0], NOTHING)
+        if made is not None and made.op_type == DEQUANTIZE and _is_inverse(file, node, made):
+            yield node, f"quantizes what {made.name!r} has just dequantized; read that"
 
 
-def _quantized(file: OnnxFile) -> dict[str, onnx.NodeProto]:
+def _is_inverse(file: OnnxFile, node: onnx.NodeProto, made: onnx.NodeProto) -> bool:
+    """Whether a quantizer makes the integers again that a dequantizer reads."""
+    return file.integer_type(node) == file.integer_type(made) and not _differing(file, node, made)
+
+
+def _quantized(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
     """Return what is quantized in a graph and around it, and by whom first."""
-    found = _quantized(file.around) if file.around is not None else {}
+    found = file.on_top({}, _quantized)
     for node in file.of_kind(QUANTIZE):
         found.setdefault(file.origin(node.input[0], NOTHING), node)
     return found
@@ -139,18 +195,20 @@ def _quantized(file: OnnxFile) -> dict[str, onnx.NodeProto]:
 @rule("pair")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE):
-        inverses = file.inverses(node.output[0])
-        for inverse in inverses:
+        for inverse in file.inverses(node.output[0]):
             if differing := _differing(file, node, inverse):
                 yield node, f"has {differing} than its inverse, {inverse.name!r}; give both the same"
         for reader in file.readers.get(node.output[0], []):
-            if reader not in inverses and not file.moves(reader):
+            if reader.op_type != DEQUANTIZE and not file.moves(reader):
                 yield reader, f"reads the integers of {node.name!r} itself; a DequantizeLinear must come between"
-        if node.output[0] in file.outputs:
-            yield node, "its integers are an output; return floats, behind a DequantizeLinear"
+    for value in file.graph.output:
+        source = file.source(value.name)
+        if source is not None and source.op_type == QUANTIZE:
+            yield source, "its integers are an output; return floats, behind a DequantizeLinear"
     for node in file.of_kind(DEQUANTIZE):
         made = file.source(node.input[0])
-        if made is not None and made.op_type != QUANTIZE and node.input[0] not in file.constants:
+        is_quantizer = made is not None and made.op_type in (QUANTIZE, *DYNAMIC)
+        if made is not None and not is_quantizer and node.input[0] not in file.constants:
             yield (
                 node,
                 f"reads integers that {made.op_type} computes; only a QuantizeLinear may, a constant or an input",
@@ -166,6 +224,8 @@ def _differing(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) ->
     # They may differ by what bfloat16 rounds.
     if one.size != other.size or not np.allclose(one, other, rtol=2**-8, atol=0, equal_nan=True):
         return "other scales"
+    if file.block(node) != file.block(inverse):
+        return "other blocks"
     rank = file.rank(node.input[0]) or 0
     return "scales along another axis" if one.size > 1 and file.axis(node, rank) != file.axis(inverse, rank) else ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import onnx
 
@@ -23,8 +23,11 @@ PRODUCTS = ("MatMul", "Gemm")
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 
-WEIGHTED = frozenset({*CONVOLUTIONS, *PRODUCTS})
+WEIGHTED = frozenset({*CONVOLUTIONS, *PRODUCTS, "Einsum"})
 """Operators that multiply with weights."""
+
+LAYERS = WEIGHTED | {"Attention"}
+"""Operators that run in integers where all that they multiply is."""
 
 FUSED_BEHIND = frozenset({"BatchNormalization", "Relu", "Clip"})
 """What is computed along with a layer before it."""
@@ -39,6 +42,17 @@ FEW_BITS = (TYPES.INT4, TYPES.FLOAT4E2M1)
 
 COMPUTED = frozenset({TYPES.INT8, TYPES.FLOAT8E4M3FN, *FEW_BITS})
 """Types of what stands for floats."""
+
+
+def multiplied(node: onnx.NodeProto) -> Sequence[str]:
+    """Return what a layer multiplies: of a weighted one its input and weight, of attention query, key and value."""
+    match node.op_type:
+        case "Einsum":
+            return node.input
+        case "Attention":
+            return node.input[:3]
+        case _:
+            return node.input[:2]
 
 
 def type_name(kind: int) -> str:

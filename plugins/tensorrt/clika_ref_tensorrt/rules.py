@@ -15,6 +15,7 @@ from clika_ref.violations import Violation
 from clika_ref_tensorrt import file_rules, number_rules, placement_rules, scale_rules, unweighted_rules
 from clika_ref_tensorrt.onnx_file import OnnxFile
 from clika_ref_tensorrt.outline import inlined
+from clika_ref_tensorrt.own_operators import told_apart
 from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES, Check
 
 DECLARING = (file_rules, number_rules, placement_rules, scale_rules, unweighted_rules)
@@ -34,7 +35,7 @@ def violations(
     Raises:
         TargetError: scales, zero points or sizes lie in another file, which cannot be read.
     """
-    file = OnnxFile(inlined(model), folder=folder, has_weights_alone=has_weights_alone)
+    file = OnnxFile(told_apart(inlined(model)), folder=folder, has_weights_alone=has_weights_alone)
     found = [*_broken(RULES_OF_FILES, [file])]
     if any(one.rule == file_rules.FORM for one in found):
         return found  # as the other rules take the form of nodes for granted

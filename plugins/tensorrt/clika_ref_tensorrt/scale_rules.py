@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.axes import moved_axis
-from clika_ref_tensorrt.onnx_file import DEQUANTIZE, QUANTIZE, OnnxFile
-from clika_ref_tensorrt.rule_book import WEIGHTED, Found, rule
+from clika_ref_tensorrt.axes import kept_sides, moved_axis
+from clika_ref_tensorrt.onnx_file import KEEPING, OnnxFile
+from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC, QUANTIZE, TYPES
+from clika_ref_tensorrt.rule_book import CONVOLUTIONS, WEIGHTED, Found, multiplied, rule
 
 
 @rule("zero-point")
@@ -28,9 +29,20 @@ def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE, DEQUANTIZE):
         scale = file.constant(node.input[1])
         if scale is None:
-            yield node, "its scale is computed; it must be a constant, which depends on no input and no shape"
+            if not _is_dynamic(file, node):
+                yield node, "its scale is computed; it must be a constant, which depends on no input and no shape"
+        elif file.types.get(node.input[1]) == TYPES.UINT8:
+            continue  # which are exponents of MXFP8's, or of a type of which another rule speaks
         elif not np.all(np.isfinite(scale.astype(np.float64)) & (scale.astype(np.float64) > 0)):
             yield node, "a scale is not above 0, or not finite"
+
+
+def _is_dynamic(file: OnnxFile, node: onnx.NodeProto) -> bool:
+    """Whether a node has its scales of blocks from what made its integers, as they are or held in few bits."""
+    made = [file.source(name, KEEPING) for name in node.input[:2]]
+    if made[1] is not None and made[1].op_type == DEQUANTIZE:
+        made[1] = file.source(made[1].input[0], KEEPING)
+    return made[0] is not None and made[0] is made[1] and made[0].op_type in DYNAMIC
 
 
 @rule("scale-shape")
@@ -48,7 +60,7 @@ def _(file: OnnxFile) -> Found:
 
 def _misshapen(file: OnnxFile, node: onnx.NodeProto, scale: list[int], data: Sequence[int | None] | None) -> str:
     """Say why scales of a shape do not fit what they are for; nothing where they do."""
-    block = int(file.attribute(node, "block_size", 0))
+    block = file.block(node)
     if not block and len(scale) > 1:
         return f"its scales have the shape {scale}; give them one side, as long as that of the channels, or none"
     if data is None or scale in ([], [1]):
@@ -74,32 +86,37 @@ def _(file: OnnxFile) -> Found:
 @rule("weight-axis")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(*WEIGHTED):
-        for position in (0, 1) if node.op_type == "MatMul" else (1,):
+        for position in range(1 if node.op_type in CONVOLUTIONS else 0, len(multiplied(node))):
             yield from _misplaced_scales(file, node, position)
 
 
 def _misplaced_scales(file: OnnxFile, node: onnx.NodeProto, position: int) -> Found:
     made = file.dequantizer(node.input[position])
     scale = file.constant(made.input[1]) if made is not None and file.is_weight(made) else None
-    if made is None or scale is None or scale.size <= 1 or file.attribute(made, "block_size", 0):
+    if made is None or scale is None or scale.size <= 1 or file.block(made):
         return
     axis = moved_axis(file, node.input[position], made)
     rank = file.rank(node.input[position])
-    wanted = None if rank is None else _channel_axis(file, node, rank, position)
+    wanted = None if rank is None else _channel_axis(file, node, rank, position, axis)
     if None not in (axis, wanted) and axis != wanted:
         own = int(file.attribute(made, "axis", 1))
         where = f"axis {own}" if own % (rank or 1) == axis else f"axis {own}, which becomes {axis}"
         yield made, f"the scales of a weight of {node.op_type} lie along {where}; its output channels lie on {wanted}"
 
 
-def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int) -> int:
+def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int, axis: int | None) -> int | None:
+    """Return where a weight has its output channels; of several such sides the one along which its scales lie."""
     match node.op_type:
         case "Conv":
             return 0
         case "ConvTranspose":
             return 1
         case "Gemm":
-            return 0 if file.attribute(node, "transB", 0) else 1
+            is_turned = file.attribute(node, "transB" if position else "transA", 0)
+            return int(bool(is_turned) != bool(position))
+        case "Einsum":
+            kept = kept_sides(file.attribute(node, "equation", b"").decode(), position)
+            return axis if axis in kept else next(iter(kept), None)
         case _:
             return rank - 1 if position else max(rank - 2, 0)
 

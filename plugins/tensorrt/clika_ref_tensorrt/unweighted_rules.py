@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field
 
 import onnx
 
-from clika_ref_tensorrt.onnx_file import QUANTIZE, OnnxFile
+from clika_ref_tensorrt.onnx_file import OnnxFile
+from clika_ref_tensorrt.own_operators import QUANTIZE
 from clika_ref_tensorrt.placement_rules import layer_of, serves_layers
-from clika_ref_tensorrt.rule_book import FUSED_BEHIND, WEIGHTED, Found, rule
+from clika_ref_tensorrt.rule_book import FUSED_BEHIND, LAYERS, Found, rule
 
 JOINING = "Concat"
 OF_ONE = ("Resize", "AveragePool", "GlobalAveragePool", "ReduceMean")
-OF_SEVERAL = ("Add", "Mul", JOINING)
+OF_SEVERAL = ("Add", "Mul")
 IN_FLOAT = frozenset(
     {
         "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "GroupNormalization",
@@ -22,12 +24,58 @@ IN_FLOAT = frozenset(
 """Operators that compute in float whatever stands around them."""
 
 
+TOLD = 8
+"""How many scales a message names."""
+
+
+@dataclass
+class Joined:
+    """What is joined, step by step."""
+
+    scales: set[float] = field(default_factory=set[float])
+    """The least of the scales, as many as are told."""
+    is_rounded: bool = False
+    """Whether any of it is computed and quantized."""
+    floats: list[str] = field(default_factory=list[str])
+    """Which of the operands are floats, or joined of such."""
+    is_served: bool = True
+    """Whether layers read all of it that is quantized."""
+
+    def add(self, name: str, other: Joined) -> None:
+        """Join what another one joins, under a name."""
+        self.scales = {*sorted(self.scales | other.scales)[:TOLD]}
+        self.is_rounded |= other.is_rounded
+        self.floats += [name] if other.floats else []
+        self.is_served &= other.is_served
+
+
+def _joined(file: OnnxFile) -> MutableMapping[str, Joined]:
+    """Return what nodes join, by what they make of it; what was joined before is looked at once."""
+    found = file.on_top({}, _joined)
+    for node in file.of_kind(JOINING):
+        whole = Joined()
+        for name in node.input:
+            source = file.source(name)
+            whole.add(name, found.get(source.output[0] if source is not None else "") or _operand(file, name))
+        found[node.output[0]] = whole
+    return found
+
+
+def _operand(file: OnnxFile, name: str) -> Joined:
+    """Return what is known of a value that is joined."""
+    made = file.dequantizer(name)
+    if made is None:
+        return Joined(floats=[name])
+    scale = file.constant(made.input[1])
+    scales = {float(scale.flat[0])} if scale is not None and scale.size else set[float]()
+    is_rounded = not file.is_weight(made)
+    return Joined(scales, is_rounded, is_served=not is_rounded or serves_layers(file, made))
+
+
 @rule("concat-scales")
 def _(file: OnnxFile) -> Found:
-    for node in _whole(file, JOINING):
-        made = [file.dequantizer(name) for name in _operands(file, node) if name not in file.constants]
-        pairs = [m for m in made if m is not None]
-        scales = {float(s.flat[0]) for m in pairs if (s := file.constant(m.input[1])) is not None and s.size}
+    for node in _whole(file):
+        scales = file.once(_joined)[node.output[0]].scales
         if len(scales) > 1:
             yield (
                 node,
@@ -37,60 +85,60 @@ def _(file: OnnxFile) -> Found:
 
 @rule("all-operands")
 def _(file: OnnxFile) -> Found:
-    rounded = _rounded(file)
-    for node in _whole(file, *OF_ONE, *OF_SEVERAL):
-        data = _operands(file, node)
+    rounded = file.once(_rounded)
+    for node in _whole(file):
+        joined = file.once(_joined)[node.output[0]]
+        if not joined.is_served or (joined.is_rounded and joined.floats):
+            yield from _lacking(node, node.input, joined.floats, rounded)
+    for node in file.of_kind(*OF_ONE, *OF_SEVERAL):
+        data = _operands(node)
         pairs = [m for name in data if (m := file.dequantizer(name)) is not None and not file.is_weight(m)]
         floats = [name for name in data if file.dequantizer(name) is None]
-        is_mixed = node.op_type == JOINING and pairs and floats
-        if all(serves_layers(file, made) for made in pairs) and not is_mixed:
+        if all(serves_layers(file, made) for made in pairs):
             continue  # which is what they are for
         if node.op_type == "Add" and any(layer_of(file, file.source(name)) for name in floats):
             continue  # which adds what is quantized itself
-        if floats:
-            lacking = f"only {len(pairs)} of its {len(data)} operands are quantized"
-            yield node, f"{lacking}: it runs in float; quantize all, or none"
-        elif node.output[0] not in rounded:
-            yield node, "its operands are quantized, and its result is not: it runs in float; quantize all, or none"
+        yield from _lacking(node, data, floats, rounded)
 
 
-def _whole(file: OnnxFile, *kinds: str) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of some operators, but for what is only joined to more: of that, what joins it speaks."""
-    yield from (node for node in file.of_kind(*kinds) if not _is_joined(file, node))
+def _lacking(
+    node: onnx.NodeProto, data: Sequence[str], floats: Sequence[str], rounded: MutableMapping[str, bool]
+) -> Found:
+    """Say what keeps a node from integers: operands in float, or its result."""
+    if floats:
+        lacking = f"only {len(data) - len(floats)} of its {len(data)} operands are quantized"
+        yield node, f"{lacking}: it runs in float; quantize all, or none"
+    elif node.output[0] not in rounded:
+        yield node, "its operands are quantized, and its result is not: it runs in float; quantize all, or none"
 
 
-def _operands(file: OnnxFile, node: onnx.NodeProto) -> Sequence[str]:
-    """Return the tensors that a node computes with; those of what it joins, where that was joined itself."""
-    if node.op_type != JOINING:
-        return node.input[:1] if node.op_type in OF_ONE else node.input
-    found, waiting, seen = dict[str, None](), [*node.input], set[str]()
-    while waiting:
-        name = waiting.pop(0)
-        made = file.source(name)
-        if made is None or made.op_type != JOINING:
-            found[name] = None
-        elif made.output[0] not in seen:
-            seen.add(made.output[0])
-            waiting += made.input
-    return [*found]
+def _whole(file: OnnxFile) -> Iterator[onnx.NodeProto]:
+    """Yield what joins, but for what is only joined to more: of that, what joins it speaks."""
+    yield from (node for node in file.of_kind(JOINING) if not _is_joined(file, node))
+
+
+def _operands(node: onnx.NodeProto) -> Sequence[str]:
+    """Return the tensors that a node computes with."""
+    return node.input[:1] if node.op_type in OF_ONE else node.input
 
 
 def _is_joined(file: OnnxFile, node: onnx.NodeProto) -> bool:
-    """Whether a node joins what is only joined to more."""
-    readers = [*file.sinks(node.output[0])] if node.op_type == JOINING else []
+    """Whether what a node joins is only joined to more."""
+    readers = [*file.sinks(node.output[0])]
     return bool(readers) and all(reader.op_type == JOINING for reader in readers)
 
 
-def _rounded(file: OnnxFile) -> set[str]:
+def _rounded(file: OnnxFile) -> MutableMapping[str, bool]:
     """Return the values that become integers: themselves, what is moved from them, or what is computed of such."""
-    waiting, found = [name for n in file.everywhere if n.op_type == QUANTIZE for name in n.input[:1]], set[str]()
+    found = file.on_top({}, _rounded)
+    waiting = [name for n in file.everywhere if n.op_type == QUANTIZE for name in n.input[:1]]
     while waiting:
         name = waiting.pop()
         node = file.makers.get(name)
         if node is None or name in found:
             continue
-        found.add(name)
-        if node.op_type in OF_SEVERAL:
+        found[name] = True
+        if node.op_type in (*OF_SEVERAL, JOINING):
             waiting += node.input
         elif node.op_type in (*OF_ONE, *FUSED_BEHIND) or file.moves(node):
             waiting.append(node.input[0])
@@ -99,7 +147,7 @@ def _rounded(file: OnnxFile) -> set[str]:
 
 @rule("isolated")
 def _(file: OnnxFile) -> Found:
-    rounded = _rounded(file)
+    rounded = file.once(_rounded)
     for node in file.of_kind(QUANTIZE):
         is_read = file.readers.get(node.output[0]) or node.output[0] in file.outputs
         if not is_read and not file.is_weight(node):
@@ -110,10 +158,12 @@ def _(file: OnnxFile) -> Found:
             yield node, f"only {kinds} reads what it makes, which is float: the pair costs time and accuracy"
 
 
-def _gains(file: OnnxFile, reader: onnx.NodeProto, rounded: set[str]) -> bool:
+def _gains(file: OnnxFile, reader: onnx.NodeProto, rounded: MutableMapping[str, bool]) -> bool:
     """Whether a node runs in integers between such, or another rule says what it lacks for that."""
-    if reader.op_type in (*WEIGHTED, *OF_ONE, *OF_SEVERAL, QUANTIZE):
+    if reader.op_type in (*LAYERS, *OF_ONE, *OF_SEVERAL, JOINING, QUANTIZE):
         return True
     computed = [name for name in reader.input if name and name not in file.constants]
-    is_between = all(file.dequantizer(name) is not None for name in computed) and {*reader.output} & rounded
-    return reader.op_type not in IN_FLOAT and bool(is_between)
+    is_between = all(file.dequantizer(name) is not None for name in computed) and any(
+        name in rounded for name in reader.output
+    )
+    return reader.op_type not in IN_FLOAT and is_between

@@ -244,8 +244,8 @@ FURTHER = {
     "integers of a Cast": (cast_to_integers, "pair", "x_DQ"),
     "float8 by int8": (
         lambda: given(perceptron(opset=19), "x_zero", 0, Kind.FLOAT8E4M3FN),
-        "all-inputs",
-        "gemm",
+        "all-inputs int8-beside-float8",
+        "gemm x_Q",
     ),
     "float8 that becomes infinite": (partial(saturating, 0), "saturation", "x_Q"),
     "float64": (partial(float_convolution, Kind.DOUBLE), "data-type", "out"),

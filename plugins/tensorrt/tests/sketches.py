@@ -51,14 +51,25 @@ class Sketch:
         zero = self.constant(f"{name}_zero", scale_shape, 0, kind)
         return self.node("DequantizeLinear", f"{name}_DQ", self.constant(name, shape, 3, kind), scale, zero, **axes)
 
+    def dequantized_dynamically(self, name, *shape):
+        """An input that is quantized in blocks as it comes, by an operator of TensorRT's own, and its floats."""
+        at = {"domain": "trt", "axis": -1, "block_size": 32}
+        self.nodes.append(
+            node("TRT_MXFP8DynamicQuantize", self.input(name, *shape), f"{name}_Q {name}_exponents", **at)
+        )
+        pair = f"{name}_Q", f"{name}_exponents"
+        return self.node("TRT_MXFP8DequantizeLinear", f"{name}_DQ", *pair, output_dtype=Kind.FLOAT, **at)
+
     def normalized(self, tensor):
         statistics = [self.constant(name, [16], 0.5) for name in ("gain", "shift", "mean", "variance")]
         return self.node("BatchNormalization", "norm", tensor, *statistics)
 
-    def model(self, output, opset=17):
-        output = helper.make_tensor_value_info(output, self.kind, None)
+    def model(self, output, opset=17, shape=None):
+        output = helper.make_tensor_value_info(output, self.kind, shape)
         graph = helper.make_graph(self.nodes, "graph", self.inputs, [output], self.initializers)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+        domains = {one.domain for one in self.nodes if one.domain}
+        opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+        model = helper.make_model(graph, opset_imports=opsets)
         graph.output[0].CopyFrom(onnx.shape_inference.infer_shapes(model).graph.output[0])
         return helper.make_model(graph, opset_imports=model.opset_import)
 

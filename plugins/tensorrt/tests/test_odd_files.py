@@ -1,5 +1,6 @@
 """Files that the rules were not written for: broken ones, endless ones, and such as lie in several files."""
 
+import numpy as np
 import onnx
 import pytest
 from clika_ref_tensorrt import onnx_file
@@ -211,6 +212,7 @@ def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
     tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=Kind.FLOAT, raw_data=b"\0\0"))
     found = violations(model)
     assert {violation.rule for violation in found} == {"valid-onnx", "zero-point"}
+    assert [violation.rule for violation in found].count("valid-onnx") == 1
     message = "the elements of 'x_scale' cannot be read: buffer size must be a multiple of element size; export it anew"
     assert message in [violation.message for violation in found]
 
@@ -218,7 +220,7 @@ def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
 def test_a_malformed_scale_is_not_compared_with_that_of_the_inverse():
     model = reading(convolution(), "x_Q", "x other x_zero")
     model.graph.initializer.append(onnx.TensorProto(name="other", data_type=Kind.FLOAT, raw_data=b"\0\0"))
-    assert {violation.rule for violation in violations(model)} == {"valid-onnx"}
+    assert [violation.rule for violation in violations(model)] == ["valid-onnx"]
 
 
 def test_small_integers_beside_a_file_that_no_rule_reads_may_be_missing(tmp_path):
@@ -265,3 +267,43 @@ def test_functions_of_another_opset_are_looked_into():
     found = [violation.message for violation in violations(at_opset(19)) if violation.rule != "all-inputs"]
     assert len(found) == 1
     assert "FunctionOp imports version 19 whereas model imports version 17" in found[0]
+
+
+@pytest.mark.parametrize("is_node", [False, True])
+def test_a_malformed_constant_of_a_branch_is_told_once(is_node):
+    odd = onnx.TensorProto(name="odd", data_type=Kind.INT64, dims=[2], raw_data=b"\0" * 9)
+    first = [node("Constant", "", "odd", value=odd)] if is_node else []
+    model = branches(*first, node("Reshape", "x odd", "end"))
+    graph = find(model, "out").attribute[0].g
+    graph.initializer.extend([] if is_node else [odd])
+    found = violations(model)
+    assert [violation.rule for violation in found] == ["valid-onnx"]
+    assert "the elements of 'odd' cannot be read" in found[0].message
+
+
+def test_branches_may_each_have_a_constant_of_one_name_beside_the_file(tmp_path):
+    def branch(*shape):
+        """What is gathered of a constant, which is multiplied, and the constant itself."""
+        rows = helper.make_tensor("rows", Kind.INT64, [1], [0])
+        table = numpy_helper.from_array(np.full(shape, 0.5, np.float32), "w")
+        nodes = [node("Gather", "w rows", "row", axis=1), node("MatMul", "x w", "end")]
+        shapes = {"end": [4, shape[1]], "row": [shape[0], 1], "w": shape}
+        ends = [helper.make_tensor_value_info(name, Kind.FLOAT, sides) for name, sides in shapes.items()]
+        return helper.make_graph(nodes, "branch", [], ends, [table, rows])
+
+    sketch = Sketch()
+    flag = sketch.input("flag", kind=Kind.BOOL)
+    sketch.nodes.append(node("If", flag, "out row w", then_branch=branch(32, 4), else_branch=branch(32, 8)))
+    sketch.input("x", 4, 32)
+    model = sketch.model("out")
+    assert told(model) == []
+    path = tmp_path / "net.onnx"
+    for attribute in find(model, "out").attribute:
+        for tensor in attribute.g.initializer:
+            if tensor.name == "w":
+                (tmp_path / attribute.name).write_bytes(tensor.raw_data)
+                tensor.ClearField("raw_data")
+                tensor.data_location = Kind.EXTERNAL
+                tensor.external_data.add(key="location", value=attribute.name)
+    path.write_bytes(model.SerializeToString())
+    assert TensorRt().check(path) == []

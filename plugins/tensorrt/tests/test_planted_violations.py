@@ -9,16 +9,24 @@ from clean import CLEAN
 from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES
 from clika_ref_tensorrt.rules import violations
 from further_planted import FURTHER, NEAR, few_bits_first, float_convolution
+from newer_planted import NEAR_NEWER, NEWER, UNKNOWN_TO_ONNX, quantized_in_blocks
 from onnx import TensorProto as Kind
 from planted import FAULTS
 from sketches import blockwise, convolution
 
-CORRECT, PLANTED = {**CLEAN, **NEAR}, {**FAULTS, **FURTHER}
+CORRECT, PLANTED = {**CLEAN, **NEAR, **NEAR_NEWER}, {**FAULTS, **FURTHER, **NEWER}
 
 
 @pytest.mark.parametrize("graph", CORRECT.values(), ids=CORRECT.keys())
 def test_a_clean_graph_breaks_no_rule(graph):
     onnx.checker.check_model(graph(), full_check=True)
+    assert violations(graph()) == []
+
+
+@pytest.mark.parametrize("graph", UNKNOWN_TO_ONNX.values(), ids=UNKNOWN_TO_ONNX.keys())
+def test_what_onnx_refuses_and_tensorrt_takes_breaks_no_rule(graph):
+    with pytest.raises((onnx.checker.ValidationError, onnx.shape_inference.InferenceError)):
+        onnx.checker.check_model(graph(), full_check=True)
     assert violations(graph()) == []
 
 
@@ -59,7 +67,7 @@ def test_each_planted_violation_is_found_by_the_rules_that_it_breaks(planted, ru
         "Conv of axis 1": "the scales of a weight of Conv lie along axis 1; its output channels lie on 0",
         "Transpose and MatMul of axis 1": "lie along axis 1, which becomes 0; its output channels lie on 1",
         "grouped ConvTranspose": "has groups and a weight with a scale for each channel; give it one scale, or",
-        "Conv of float weight": "its weight is not quantized, though the other is: it runs in float; quantize both, or",
+        "Conv of float weight": "its weight is not quantized, though the other is: it runs in float; quantize all, or",
         "Conv of float activation": "its input is not quantized, though the other is",
         "int4 by int8": "its weight is int4, and its input is quantized; such weights are multiplied with floats",
         "float8 by int8": "its operands are FLOAT8E4M3FN and INT8; give both the same integers",
@@ -83,6 +91,18 @@ def test_each_planted_violation_is_found_by_the_rules_that_it_breaks(planted, ru
         "rank of an input's length": "as many sides as 'sizes' has elements, whose number must be fixed",
         "QLinearConv": "QLinearConv is not imported; write float operators between QuantizeLinear and its inverse",
         "operator of com.microsoft": "com.microsoft.FusedMatMul is no operator of ONNX; it needs a plugin of",
+        "float4 as a pair of another name": "trt.TRT_FP4QDQ is no operator of ONNX; it needs a plugin of TensorRT's",
+        "Unique": "Unique is not imported; write it in other operators, or as a plugin of TensorRT's",
+        "attention of a float key": "its key is not quantized, though others are: it runs in float; quantize all, or",
+        "Einsum of a float weight": "its operand 1 is not quantized, though the other is",
+        "Einsum of scales along what is summed": "a weight of Einsum lie along axis 0; its output channels lie on 1",
+        "int8 and float8 in two layers": "is float8, and 'x_Q' is int8: TensorRT builds no network that has both",
+        "float8 scales as they are": "its scale is FLOAT8E4M3FN; give it a float, or what dequantizes it",
+        "exponents of blocks of 16": "its scales are exponents alone, as float8 in blocks of 32 has them; give",
+        "other blocks than its inverse": "has other blocks than its inverse, 'w_DQ'; give both the same",
+        "quantized again": "quantizes what 'x_DQ' has just dequantized; read that",
+        "input in blocks of 16": "float8e4m3fn in blocks of 16; TensorRT takes 32",
+        "int32 weight": "its integers are INT32; TensorRT computes with INT8",
         "TopK of 3841": "K is 3841; at most 3840 are taken",
         "branches of two ranks": r"its branches return tensors of the ranks \[2\] and \[0\]; they must be alike",
         "int4 at opset 18": "ONNX refuses it: Unrecognized attribute: block_size for operator DequantizeLinear",
@@ -91,6 +111,10 @@ def test_each_planted_violation_is_found_by_the_rules_that_it_breaks(planted, ru
 def test_a_violation_says_what_is_wrong_and_what_to_do(name, message):
     planted, *_ = PLANTED[name]
     assert any(re.search(message, violation.message) for violation in violations(planted()))
+
+
+def test_blocks_are_told_of_both_of_a_pair():
+    assert [violation.node for violation in violations(quantized_in_blocks(32))] == ["w_Q", "w_DQ"]
 
 
 def test_each_rule_has_a_violation_that_is_planted_here_or_among_odd_files():

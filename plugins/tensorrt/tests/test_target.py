@@ -3,6 +3,7 @@
 import copy
 import os
 import subprocess
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from clika_ref_tensorrt.target import TensorRt
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt
 
 from clika_ref import (
     ClikaCompileOptions,
@@ -166,6 +168,7 @@ def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
         ),
         ({"batch": (0, 0, 0)}, r"shapes: 'batch' is to be \(0, 0, 0\); it takes the least, the usual"),
         ({"batch": (1, 8)}, r"shapes: 'batch' is to be \(1, 8\); .*, which are whole numbers"),
+        ({"batch": {1, 2, 8}}, r"shapes: 'batch' is to be \{.*\}; .*, which are whole numbers"),
         ({"batch": 8}, r"shapes: 'batch' is to be 8; .*, which are whole numbers"),
         ({"batch": "123"}, r"shapes: 'batch' is to be '123'; .*, which are whole numbers"),
         ({"batch": (1.5, 2, 3)}, r"shapes: 'batch' is to be \(1.5, 2, 3\); .*, which are whole numbers"),
@@ -189,6 +192,21 @@ def test_guards_over_sides_that_nobody_chose_are_not_asked():
         command(graph, Path("net.onnx"), {}, {"m": (1, 4, 8)})
 
 
+def test_of_sizes_that_are_as_frequent_the_least_is_usual_none_is_above_the_traced_and_what_is_static_has_none():
+    graph = Graph("tied")
+    n = named("n")
+    graph.add_output(graph.add_input(TensorType(torch.float32, (n, 3)), "x"))
+    graph.symbols["n"] = Symbol("n", 1, None, Side("x", 0))
+    seen = {"n": Counter({8: 2, 4: 2, 2: 1})}
+    assert "--minShapes=x:2x3 --optShapes=x:4x3 --maxShapes=x:8x3" in command(graph, Path("net.onnx"), seen, {})
+    graph.symbols["n"] = Symbol("n", 1, 16, Side("x", 0))
+    with pytest.raises(TargetError, match=r"'n' is to be from 1 to 17, but the model was traced for 1\.\.16"):
+        command(graph, Path("net.onnx"), {}, {"n": (1, 4, 17)})
+    static = Graph("static")
+    static.add_output(static.add_input(TensorType(torch.float32, (2, 3)), "x"))
+    assert command(static, Path("net.onnx"), {}, {}) == "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine"
+
+
 def test_integers_that_are_lengths_have_the_range_of_their_values_and_others_have_none(tmp_path):
     def model(x, n, factor):
         return x[:, None].expand(9, n) * factor
@@ -198,12 +216,20 @@ def test_integers_that_are_lengths_have_the_range_of_their_values_and_others_hav
     assert artifact.facts["trtexec"].endswith("--minShapes=n:3 --optShapes=n:3 --maxShapes=n:5")
 
 
-def test_sizes_at_which_a_guard_has_no_value_are_refused():
+@pytest.mark.parametrize(
+    "relation",
+    [
+        sympy.Eq(sympy.Mod(8, named("n")), 0),
+        OpaqueUnaryFn_sqrt(named("n") - 1) >= 0,
+        sympy.sqrt(named("n") - 1) >= 0,
+    ],
+)
+def test_sizes_at_which_a_guard_has_no_value_are_refused(relation):
     graph = Graph("divided")
     n = named("n")
     graph.add_output(graph.add_input(TensorType(torch.float32, (n,)), "x"))
     graph.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
-    graph.guards = [Guard(sympy.Eq(sympy.Mod(8, n), 0), "model.py:1")]
+    graph.guards = [Guard(relation, "model.py:1")]
     with pytest.raises(TargetError, match=r"shapes: \{'n': 0\} contradict .*, for which the model was traced"):
         command(graph, Path("net.onnx"), {}, {"n": (0, 4, 8)})
 

@@ -1,0 +1,127 @@
+"""Operators that are TensorRT's and not ONNX's: what its parser and its plugins know by their names, in any domain.
+
+Sources: the importers of onnx-tensorrt and its docs/TRT_custom_ops.md; the table of TensorRT's plugin/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx
+
+ONNX_DOMAINS = ("", "ai.onnx")
+"""The names of the domain of ONNX's own operators."""
+
+DOMAIN = "trt"
+"""Where exporters put TensorRT's own."""
+
+READ = (*ONNX_DOMAINS, DOMAIN)
+"""The domains whose nodes the rules speak of."""
+
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+
+TYPES = onnx.TensorProto
+
+MXFP8 = 32
+"""How many floats of 8 bits share a scale that is an exponent alone."""
+
+INTEGERS = "integers"
+"""The attribute in which `told_apart` notes what an operator's name says of its integers."""
+
+TYPED: Mapping[str, tuple[str, int]] = {
+    f"TRT_{name}{kind}": (kind, integers)
+    for name, integers in (("FP8", TYPES.FLOAT8E4M3FN), ("MXFP8", TYPES.FLOAT8E4M3FN), ("INT4", TYPES.INT4))
+    for kind in (QUANTIZE, DEQUANTIZE)
+}
+"""Operators that are one of ONNX's but for the type of their integers: which, and that type."""
+
+DYNAMIC: Mapping[str, tuple[int, int]] = {
+    "TRT_FP4DynamicQuantize": (TYPES.FLOAT4E2M1, TYPES.FLOAT8E4M3FN),
+    "TRT_MXFP8DynamicQuantize": (TYPES.FLOAT8E4M3FN, TYPES.FLOAT8E8M0),
+    "TRT_DynamicQuantize": (0, 0),
+}
+"""Operators that return integers and their scales: the types of both, 0 where attributes say them."""
+
+OTHERS = frozenset(
+    {
+        "TRT_Attention", "TRT_AveragePool", "TRT_BlockDequantize", "TRT_BlockQuantize", "TRT_Conv", "TRT_Deconv",
+        "TRT_FloorDiv", "TRT_Gather", "TRT_KVCacheUpdate", "TRT_MatMul", "TRT_MaxAverageBlendPool", "TRT_MaxPool",
+        "TRT_PluginV2", "TRT_QuantizedAttention", "TRT_RaggedSoftmax", "TRT_Resize", "TRT_Scale", "TRT_Shuffle",
+        "TRT_Slice", "TRT_TopK_Min",
+    }
+)  # fmt: skip
+"""What else its parser knows."""
+
+PLUGINS = frozenset(
+    {
+        "BatchTilePlugin_TRT", "BatchedNMSDynamic_TRT", "BatchedNMS_TRT", "Clip_TRT", "CoordConvAC", "CropAndResize",
+        "CropAndResizeDynamic", "CustomEmbLayerNormPluginDynamic", "CustomFCPluginDynamic", "CustomGeluPluginDynamic",
+        "CustomQKVToContextPluginDynamic", "CustomSkipLayerNormPluginDynamic", "DecodeBbox3DPlugin",
+        "DetectionLayer_TRT", "DisentangledAttention_TRT", "EfficientNMS_ONNX_TRT", "EfficientNMS_TRT",
+        "FlattenConcat_TRT", "GenerateDetection_TRT", "GridAnchorRect_TRT", "GridAnchor_TRT",
+        "GroupNormalizationPlugin", "InstanceNormalization_TRT", "LReLU_TRT", "ModulatedDeformConv2d",
+        "MultilevelCropAndResize_TRT", "MultilevelProposeROI_TRT", "MultiscaleDeformableAttnPlugin_TRT",
+        "NMSDynamic_TRT", "NMS_TRT", "Normalize_TRT", "PillarScatterPlugin", "PriorBox_TRT", "Proposal",
+        "ProposalDynamic", "ProposalLayer_TRT", "PyramidROIAlign_TRT", "ROIAlign_TRT", "RPROI_TRT", "Region_TRT",
+        "Reorg_TRT", "ResizeNearest_TRT", "SpecialSlice_TRT", "VoxelGeneratorPlugin",
+    }
+)  # fmt: skip
+"""The plugins that come with it."""
+
+KNOWN = frozenset({*TYPED, *DYNAMIC, *OTHERS, *PLUGINS})
+
+
+def is_known(node: onnx.NodeProto) -> bool:
+    """Whether TensorRT knows a node that is none of ONNX's."""
+    return node.op_type in KNOWN or (node.domain == DOMAIN and node.op_type in (QUANTIZE, DEQUANTIZE))
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph, and those of its branches and loops."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from graphs_of(attribute.g)
+
+
+def told_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a file in which TensorRT's own operators lie in a domain of theirs.
+
+    Those that are ONNX's but for a type have its name there, and note the type in an attribute.
+    """
+    if not any(node.op_type in KNOWN for graph in graphs_of(model.graph) for node in graph.node):
+        return model
+    told = onnx.ModelProto()
+    told.CopyFrom(model)
+    for graph in graphs_of(told.graph):
+        for node in graph.node:
+            if node.op_type in KNOWN:
+                _tell(node)
+    if all(opset.domain != DOMAIN for opset in told.opset_import):
+        told.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    return told
+
+
+def _tell(node: onnx.NodeProto) -> None:
+    node.domain = DOMAIN
+    if node.op_type.startswith("TRT_MXFP8") and all(a.name != "block_size" for a in node.attribute):
+        node.attribute.append(onnx.helper.make_attribute("block_size", MXFP8))
+    if node.op_type in TYPED:
+        node.op_type, integers = TYPED[node.op_type]
+        node.attribute.append(onnx.helper.make_attribute(INTEGERS, integers))
+
+
+def stated_types(node: onnx.NodeProto) -> dict[str, int]:
+    """Return the element types of what a node of TensorRT's own makes, as far as its operator says them."""
+    stated = {a.name: a.i for a in node.attribute}
+    if node.domain != DOMAIN:
+        return {}
+    if node.op_type in DYNAMIC:
+        kinds = DYNAMIC[node.op_type]
+        wanted = [kind or stated.get(name, 0) for kind, name in zip(kinds, ("output_type", "scale_type"), strict=True)]
+    elif node.op_type == QUANTIZE:
+        wanted = [stated.get(INTEGERS, 0) or stated.get("output_dtype", 0)]
+    else:
+        wanted = [stated.get("output_dtype", 0)]
+    return {name: kind for name, kind in zip(node.output, wanted, strict=False) if name and kind}

@@ -1,0 +1,138 @@
+"""Files of many nodes: the work of a check grows as they do."""
+
+import sys
+
+import pytest
+from clika_ref_tensorrt.onnx_file import OnnxFile
+from clika_ref_tensorrt.rules import violations
+from onnx import TensorProto as Kind
+from onnx import helper
+from sketches import IMAGE, Sketch, node
+
+
+def shared(times):
+    """Many nodes that read one pair, and a layer."""
+    sketch = Sketch()
+    x, w = sketch.quantized(sketch.input("x", 4, 32)), sketch.weight("w", 32, 32)
+    for number in range(times):
+        sketch.node("Mul", f"step{number}", x, x)
+    return sketch.model(sketch.node("MatMul", "out", x, w))
+
+
+def joined_and_read(times):
+    """What grows by one value at each step, each of which a layer reads, too."""
+    sketch = Sketch()
+    whole, w = sketch.quantized(sketch.input("x", 1, 4)), sketch.weight("w", 4, 4)
+    for number in range(times):
+        whole = sketch.node("Concat", f"h{number}", whole, sketch.quantized(sketch.input(f"x{number}", 1, 4)), axis=0)
+        sketch.node("MatMul", f"product{number}", whole, w)
+    return sketch.model("product0")
+
+
+def turned_and_read(times):
+    """A weight that is turned time and again, and each time multiplied with."""
+    sketch = Sketch()
+    x, w = sketch.quantized(sketch.input("x", 4, 32)), sketch.weight("w", 32, 32, channels=32, axis=0)
+    for number in range(times):
+        w = sketch.node("Transpose", f"turned{number}", w, perm=[1, 0])
+        sketch.node("MatMul", f"product{number}", x, w)
+    return sketch.model("product0")
+
+
+def scaled_and_added(times):
+    """A convolution that is scaled time and again, and each time added to what was added before."""
+    sketch = Sketch()
+    x = sketch.quantized(sketch.input("x", *IMAGE))
+    total = x = sketch.node("Conv", "conv", x, sketch.weight("w", 16, 16, 1, 1))
+    for number in range(times):
+        x = sketch.node("Mul", f"scaled{number}", x, sketch.constant(f"c{number}", [1], 0.5))
+        total = sketch.node("Add", f"total{number}", total, x)
+    return sketch.model(total)
+
+
+def moved_and_added(times):
+    """Convolutions in integers to which floats are added that were moved more and more often."""
+    sketch = Sketch()
+    x, w = sketch.quantized(sketch.input("x", *IMAGE)), sketch.weight("w", 16, 16, 1, 1)
+    y = sketch.node("Sigmoid", "y", sketch.input("z", *IMAGE))
+    for number in range(times):
+        y = sketch.node("Identity", f"moved{number}", y)
+        sketch.node("Add", f"total{number}", sketch.node("Conv", f"conv{number}", x, w), y)
+    return sketch.model("total0")
+
+
+def reshaped_by_each(times):
+    """Sizes that are computed of an input in many steps, each of which a Reshape reads."""
+    sketch = Sketch()
+    x, sizes = sketch.input("x", 4, 32), sketch.input("sizes", "k", kind=Kind.INT64)
+    for number in range(times):
+        sizes = sketch.node("Abs", f"sizes{number}", sizes)
+        sketch.node("Reshape", f"out{number}", x, sizes)
+    return sketch.model("out0")
+
+
+def branching(times):
+    """Many branches, each with a pair, behind what is quantized before them."""
+    sketch = Sketch()
+    x, w = sketch.input("x", 32, 32), sketch.weight("w", 32, 32)
+    for number in range(times):
+        x = sketch.node("Relu", f"relu{number}", sketch.node("MatMul", f"product{number}", sketch.quantized(x), w))
+    flag = sketch.input("flag", kind=Kind.BOOL)
+    for number in range(times):
+        graphs = {}
+        for branch in ("then_branch", "else_branch"):
+            name = f"{branch}{number}"
+            nodes = [
+                node("QuantizeLinear", f"{x} x_scale x_zero", f"{name}_Q"),
+                node("DequantizeLinear", f"{name}_Q x_scale x_zero", f"{name}_DQ"),
+                node("MatMul", f"{name}_DQ w_DQ", name),
+            ]
+            ends = [helper.make_tensor_value_info(name, Kind.FLOAT, None)]
+            graphs[branch] = helper.make_graph(nodes, branch, [], ends)
+        sketch.node("If", f"out{number}", flag, **graphs)
+    return sketch.model("out0")
+
+
+def calls(model):
+    """How many functions are called, and how often generators go on, during a check."""
+    count = 0
+
+    def see(_frame, event, _what):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(see)
+    try:
+        violations(model)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    "grown",
+    [
+        shared,
+        joined_and_read,
+        turned_and_read,
+        scaled_and_added,
+        moved_and_added,
+        reshaped_by_each,
+        branching,
+    ],
+)
+def test_twice_the_nodes_are_twice_the_work(grown):
+    few, many = (calls(grown(times)) for times in (100, 200))
+    assert many < 2.1 * few
+
+
+def test_a_branch_sees_what_is_around_it_and_holds_no_copy_of_that():
+    file = OnnxFile(branching(3))
+    for _, _, branch in file.branches:
+        for around, own in ((file.makers, branch.makers), (file.initializers, branch.initializers)):
+            assert {*around} <= {*own}
+            assert len(own.maps[0]) <= 3
+        assert branch.makers["product0"] is file.makers["product0"]
+        assert "w" in branch.constants
+        assert branch.types["w"] == Kind.FLOAT
+        assert branch.shape("relu1") == [32, 32]
