@@ -4,7 +4,7 @@ from functools import partial
 
 from onnx import TensorProto as Kind
 from onnx import helper
-from planting import also_returning, between, drop, find, foreign, given, reading
+from planting import along, also_returning, between, drop, find, foreign, given, reading
 from sketches import IMAGE, Sketch, blockwise, branches, convolution, filled, node, perceptron
 
 
@@ -262,6 +262,67 @@ def heads():
     return sketch.model(sketch.node("MatMul", "out", sketch.quantized(mixed), sketch.weight("wo", 32, 32)))
 
 
+def dynamic_float8():
+    """An input in float8, whose type an attribute says, and that an inverse in TensorRT's domain reads."""
+    sketch = Sketch(target=Kind.FLOAT8E4M3FN)
+    types = {"output_type": Kind.FLOAT8E4M3FN, "scale_type": Kind.FLOAT}
+    sketch.nodes.append(node("TRT_DynamicQuantize", sketch.input("x", 4, 64), "x_Q s", domain="trt", **types))
+    x = sketch.node("DequantizeLinear", "x_DQ", "x_Q", "s", axis=-1, block_size=32, domain="trt")
+    return sketch.model(sketch.node("MatMul", "out", x, sketch.weight("w", 64, 64)), 21, [4, 64])
+
+
+def of_a_plugin(kind):
+    """What a plugin makes is quantized; its type is stated in the file, and nowhere else."""
+    sketch = Sketch()
+    y = sketch.quantized(sketch.node("Region_TRT", "y", sketch.input("x", 4, 32), domain="trt"))
+    model = sketch.model(sketch.node("MatMul", "out", y, sketch.weight("w", 32, 32)), shape=[4, 32])
+    model.graph.value_info.append(helper.make_tensor_value_info("y", kind, [4, 32]))
+    return model
+
+
+def scaled_by_another():
+    """Integers that were quantized as they came, with scales that were not."""
+    model = nvfp4()
+    model.graph.node.insert(0, node("ReduceMax", "x", "largest", keepdims=0))
+    return reading(model, "x_DQ", "x_Q largest")
+
+
+def narrow_within():
+    """Values in bfloat16 between such in float32, before ONNX's operators took it."""
+    sketch = Sketch()
+    x = sketch.node("Cast", "narrow", sketch.input("x", 4, 32), to=Kind.BFLOAT16)
+    return sketch.model(sketch.node("Cast", "out", sketch.node("HardSwish", "swish", x), to=Kind.FLOAT), 18, [4, 32])
+
+
+def random_float64():
+    sketch = Sketch()
+    x = sketch.node("RandomUniform", "noise", dtype=Kind.DOUBLE, shape=[4, 32])
+    return sketch.model(sketch.node("Cast", "out", x, to=Kind.FLOAT))
+
+
+def quantized_in_a_branch():
+    """A branch quantizes what is quantized outside."""
+    sketch = Sketch()
+    product = sketch.node("MatMul", "product", sketch.quantized(sketch.input("x", 4, 32)), sketch.weight("w", 32, 32))
+    pair = (
+        node("QuantizeLinear", "x x_scale x_zero", "again_Q"),
+        node("DequantizeLinear", "again_Q x_scale", "again_DQ"),
+    )
+    nodes = {
+        "then_branch": [*pair, node("MatMul", "again_DQ w_DQ", "end")],
+        "else_branch": [node("Abs", product, "end")],
+    }
+    ends = [helper.make_tensor_value_info("end", Kind.FLOAT, None)]
+    graphs = {name: helper.make_graph(own, name, [], ends) for name, own in nodes.items()}
+    return sketch.model(sketch.node("If", "out", sketch.input("flag", kind=Kind.BOOL), **graphs))
+
+
+def cast_between(model, tensor, consumer, to):
+    model = between(model, tensor, consumer, "Cast")
+    next(one for one in model.graph.node if "moved" in one.output).attribute.append(helper.make_attribute("to", to))
+    return model
+
+
 W = "w_Q w_DQ"
 NEWER = {
     "float64 of data beside sizes": (partial(scaled_sizes, "x"), "data-type", "scaled x32"),
@@ -312,6 +373,21 @@ NEWER = {
     "float weight in blocks of 32": (partial(quantized_in_blocks, 32), "blocks", W),
     "float weight in int8 and blocks": (partial(quantized_in_blocks, kind=Kind.INT8), "all-inputs blocks", f"{W} out"),
     "other blocks than its inverse": (partial(quantized_in_blocks, other=65), "blocks pair", W),
+    "TensorRT's own float8 of another scale than its inverse": (
+        lambda: given(reading(own_float8(perceptron()), "x_Q", "x other"), "other", 0.5),
+        "pair",
+        "x_Q",
+    ),
+    "integers of TensorRT's own that a Cast reads": (
+        lambda: cast_between(own_float8(perceptron(opset=19)), "x_Q", "x_DQ", Kind.FLOAT),
+        "pair",
+        "moved x_DQ",
+    ),
+    "integers of a plugin": (partial(of_a_plugin, Kind.INT32), "data-type", "y_Q"),
+    "scales of something else": (scaled_by_another, "scale", "x_DQ"),
+    "axis 1 behind a cast": (lambda: along(along(cast_behind(), "w_Q", 1), "w_DQ", 1), "weight-axis", "w_DQ"),
+    "random float64": (random_float64, "data-type", "out"),
+    "quantized again in a branch": (quantized_in_a_branch, "one-quantizer", "again_Q"),
     "axis 1 in a loop": (partial(in_a_loop, 1), "weight-axis", W),
     "zero point of 3 in a loop": (partial(in_a_loop, zero=3), "zero-point", "x_Q x_DQ"),
     "Gemm's first operand of axis 1": (partial(weight_first, 1), "weight-axis", W),
@@ -343,6 +419,11 @@ NEAR_NEWER = {
     "TensorRT's own float8 with exponents": own_mxfp8,
     "float weight in blocks": quantized_in_blocks,
     "float8 in two layers": partial(in_two_types, Kind.FLOAT8E4M3FN),
+    "TensorRT's own dynamic float8": dynamic_float8,
+    "floats of a plugin": partial(of_a_plugin, Kind.FLOAT),
+    "float4 and a stale type": lambda: with_stale_types(nvfp4(), x_Q=[4, 64]),
+    "Einsum with an ellipsis": partial(einsum, "...k,kj->...j"),
+    "cast behind blocks": lambda: cast_between(blockwise(), "w_DQ", "out", Kind.FLOAT16),
     "loop": in_a_loop,
     "Gemm's first operand": partial(weight_first, 0),
     "Gemm's first operand, turned": partial(weight_first, 1, transA=1),
@@ -353,6 +434,7 @@ NEAR_NEWER = {
 }
 
 UNKNOWN_TO_ONNX = {
+    "bfloat16 before its opset": narrow_within,
     "TensorRT's own plugin without a domain": partial(ended_by, "EfficientNMS_TRT", ""),
     "TensorRT's own float8 without a domain": lambda: [  # as exporters without one write it
         model := own_float8(convolution()),
