@@ -27,3 +27,7 @@ def test_of_sides_that_are_one_only_calls_count_in_which_they_are_equal_and_once
 def test_of_a_side_that_is_fixed_only_calls_of_that_length_count():
     assert sizes_in_file(SEEN, {"a": 4, "b": "b"}) == {"b": Counter({5: 7, 4: 1})}
     assert sizes_in_file(SEEN, {"a": 4, "b": 4}) == {}
+
+
+def test_sizes_of_symbols_that_the_artifact_has_not_are_left_out():
+    assert sizes_in_file({(("n", 2), ("gone", 5)): 3}, {"n": "batch"}) == {"batch": Counter({2: 3})}

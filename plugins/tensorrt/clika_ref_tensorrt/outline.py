@@ -162,8 +162,7 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
             node.input[position] = names.get(name, name)
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                own = {t.name for t in attribute.g.initializer} | {n for one in attribute.g.node for n in one.output}
-                _rename(attribute.g, {name: other for name, other in names.items() if name not in own})
+                _rename(attribute.g, names)
     returned = [value.name for value in graph.output if value.name in names]
     graph.node.extend(onnx.helper.make_node("Identity", [names[name]], [name]) for name in returned)
 

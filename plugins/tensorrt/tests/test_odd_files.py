@@ -286,7 +286,10 @@ def test_branches_may_each_have_a_constant_of_one_name_beside_the_file(tmp_path)
         """What is gathered of a constant, which is multiplied, and the constant itself."""
         rows = helper.make_tensor("rows", Kind.INT64, [1], [0])
         table = numpy_helper.from_array(np.full(shape, 0.5, np.float32), "w")
+        deeper = helper.make_graph([node("Identity", "w", "deep")], "deeper", [], [])
+        deeper.output.append(helper.make_tensor_value_info("deep", Kind.FLOAT, shape))
         nodes = [node("Gather", "w rows", "row", axis=1), node("MatMul", "x w", "end")]
+        nodes.append(node("If", "flag", "deepest", then_branch=deeper, else_branch=deeper))
         shapes = {"end": [4, shape[1]], "row": [shape[0], 1], "w": shape}
         ends = [helper.make_tensor_value_info(name, Kind.FLOAT, sides) for name, sides in shapes.items()]
         return helper.make_graph(nodes, "branch", [], ends, [table, rows])

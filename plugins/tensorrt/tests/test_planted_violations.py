@@ -9,7 +9,8 @@ from clean import CLEAN
 from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES
 from clika_ref_tensorrt.rules import violations
 from further_planted import FURTHER, NEAR, few_bits_first, float_convolution
-from newer_planted import NEAR_NEWER, NEWER, UNKNOWN_TO_ONNX, quantized_in_blocks
+from newer_planted import NEAR_NEWER, NEWER, UNKNOWN_TO_ONNX
+from newer_sketches import quantized_in_blocks
 from onnx import TensorProto as Kind
 from planted import FAULTS
 from sketches import blockwise, convolution

@@ -272,7 +272,8 @@ def test_more_of_the_largest_than_can_be_found_are_refused_and_other_broken_rule
     exported(lambda x: x.topk(3840)[0])
     exported(lambda x: x.sort()[0])
     told = "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
-    assert told.count("Warning: net.onnx breaks rules of tensorrt in 1 places:") == 1, "of three exports"
+    assert "Warning: net.onnx breaks rules of tensorrt in 1 places:" in told
+    assert told.count("breaks rules of") == 1, "of three exports"
     assert "[top-k] output/TopK: K is 4000; at most 3840 are taken" in told
 
 
