@@ -21,6 +21,7 @@ from clika_ref import (
     TargetError,
     clika_compile,
 )
+from clika_ref.capture.calibration_inputs import PEEKED
 from clika_ref.core.registry import load_registry
 from clika_ref.exporting import quantized_check
 from clika_ref.quantization.decision import decibels
@@ -169,6 +170,12 @@ def test_integers_of_weights_that_changed_are_not_exported(module):
     with pytest.raises(ModelError, match=said):
         torch.export.export(twin, (x,), strict=False)
     torch.export.export(twin.eval(), (x,), strict=False)
+    before = twin(x)
+    twin.get_parameter("head.weight").data.mul_(0.5)
+    found = torch.export.export(twin, (x,), strict=False).module()(x)
+    assert torch.equal(found, before), "or it sees what is written to .data, and README.md says otherwise"
+    renewed = torch.export.export(twin.eval(), (x,), strict=False).module()(x)
+    assert not torch.equal(renewed, before)
 
 
 def test_copies_pickles_and_state_dicts_keep_the_quantization(module):
@@ -248,18 +255,25 @@ def test_a_float_module_is_quantized_later():
 )
 def test_keys_and_widths_that_there_are_not_are_refused_before_data_is_read(arguments, said):
     def read_once():
-        read.append(1)
-        yield from batches()
+        for x in batches(6):
+            read.append(1)
+            yield x
 
     read = []
     module = clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=read_once())
     with pytest.raises(ModelError, match=said):
         module.clika_initialize_algorithms(**arguments)
     assert not read
+    settings = {"settings": arguments.get("quantization_settings"), **arguments}
+    settings.pop("quantization_settings", None)
     with pytest.raises(ModelError, match=said):
-        compiled(**{"settings": arguments.pop("quantization_settings", None), **arguments}, data=read_once())
+        compiled(**settings, data=read_once(), tracing_inputs=batches(1))
+    assert len(read) <= PEEKED, "no more than to trace with"
+    with pytest.raises(ModelError, match=said):
+        compiled(**settings, data=read_once())
+    assert len(read) <= 2 * PEEKED
     module.clika_initialize_algorithms()
-    assert module._clika_calibration.table.batches == 4
+    assert module._clika_calibration.table.batches == 6
 
 
 @pytest.mark.parametrize("transform", [None, torch.neg])

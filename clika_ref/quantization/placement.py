@@ -23,6 +23,8 @@ class Placement:
 
     scaled_as: dict[Value, Value] = field(default_factory=dict[Value, Value])
     """Each value that is quantized, and the one whose range gives its scale: itself, or what it was moved from."""
+    joined_with: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
+    """Of a value whose range gives a scale, others that have that scale as well, and need not lie within its range."""
     layers: dict[Node, Value] = field(default_factory=dict[Node, Value])
     """Nodes with weights that run in integers, and what the runtime makes of each along with what it absorbs."""
     elementwise: dict[Node, Value] = field(default_factory=dict[Node, Value])
@@ -176,15 +178,28 @@ class _Placing:
         return node in self.found.layers and node.kind in sums.layers and len(value.uses) == 1
 
     def _join(self, node: Node) -> None:
-        """Give all operands the scale of what becomes of them, also those that were joined before."""
+        """Give all operands the scale of what becomes of them, also those that were joined before.
+
+        Constants have none of their own: several may read them, and each rounds them where it reads them.
+        """
         whole = self.found.scaled_as[node.output]
         for value in _tensors(node):
+            if value.is_constant:
+                continue
             own = self.found.scaled_as.setdefault(value, whole)
-            for other, source in self.found.scaled_as.items():
-                if source is own:
-                    self.found.scaled_as[other] = whole
+            if own is not whole:
+                self._merge(own, whole, is_part=own is value)
             if value.producer is not None and value.producer.kind in self.scheme.joined:
                 self._join(value.producer)
+
+    def _merge(self, own: Value, whole: Value, *, is_part: bool) -> None:
+        """Give what has one scale that of a whole, whose range must hold it as well, unless it is a part of that."""
+        for other, source in self.found.scaled_as.items():
+            if source is own:
+                self.found.scaled_as[other] = whole
+        beside = [*self.found.joined_with.pop(own, []), *([] if is_part else [own])]
+        if beside:
+            self.found.joined_with.setdefault(whole, []).extend(beside)
 
     def _is_all_integers(self, node: Node) -> bool:
         """Whether whatever a node reads is integers already, and what it returns can be."""

@@ -31,6 +31,7 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "weights": dataclasses.asdict(plan.scheme.weights),
         "integer_bias": sorted(plan.scheme.integer_bias),
         "flat_bias": sorted(plan.scheme.flat_bias),
+        "joined": sorted(plan.scheme.joined),
         "scales": {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
         "layers": [*plan.weights],
         "rounded": [*plan.moved],
@@ -63,7 +64,8 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             raise ModelError(msg)
         activations, weights = (Integers(**document[kind]) for kind in ("activations", "weights"))
         biases, flat = (frozenset(map(str, document[kind])) for kind in ("integer_bias", "flat_bias"))
-        plan = Plan(QuantizationScheme(activations, weights, integer_bias=biases, flat_bias=flat))
+        joined = frozenset(map(str, document.get("joined", ())))
+        plan = Plan(QuantizationScheme(activations, weights, integer_bias=biases, flat_bias=flat, joined=joined))
         plan.activations = {name: Scale(float(s), int(zero)) for name, (s, zero) in document["scales"].items()}
         plan.weights = {name: _channels(tensors[f"{WEIGHTS}.{name}"]) for name in document["layers"]}
         plan.moved = {name: _steps(tensors[f"{ROUNDED}.{name}"]) for name in document.get("rounded", ())}

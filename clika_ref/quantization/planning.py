@@ -10,7 +10,7 @@ from torch import Tensor
 from clika_ref.core.ir import Node, Value
 from clika_ref.quantization.clipping import clipped_scales
 from clika_ref.quantization.layer_weights import bias_of, numbers_of, weight_of
-from clika_ref.quantization.observers import OBSERVERS
+from clika_ref.quantization.observers import OBSERVERS, Range
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
@@ -39,7 +39,9 @@ class Planner:
         own = own or {}
         plan = Plan(self.scheme, floats={node.name: reason for node, reason in placement.floats.items()})
         for value, source in placement.scaled_as.items():
-            covered = OBSERVERS[own.get(source.name, observer)](self.table.values[source.name])
+            observe = OBSERVERS[own.get(source.name, observer)]
+            held = [observe(self.table.values[v.name]) for v in (source, *placement.joined_with.get(source, ()))]
+            covered = Range(min(part.low for part in held), max(part.high for part in held))
             plan.activations[value.name] = scale_of(covered, self.scheme.activations)
         for node in placement.layers:
             plan.weights[node.name] = self._scales(node, plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -65,7 +65,20 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
             compress_layer(graph, node, plan.compressed[node.name], operators)
     for value, scale in _scaled(graph, plan):
         before = nodes[0] if value.producer is None else after[value.producer]
-        _insert_pair(graph, value, scale, plan.scheme.activations, Builder(graph, operators, before))
+        _insert_pair(graph, value, value.uses, scale, plan.scheme.activations, Builder(graph, operators, before))
+    for node, value, scale in _joined_constants(nodes, plan):
+        readers = [use for use in value.uses if use.user is node]
+        _insert_pair(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, node))
+
+
+def _joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Value, Scale]]:
+    """Return the constants that are joined with values in integers, by whom, and with which scale, that of them all."""
+    joins = [node for node in nodes if node.kind in plan.scheme.joined and node.output.name in plan.activations]
+    return [
+        (node, value, plan.activations[node.output.name])
+        for node in joins
+        for value in dict.fromkeys(v for v in node.inputs if isinstance(v, Value) and v.is_constant)
+    ]
 
 
 def _scaled(graph: Graph, plan: Plan) -> list[tuple[Value, Scale]]:
@@ -73,9 +86,10 @@ def _scaled(graph: Graph, plan: Plan) -> list[tuple[Value, Scale]]:
     return [(v, plan.activations[v.name]) for v in values if v.name in plan.activations]
 
 
-def _insert_pair(graph: Graph, value: Value, scale: Scale, kind: Integers, build: Builder) -> None:
-    """Let all who read a value read what integers hold of it."""
-    readers = value.uses
+def _insert_pair(  # noqa: PLR0917 - all of it is one pair
+    graph: Graph, value: Value, readers: Sequence[Use], scale: Scale, kind: Integers, build: Builder
+) -> None:
+    """Let readers of a value read what integers hold of it."""
     integers = build("quantize", value, scale.scale, scale.zero_point, **attributes_of(kind))
     held = build("dequantize", integers, scale.scale, scale.zero_point)
     for use in readers:

@@ -100,6 +100,66 @@ def test_onnx_itself_computes_what_the_module_does_as_what_stands_in_for_tensorr
         assert (result - integers).square().sum() < 0.01 * rounded, name  # of which sums rounded otherwise are little
 
 
+class JoinedWithConstants(nn.Module):
+    """Joins values with a constant, twice, that is the weight of another layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = nn.Conv2d(8, 8, 1), nn.Conv2d(16, 4, 8)
+        self.edge = nn.Parameter(3 * torch.randn(4, 4, 8, 8))
+
+    def forward(self, x):
+        return self.outer(torch.cat([self.edge, self.inner(x), self.edge], 1)) + F.conv2d(x[:, :4], self.edge)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_constants_that_are_joined_with_integers_are_integers_of_their_scale(tmp_path, is_loaded):
+    data = [torch.randn(4, 8, 8, 8, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    module = clika_compile(
+        JoinedWithConstants().eval(),
+        calibration_inputs=data,
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_TensorRT_ONNX(),
+    ).eval()
+    if is_loaded:
+        loaded = ClikaModule()
+        loaded.load_state_dict(module.state_dict())
+        assert torch.equal(loaded.eval()(data[0]), module(data[0]))
+        module = loaded
+    deployment = DeploymentSettings_TensorRT_ONNX()
+    artifact = module.clika_export(tmp_path / "net.onnx", data[0], deployment_settings=deployment)
+    assert violations(onnx.load(artifact.path)) == []
+
+
+class SharedByJoins(nn.Module):
+    """Joins one value with a far larger one, and with one as small as itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.large, self.small, self.shared = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.one, self.other = nn.Conv2d(16, 8, 3), nn.Conv2d(16, 8, 3)
+
+    def forward(self, x):
+        large, small, shared = self.large(x) * 100, self.small(x), self.shared(x)
+        return self.one(torch.cat([large, shared], 1)), self.other(torch.cat([shared, small], 1))
+
+
+def test_what_several_joins_share_a_scale_of_covers_the_largest_of_them(tmp_path):
+    data = [torch.randn(4, 8, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    module = clika_compile(
+        SharedByJoins().eval(),
+        calibration_inputs=data,
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_TensorRT_ONNX(),
+    ).eval()
+    with torch.no_grad():
+        found, wanted = module(data[0])[0], SharedByJoins().eval()(data[0])[0]
+    assert (found - wanted).square().sum() < 0.001 * wanted.square().sum()
+    assert violations(onnx.load(module.clika_export(tmp_path / "net.onnx").path)) == []
+
+
 def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
     artifact = compiled(shapes={"batch": (2, 8, 32)}).clika_export(tmp_path / "net.onnx")
     assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
