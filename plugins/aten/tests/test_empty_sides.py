@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clika_ref_aten import normalization, reduction, scattering, sorting, variance
+from clika_ref_aten import normalization, reduction, scattering, searching, sorting, variance
 from one_operator import Case, graph_of, run_onnx
 
 INSTANCES = {"momentum": 0.1, "per_instance": True}
@@ -21,8 +21,8 @@ INSTANCES = {"momentum": 0.1, "per_instance": True}
         (sorting.flat_median, [torch.empty(3, 0, dtype=torch.int32)], {}),
         (sorting.max_, [torch.empty(0, 2)], {"dim": -1}),
         (sorting.min_, [torch.empty(2, 5, 0, dtype=torch.int64)], {"dim": -3, "keepdim": True}),
-        (sorting.searchsorted, [torch.ones(2, 0, 3), torch.ones(2, 0, 5), None], {}),
-        (sorting.searchsorted, [torch.ones(3), torch.ones(4, 0), None], {"right": True}),
+        (searching.searchsorted, [torch.ones(2, 0, 3), torch.ones(2, 0, 5), None], {}),
+        (searching.searchsorted, [torch.ones(3), torch.ones(4, 0), None], {"right": True}),
         (scattering.index_put, [torch.empty(0, 2), torch.empty(0, 1), None, torch.tensor([1])], {}),
         (scattering.index_add, [torch.empty(5, 0), torch.tensor([1, 4]), torch.empty(2, 0)], {"dim": 0}),
         (scattering.index_add, [torch.empty(3, 0), torch.tensor([0]), torch.ones(3, 1)], {"dim": 1}),

@@ -6,7 +6,17 @@ import math
 
 import pytest
 import torch
-from clika_ref_aten import counting, creation, cumulative, embedding, indexing, reduction, scattering, sorting
+from clika_ref_aten import (
+    counting,
+    creation,
+    cumulative,
+    embedding,
+    indexing,
+    reduction,
+    scattering,
+    searching,
+    sorting,
+)
 from one_operator import Case, graph_of, mismatch, run_onnx
 
 from clika_ref.core.operators import Operator
@@ -25,23 +35,23 @@ def check(op: Operator, *operands: object, **attrs: object) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
 def test_a_search_finds_the_place_in_a_sorted_sequence(right, dtype):
     boundaries = torch.tensor([1, 2, 2, 4, 7], dtype=dtype)
-    check(sorting.searchsorted, boundaries, torch.arange(9, dtype=dtype).reshape(3, 3), None, right=right)
+    check(searching.searchsorted, boundaries, torch.arange(9, dtype=dtype).reshape(3, 3), None, right=right)
 
 
 @pytest.mark.parametrize("right", [False, True])
 def test_a_search_puts_nan_at_the_end_and_knows_infinities(right):
     x = torch.tensor([NAN, INF, -INF, 2.0])
-    check(sorting.searchsorted, torch.tensor([-INF, 1.0, 2.0, INF]), x, None, right=right)
+    check(searching.searchsorted, torch.tensor([-INF, 1.0, 2.0, INF]), x, None, right=right)
 
 
 @pytest.mark.parametrize("x", [2, 1.5, torch.tensor(2.0)])
 def test_a_search_takes_numbers(x):
-    check(sorting.searchsorted, torch.tensor([1.0, 2.0, 4.0]), x, None, out_int32=True)
+    check(searching.searchsorted, torch.tensor([1.0, 2.0, 4.0]), x, None, out_int32=True)
 
 
 def test_a_search_goes_through_rows_and_through_a_sorter():
     rows = torch.tensor([[5.0, 1.0, 3.0], [2.0, 9.0, 4.0]])
-    check(sorting.searchsorted, rows, torch.tensor([[0.0, 3.0], [3.0, 10.0]]), rows.argsort(-1))
+    check(searching.searchsorted, rows, torch.tensor([[0.0, 3.0], [3.0, 10.0]]), rows.argsort(-1))
 
 
 @pytest.mark.parametrize("mode", [embedding.SUM, embedding.MEAN, embedding.MAX])

@@ -1,0 +1,187 @@
+"""Sizes for which TensorRT builds an engine, and the script that does."""
+
+import copy
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import sympy
+import torch
+from clika_ref_tensorrt.profiles import command
+from networks import compiled
+from torch import nn
+from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_TensorRT_ONNX,
+    clika_compile,
+)
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.ir import Graph
+from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.types import TensorType
+from clika_ref.quantization.calibration import Reservoir
+
+
+def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
+    artifact = compiled(shapes={"batch": (2, 8, 32)}).clika_export(tmp_path / "net.onnx")
+    assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
+
+
+def test_a_copy_is_exported_for_other_sizes_without_ranges(tmp_path):
+    module = compiled()
+    deployment = DeploymentSettings_TensorRT_ONNX(shapes={"batch": (2, 8, 32)})
+    files = [
+        twin.clika_export(tmp_path / name, deployment_settings=deployment)
+        for twin, name in ((module, "own.onnx"), (copy.deepcopy(module), "copy.onnx"))
+    ]
+    assert files[0].path.read_bytes() == files[1].path.read_bytes()
+    assert "--optShapes=x:8x3x16x16" in files[1].facts["trtexec"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"height": (1, 2, 3)}, r"shapes: 'height' is no dynamic side of Net, which has 'batch'"),
+        ({"batch": (-1, 2, 4)}, r"shapes: 'batch' is to be from -1 to 4, but the model was traced for"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_and_nothing_is_written(shapes, message, tmp_path):
+    with pytest.raises(TargetError, match=message):
+        compiled(shapes=shapes).clika_export(tmp_path / "net.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_sides_that_are_named_anew_keep_the_sizes_that_were_seen(tmp_path):
+    artifact = compiled().clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}})
+    assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
+
+
+def test_sizes_beyond_what_is_kept_of_the_data_are_counted_and_copies_and_state_dicts_keep_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        Reservoir, "offer", lambda self, inputs: self.batches.append(inputs) if not self.batches else None
+    )
+    module = compiled()
+    assert len(module._clika_calibration.reservoir.batches) == 1
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for exported in (module, copy.deepcopy(module), loaded):
+        artifact = exported.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+        assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
+
+
+def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
+    class Even(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.shape[0] % 2 == 0 else x - 1
+
+    module = clika_compile(Even(), tracing_inputs=[torch.ones(2, 8), torch.ones(6, 8)])
+    (side,) = module.graph.symbols
+    deployment = DeploymentSettings_TensorRT_ONNX(shapes={side: (3, 5, 7)})
+    with pytest.raises(TargetError, match=r"shapes: \{.*: 3\} contradict .*, for which the model was traced"):
+        module.clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (
+            {"batch": (3, 2, 4)},
+            r"shapes: 'batch' is to be \(3, 2, 4\); it takes the least, the usual and the largest of",
+        ),
+        ({"batch": (0, 0, 0)}, r"shapes: 'batch' is to be \(0, 0, 0\); it takes the least, the usual"),
+        ({"batch": (1, 8)}, r"shapes: 'batch' is to be \(1, 8\); .*, which are whole numbers"),
+        ({"batch": {1, 2, 8}}, r"shapes: 'batch' is to be \{.*\}; .*, which are whole numbers"),
+        ({"batch": 8}, r"shapes: 'batch' is to be 8; .*, which are whole numbers"),
+        ({"batch": "123"}, r"shapes: 'batch' is to be '123'; .*, which are whole numbers"),
+        ({"batch": (1.5, 2, 3)}, r"shapes: 'batch' is to be \(1.5, 2, 3\); .*, which are whole numbers"),
+        ({"batch": (True, True, True)}, r"shapes: 'batch' is to be \(True, True, True\); .*, which are whole numbers"),
+        ([("batch", (1, 2, 3))], r"shapes is \[.*\]; it takes \{side: \(least, usual, largest\)\}"),
+    ],
+)
+def test_what_says_no_sizes_is_refused_as_soon_as_it_is_given(shapes, message):
+    with pytest.raises(ModelError, match=message):
+        DeploymentSettings_TensorRT_ONNX(shapes=shapes)
+
+
+def test_guards_over_sides_that_nobody_chose_are_not_asked():
+    graph = Graph("two")
+    n, m = named("n"), named("m")
+    graph.add_output(graph.add_input(TensorType(torch.float32, (n, m)), "x"))
+    graph.symbols = {"n": Symbol("n", 1, None, Side("x", 0), 4), "m": Symbol("m", 1, None, Side("x", 1), 5)}
+    graph.guards = [Guard(sympy.Eq(sympy.Mod(m, 2), 0), "model.py:1")]
+    assert "--maxShapes=x:8x5" in command(graph, Path("net.onnx"), {}, {"n": (1, 4, 8)})
+    with pytest.raises(TargetError, match=r"shapes: .* contradict "):
+        command(graph, Path("net.onnx"), {}, {"m": (1, 4, 8)})
+
+
+def test_of_sizes_that_are_as_frequent_the_least_is_usual_none_is_above_the_traced_and_what_is_static_has_none():
+    graph = Graph("tied")
+    n = named("n")
+    graph.add_output(graph.add_input(TensorType(torch.float32, (n, 3)), "x"))
+    graph.symbols["n"] = Symbol("n", 1, None, Side("x", 0))
+    seen = {"n": Counter({8: 2, 4: 2, 2: 1})}
+    assert "--minShapes=x:2x3 --optShapes=x:4x3 --maxShapes=x:8x3" in command(graph, Path("net.onnx"), seen, {})
+    graph.symbols["n"] = Symbol("n", 1, 16, Side("x", 0))
+    with pytest.raises(TargetError, match=r"'n' is to be from 1 to 17, but the model was traced for 1\.\.16"):
+        command(graph, Path("net.onnx"), {}, {"n": (1, 4, 17)})
+    static = Graph("static")
+    static.add_output(static.add_input(TensorType(torch.float32, (2, 3)), "x"))
+    assert command(static, Path("net.onnx"), {}, {}) == "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine"
+
+
+def test_integers_that_are_lengths_have_the_range_of_their_values_and_others_have_none(tmp_path):
+    def model(x, n, factor):
+        return x[:, None].expand(9, n) * factor
+
+    module = clika_compile(model, tracing_inputs=[(torch.rand(9), 3, 2), (torch.rand(9), 5, 4), (torch.rand(9), 3, 7)])
+    artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    assert artifact.facts["trtexec"].endswith("--minShapes=n:3 --optShapes=n:3 --maxShapes=n:5")
+
+
+@pytest.mark.parametrize(
+    "relation",
+    [
+        sympy.Eq(sympy.Mod(8, named("n")), 0),
+        OpaqueUnaryFn_sqrt(named("n") - 1) >= 0,
+        sympy.sqrt(named("n") - 1) >= 0,
+    ],
+)
+def test_sizes_at_which_a_guard_has_no_value_are_refused(relation):
+    graph = Graph("divided")
+    n = named("n")
+    graph.add_output(graph.add_input(TensorType(torch.float32, (n,)), "x"))
+    graph.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
+    graph.guards = [Guard(relation, "model.py:1")]
+    with pytest.raises(TargetError, match=r"shapes: \{'n': 0\} contradict .*, for which the model was traced"):
+        command(graph, Path("net.onnx"), {}, {"n": (0, 4, 8)})
+
+
+def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):
+    folder = tmp_path / "of models"
+    folder.mkdir()
+    module = compiled()
+    module.clika_export(folder / "my net; touch broken $(touch broken).onnx")
+    (script,) = folder.glob("*.trtexec.sh")
+    (tmp_path / "trtexec").write_text('#!/bin/sh\nfor part in "$@"; do echo "$part"; done\n')
+    (tmp_path / "trtexec").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    told = subprocess.run([str(script)], env={"PATH": path}, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[0] == "--onnx=my net; touch broken $(touch broken).onnx"
+    assert not [*tmp_path.rglob("broken")]
+
+
+def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
+    module = compiled()
+    for name in ("net", "net.onnx", "net.v1"):
+        line = module.clika_export(tmp_path / name).facts["trtexec"]
+        assert f"--onnx={name} --saveEngine={name}.engine" in line
+        assert (tmp_path / f"{name}.trtexec.sh").exists()
+
+
+def test_names_that_trtexec_would_divide_are_refused(tmp_path):
+    with pytest.raises(TargetError, match="separates by ',' and ':', which the input 'a:b' has in its name"):
+        compiled().clika_export(tmp_path / "net.onnx", input_names=["a:b"])
