@@ -131,7 +131,11 @@ ANEW = "name another file in ranges_file, or remove this one, to calibrate anew"
 
 @contextlib.contextmanager
 def kept_in(
-    file: str | PathLike[str], calibration: Calibration, registry: Registry, log: CompilationLog
+    file: str | PathLike[str],
+    calibration: Calibration,
+    registry: Registry,
+    log: CompilationLog,
+    anew: Callable[[], Calibration],
 ) -> Iterator[None]:
     """Begin with the ranges in a file, where it exists, and save there what is found, also after an interrupt."""
     if not file:
@@ -139,7 +143,7 @@ def kept_in(
         return
     path = Path(file)
     if path.exists():
-        calibration.table = _ranges_in(path, calibration)
+        calibration.begin_with(_ranges_in(path, calibration), anew().graph)
         _smooth(calibration, registry)
         strange = _strange_values(calibration)
         if strange:
@@ -248,6 +252,8 @@ def _tell(found: Quantization, log: CompilationLog) -> None:
     log.detail("Quantization: done")
     log.table("Summary", LAYERS, layer_rows(found))
     log.table(WHAT_IF_TITLE, WHAT_IF, what_if_rows(found))
+    if found.spared:
+        log.detail(f"In no row of these: {', '.join(found.spared)}; sparing='off' quantizes them as well")
 
 
 OTHER = (
@@ -271,6 +277,7 @@ def calibrated(
     model: Graph,
     total: int | None = None,
     ranges_file: str | PathLike[str] = "",
+    are_given: bool = True,
 ) -> Stages:
     """Calibrate a graph on batches; return the stages that decide what of it becomes integers.
 
@@ -285,6 +292,7 @@ def calibrated(
         model: the graph as it is stored, before it was made what is going to be written.
         total: how many batches there are, where that is known.
         ranges_file: where to save the ranges, and to begin with those that are there; nowhere where empty.
+        are_given: whether the batches are the user's data, and not those that a former pass kept.
 
     Raises:
         ModelError: a key of the settings of layers matches nothing, or a width is asked for that the target lacks.
@@ -300,9 +308,9 @@ def calibrated(
         refuse(calibration.graph, wanted.target)  # what does not run takes no time that could be told
     if wanted.idle:
         log.warning(f"{', '.join(wanted.idle)} changes nothing where weights alone are quantized")
-    with kept_in(ranges_file, calibration, registry, log):
-        anew = partial(to_calibrate, model, wanted, registry)
-        known = _known_again(calibration, batches, log, anew, ranges_file)
+    anew = partial(to_calibrate, model, wanted, registry)
+    with kept_in(ranges_file, calibration, registry, log, anew):
+        known = _known_again(calibration, batches, log, anew, ranges_file) if are_given else batches
         calibrate(calibration, known, wanted, registry, log, total=total)
     stages = found()  # smoothing may have added nodes
     if wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization:
@@ -337,6 +345,9 @@ def _known_again(
     return itertools.chain(first, later)
 
 
+TRAINED = "The weights have changed since the pass over the data was interrupted: its {:,} batches are run again"
+
+
 def begun(
     graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, log: CompilationLog, *, has_data: bool
 ) -> Calibration:
@@ -354,7 +365,9 @@ def begun(
         log: what it tells.
         has_data: whether data is given; otherwise the batches that are kept have to do.
     """
-    if before is not None:
+    if before is not None and has_data and before.table.batches and before.table.model != fingerprint(graph):
+        log.warning(TRAINED.format(before.table.batches))
+    elif before is not None:
         if before.table.smoothed_for == wanted.smoothed_for:
             found = to_calibrate(graph, wanted, registry, before)
             if not _strange_values(found):

@@ -131,7 +131,8 @@ class QuantizationSettings(_Checked):
     quantization_sensitivity_threshold: float = 0.005
     """A layer stays float whose quantization alone changes the outputs by a larger share of their square.
 
-    0 leaves only what does not change the numbers.
+    0 leaves only what does not change the numbers. Beside it, `ClikaCompileOptions.sparing` leaves float what
+    costs little and spoils much.
     """
 
     prefer_weights_only_quantization: bool | None = None

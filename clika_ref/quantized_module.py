@@ -142,9 +142,9 @@ class QuantizedModule(SavedModule):
         Args:
             eval_fn: takes this module, in eval mode and without gradients, and returns a score of which more is better.
             max_drop: by how much the score may fall, in its own units; from 0.
-            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for, and alone says
-                what stays float: ``automatic_skip_quantization=False`` and ``skip_tail_quantization=False`` change
-                nothing, with a warning. Nor does ``optimize_for="latency"`` where weights alone are quantized; where
+            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for, and says what
+                stays float, beside ``sparing``: ``automatic_skip_quantization=False`` and
+                ``skip_tail_quantization=False`` change nothing, with a warning. Nor does ``optimize_for="latency"`` where weights alone are quantized; where
                 values are, layers are timed before the search, and the whole is not.
             calibration_inputs: this and what follows, as for `clika_initialize_algorithms`.
             deployment_settings: of which target.
@@ -211,8 +211,8 @@ class QuantizedModule(SavedModule):
             else:
                 batches = known.reservoir.batches if known else self._traced(log)
                 total, file = len(batches), ""
-            told = wanted, registry, log
-            stages = calibrated(calibration, batches, *told, model=self.graph, total=total, ranges_file=file)
+            how_read = {"total": total, "ranges_file": file, "are_given": data is not None}
+            stages = calibrated(calibration, batches, wanted, registry, log, model=self.graph, **how_read)
             if data is None and known is not None:
                 calibration.sizes = known.sizes  # also those of batches that were not kept
             self._clika_calibration = calibration
@@ -291,7 +291,7 @@ class QuantizedModule(SavedModule):
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             calibration = begun(self.graph, other, registry, before, log, has_data=False)
             batches = before.reservoir.batches
-            stages = calibrated(calibration, batches, other, registry, log, model=self.graph)
+            stages = calibrated(calibration, batches, other, registry, log, model=self.graph, are_given=False)
             return decide(stages, self.graph, other, registry, log)
 
     def clika_compare_targets(self, *deployments: BaseDeploymentSettings) -> TargetComparison:

@@ -46,6 +46,9 @@ class Wanted:
                 f"and activations_num_bits of {wide[0]!r} says how wide their integers are; choose one"
             )
             raise ModelError(msg)
+        if self.options.sparing == "on" and not self.given.automatic_skip_quantization:
+            msg = "sparing='on' leaves layers float, and automatic_skip_quantization=False leaves none; choose one"
+            raise ModelError(msg)
         if self.options.observer not in ("auto", *OBSERVERS):
             known = ", ".join(map(repr, ("auto", *OBSERVERS)))
             msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"

@@ -21,8 +21,6 @@ from clika_ref import (
 )
 from clika_ref.latency import LayerTimer
 from clika_ref.quantization.calibration import Reservoir
-from clika_ref.quantization.fingerprint import batch_fingerprint
-from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.stages import Stages
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
@@ -140,47 +138,6 @@ def test_an_interrupted_pass_goes_on_though_older_ranges_served_meanwhile():
     module.clika_initialize_algorithms(calibration_inputs=batches(7, seed=7))
     assert module._clika_calibration.table.batches == 7
     assert module._clika_unfinished is None
-
-
-def after_an_interrupt(module, data, stops=5):
-    def stopping():
-        yield from batches(6, seed=7)[:stops]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
-    module.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
-    return module._clika_calibration
-
-
-@pytest.mark.parametrize("smoothing", ["on", "off"])
-def test_other_data_than_that_of_a_pass_that_was_interrupted_is_counted_from_its_first_element(tmp_path, smoothing):
-    options = {"clika_compile_options": ClikaCompileOptions(smoothing=smoothing)}
-    found = after_an_interrupt(traced(logs_dir=tmp_path, **options), iter(batches(7, seed=1)))
-    assert found.table.batches == found.sizes.total() == len(found.reservoir.batches) == 7
-    assert "begins with another batch than the pass that was interrupted after 5" in told(tmp_path)
-    alone = traced(**options)
-    alone.clika_initialize_algorithms(calibration_inputs=batches(7, seed=1), deployment_settings=HERE)
-    x, module = batches()[0], traced(**options)
-    after_an_interrupt(module, batches(7, seed=1))
-    assert torch.equal(module.eval()(x), alone.eval()(x))
-
-
-def test_the_same_data_goes_on_where_it_stopped_without_a_warning(tmp_path):
-    assert after_an_interrupt(traced(logs_dir=tmp_path), batches(6, seed=7)).table.batches == 6
-    assert "6 batches, 5 of them from before" in told(tmp_path)
-    assert "begins with another batch" not in told(tmp_path)
-
-
-def test_ranges_of_a_file_stay_where_data_comes_in_another_order_with_a_warning(tmp_path):
-    file = tmp_path / "ranges.safetensors"
-    compiled(ranges_file=file)
-    before = file.read_bytes()
-    module = compiled(ranges_file=file, calibration_inputs=batches()[::-1], logs_dir=tmp_path)
-    assert "begins with another batch than the ranges in" in told(tmp_path)
-    assert module._clika_calibration.table.batches == 4
-    assert file.read_bytes() == before
-    assert RangeTable.load(file).first == batch_fingerprint(batches()[:1])
 
 
 def test_data_that_nobody_has_read_stays_when_weights_are_loaded():

@@ -65,7 +65,7 @@ class Reservoir:
 class Calibration:
     """What a pass over the data has found so far.
 
-    A batch counts whole or not at all: after an error or an interrupt, the pass can go on with the next one.
+    After an error or an interrupt, the pass can go on with the batch that it came to: it counts once it is whole.
     """
 
     graph: Graph
@@ -129,8 +129,12 @@ class Calibration:
 
     def begin_anew(self, graph: Graph) -> None:
         """Forget what was found, and begin with a graph that nothing is smoothed in yet."""
-        self.graph, self.reservoir, self.sizes, self._means = graph, Reservoir(), Counter(), {}
-        self.table = RangeTable(smoothed_for=self.table.smoothed_for, model=self.model)
+        self.reservoir, self.sizes = Reservoir(), Counter()
+        self.begin_with(RangeTable(smoothed_for=self.table.smoothed_for, model=self.model), graph)
+
+    def begin_with(self, table: RangeTable, graph: Graph) -> None:
+        """Begin with other ranges, and with a graph that nothing is smoothed in yet."""
+        self.table, self.graph, self._means = table, graph, {}
 
     def keep(self, inputs: Sequence[Tensor]) -> None:
         """Remember the sizes of a batch, and the batch itself where there is room."""

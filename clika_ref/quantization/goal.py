@@ -23,7 +23,7 @@ class GoalTrial:
     """One quantization that was scored."""
 
     threshold: float
-    """The ``quantization_sensitivity_threshold`` that gives it; infinite where all layers are in integers."""
+    """The ``quantization_sensitivity_threshold`` that gives it; infinite where it leaves no layer float."""
     found: Quantization
     score: float
     drop: float
@@ -57,7 +57,7 @@ class GoalSearch:
     """The score of the float model."""
     trials: list[GoalTrial] = field(default_factory=list[GoalTrial])
     reason: str = ""
-    """Once it is done: why no more is quantized; nothing where all is."""
+    """Once it is done: why no more is quantized; nothing where no threshold would quantize more."""
     is_done: bool = False
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class GoalSearch:
         if not whole.what_if:
             return "no layer can be quantized: the summary says why for each"
         if not failed:
-            return ""
+            return f"{', '.join(whole.spared)} stay float unless sparing is 'off'" if whole.spared else ""
         least = max(failed, key=lambda trial: trial.bytes)
         last = max((x for x in least.found.layers if not x.reason), key=lambda x: x.sensitivity or 0.0, default=None)
         named = f", {last.scope or last.name} the most sensitive of them" if last else ""

@@ -50,10 +50,10 @@ class RangeTable:
     """The fingerprint of the first batch, by which the data is known again; nothing where that is not known."""
 
     def add(self, batch: Mapping[str, Measured]) -> None:
-        """Take in what the values held in one more batch."""
-        self.batches += 1
+        """Take in what the values held in one more batch, which counts once all are in."""
         for name, found in batch.items():
             self._of(name).add(found)
+        self.batches += 1
 
     def merge(self, other: RangeTable) -> None:
         """Take in a table of other data."""

@@ -129,9 +129,13 @@ def _ends(x: Tensor) -> tuple[float, float]:
 def sampled(x: Tensor) -> Tensor:
     """Return copies of at most `SAMPLED` of ``x[n]``, evenly spread.
 
-    The distance is odd, so that it has no factor in common with most sides, whose columns would be left out.
+    Their distance has no factor in common with ``n``, nor so with any side: where it had, some columns, or all channels
+    but one, would be left out.
     """
-    return x[:: -(-len(x) // SAMPLED) | 1].to(torch.float32, copy=True)
+    step = -(-len(x) // SAMPLED) or 1
+    while math.gcd(step, len(x)) > 1:
+        step += 1
+    return x[::step].to(torch.float32, copy=True)
 
 
 def in_memory_order(x: Tensor) -> Tensor:

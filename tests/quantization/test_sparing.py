@@ -8,15 +8,19 @@ import torch
 from small_schemes import OPERATORS, scheme_with
 from torch import nn
 
-from clika_ref import QuantizationSettings, clika_compile
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError, QuantizationSettings, clika_compile
 from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.exporting.export import target_for
+from clika_ref.quantization import stages as stages_of_quantization
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.layers import choices
-from clika_ref.quantization.sensitivity import Joint, Parts, Sensitivities
-from clika_ref.quantization.sparing import BUDGET, spared
+from clika_ref.quantization.sensitivity import Joint, Parts, Sensitivities, sensitivities
+from clika_ref.quantization.sparing import BUDGET, SPARED, spared
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_scheme import Integers
 from clika_ref.settings import ClikaCompileOptions
+from clika_ref.wanted import Wanted
 
 SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
 
@@ -57,7 +61,7 @@ def test_of_layers_that_spoil_much_those_are_spared_that_cost_little():
     found = spared(*weighed(graph_of(Chain()), [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]))
     assert names(found) == ["head"]
     (reason,) = found.values()
-    assert reason == "it would make 40% of the error, and costs 0.8% of all layers"
+    assert reason == "spared: it would make 40% of the error, and costs 0.8% of all layers"
 
 
 def test_the_cost_is_of_time_or_of_room_whichever_is_larger():
@@ -151,13 +155,43 @@ def test_on_auto_it_is_kept_only_where_another_batch_comes_nearer(monkeypatch):
     assert any(len(plan.weights) == 4 for plan in plans)
 
 
-def test_what_is_too_sensitive_is_not_counted_among_what_is_spared():
-    made = stages()
-    sensitive = max(made.decided().layers, key=lambda layer: layer.sensitivity).sensitivity
-    found = replace(made).decided(threshold=sensitive * 0.999)
-    assert all(
-        "of the error" in layer.reason or layer.reason.startswith("too sensitive")
-        for layer in found.layers
-        if layer.reason
+def test_what_is_too_sensitive_is_not_counted_among_what_is_spared(monkeypatch):
+    def with_one_too_sensitive(*arguments, **options):
+        found = sensitivities(*arguments, **options)
+        first = next(iter(found.parts))
+        return replace(found, parts={**found.parts, first: Parts(5.0)})
+
+    monkeypatch.setattr(stages_of_quantization, "sensitivities", with_one_too_sensitive)
+    found = stages(sparing="on").decided()
+    reasons = {layer.scope: layer.reason for layer in found.layers if layer.reason}
+    assert reasons["body.0.0"] == "too sensitive: 5 is above quantization_sensitivity_threshold=1"
+    assert reasons["head"].startswith(SPARED)  # which it is not where 5.0 is counted among the errors
+    assert found.spared == ["head"]
+    assert len(reasons) == 2
+
+
+def test_what_leaves_layers_float_contradicts_what_leaves_none():
+    for switch, is_automatic in (("auto", False), ("on", True)):
+        wanted_with(switch, is_automatic)
+    with pytest.raises(ModelError, match=r"sparing='on' leaves layers float, and automatic_skip_quantization=False"):
+        wanted_with("on", is_automatic=False)
+
+
+def wanted_with(switch, is_automatic):
+    settings = QuantizationSettings(automatic_skip_quantization=is_automatic)
+    target = target_for(DeploymentSettings_ONNXRuntime_ONNX(), load_registry())
+    return Wanted(target, settings, {}, ClikaCompileOptions(sparing=switch))
+
+
+def test_a_search_by_a_goal_and_the_log_name_what_is_spared(tmp_path):
+    spread = torch.Generator().manual_seed(0)
+    data = [torch.randn(32, 64, generator=spread) for _ in range(4)]
+    module = clika_compile(Chain().eval(), tracing_inputs=data[:2], calibration_inputs=data, logs_dir=tmp_path)
+    search = module.clika_quantize_to_goal(
+        lambda _: 1.0, 0.5, deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()
     )
-    assert any(layer.reason.startswith("too sensitive") for layer in found.layers)
+    assert search.best.layers == 4
+    assert search.reason == "head stay float unless sparing is 'off'"
+    module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=1.0))
+    told = "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    assert "In no row of these: head; sparing='off' quantizes them as well" in told

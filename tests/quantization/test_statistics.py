@@ -100,3 +100,17 @@ def test_elements_in_memory_order_are_those_of_the_tensor_and_seldom_copied(view
     found = in_memory_order(x)
     assert sorted(found.tolist()) == sorted(x.flatten().tolist())
     assert (found.data_ptr() == x.data_ptr()) is is_view
+
+
+@pytest.mark.parametrize(
+    "shape", [(4, 21, 32, 32), (4, 120, 28, 28), (4, 255, 8, 8), (1, 3, 224, 224), (4, 672, 14, 14)]
+)
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_every_channel_and_every_column_is_sampled_however_it_lies_in_memory(shape, form):
+    places = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape).contiguous(memory_format=form)
+    found = sampled(in_memory_order(places)).long()
+    _, channels, _, columns = shape
+    assert SAMPLED // 2 < len(found) <= SAMPLED
+    for side, behind in ((channels, shape[2] * shape[3]), (columns, 1)):
+        counts = torch.bincount(found // behind % side, minlength=side)
+        assert counts.min() * side > len(found) / 2

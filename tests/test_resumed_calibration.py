@@ -1,0 +1,139 @@
+"""A pass over data that was interrupted goes on with the same data, and with nothing else; files keep their ranges."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import (
+    ClikaCompileOptions,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    DeploymentSettings_OpenVINO_ONNX,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.quantization.fingerprint import batch_fingerprint
+from clika_ref.quantization.ranges import RangeTable
+
+HERE = DeploymentSettings_ONNXRuntime_ONNX()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+def batches(count=4, seed=0, factor=1.0):
+    """Return batches of which two columns are larger than the others by a factor."""
+    spread, factors = torch.Generator().manual_seed(seed), torch.ones(32)
+    factors[3] = factors[9] = factor
+    return [torch.randn(4 + i, 32, generator=spread) * factors for i in range(count)]
+
+
+def traced(**arguments):
+    return clika_compile(Net().eval(), tracing_inputs=batches(2), **arguments)
+
+
+def compiled(**options):
+    settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
+    return clika_compile(Net().eval(), **{"calibration_inputs": batches(), **settings, **options})
+
+
+def told(folder):
+    return "".join(log.read_text() for log in folder.glob("*.log"))
+
+
+def after_an_interrupt(module, data, stops=5):
+    def stopping():
+        yield from batches(6, seed=7)[:stops]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
+    module.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
+    return module._clika_calibration
+
+
+@pytest.mark.parametrize("smoothing", ["on", "off"])
+def test_other_data_than_that_of_a_pass_that_was_interrupted_is_counted_from_its_first_element(tmp_path, smoothing):
+    options = {"clika_compile_options": ClikaCompileOptions(smoothing=smoothing)}
+    found = after_an_interrupt(traced(logs_dir=tmp_path, **options), iter(batches(7, seed=1)))
+    assert found.table.batches == found.sizes.total() == len(found.reservoir.batches) == 7
+    assert "begins with another batch than the pass that was interrupted after 5" in told(tmp_path)
+    alone = traced(**options)
+    alone.clika_initialize_algorithms(calibration_inputs=batches(7, seed=1), deployment_settings=HERE)
+    x, module = batches()[0], traced(**options)
+    after_an_interrupt(module, batches(7, seed=1))
+    assert torch.equal(module.eval()(x), alone.eval()(x))
+
+
+def test_the_same_data_goes_on_where_it_stopped_without_a_warning(tmp_path):
+    assert after_an_interrupt(traced(logs_dir=tmp_path), batches(6, seed=7)).table.batches == 6
+    assert "6 batches, 5 of them from before" in told(tmp_path)
+    assert "begins with another batch" not in told(tmp_path)
+
+
+def test_ranges_of_a_file_stay_where_data_comes_in_another_order_with_a_warning(tmp_path):
+    file = tmp_path / "ranges.safetensors"
+    compiled(ranges_file=file)
+    before = file.read_bytes()
+    module = compiled(ranges_file=file, calibration_inputs=batches()[::-1], logs_dir=tmp_path)
+    assert "begins with another batch than the ranges in" in told(tmp_path)
+    assert module._clika_calibration.table.batches == 4
+    assert file.read_bytes() == before
+    assert RangeTable.load(file).first == batch_fingerprint(batches()[:1])
+
+
+@pytest.mark.parametrize("is_in_file", [True, False])
+def test_what_is_smoothed_is_so_once_where_a_pass_goes_on_with_the_ranges_of_a_file(tmp_path, is_in_file):
+    data = batches(6, seed=7, factor=60.0)
+    file = tmp_path / "ranges.safetensors" if is_in_file else ""
+    module, alone = traced(ranges_file=file), traced()
+
+    def stopping():
+        yield from data[:5]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
+    for one in (module, alone):
+        one.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
+    assert module._clika_calibration.table.smoothing
+    assert module._clika_calibration.table.batches == 6
+    assert torch.equal(module.eval()(data[0]), alone.eval()(data[0]))
+
+
+def test_ranges_of_a_file_serve_later_decisions_though_other_data_stood_beside_it(tmp_path):
+    file = tmp_path / "ranges.safetensors"
+    compiled(ranges_file=file)
+    module = compiled(ranges_file=file, calibration_inputs=batches()[::-1][:3], logs_dir=tmp_path)
+    module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=0.1))
+    assert module._clika_calibration.table.batches == 4
+    module.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
+    assert "the pass that was interrupted" not in told(tmp_path)
+
+
+def test_a_pass_begins_anew_where_weights_were_changed_since_it_was_interrupted(tmp_path):
+    module, data = traced(logs_dir=tmp_path), batches(6, seed=7)
+
+    def stopping():
+        yield from data[:5]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(0.1)
+    module.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
+    assert "its 5 batches are run again" in told(tmp_path)
+    with torch.no_grad():
+        largest = max(float(module.train()(x).abs().max()) for x in data)
+    (output,) = module._clika_calibration.graph.outputs
+    found = module._clika_calibration.table.values[output.name]
+    assert max(-found.low, found.high) == pytest.approx(largest, rel=1e-4)
+    assert module._clika_calibration.table.batches == 6
