@@ -28,7 +28,9 @@ def addmm_to_linear(node: Node, build: Builder):
         return Skip("its second factor is computed, overwritten by a call, or of integers", 1)
     if bias.type != TensorType(weight.type.dtype, weight.type.shape[1:]) or node.output.type.dtype != bias.type.dtype:
         return Skip("what is added is no bias of one element for each column", 2)
-    rows = build.constant(Formula(transposed, (weight,)), weight.name, TensorType(weight.type.dtype, weight.type.shape[::-1]))
+    rows = build.constant(
+        Formula(transposed, (weight,)), weight.name, TensorType(weight.type.dtype, weight.type.shape[::-1])
+    )
     layer = build("linear", x, rows, bias, types=(node.output.type,))
     if not any(use.user is build.graph for use in node.output.uses):  # what is returned keeps its name anyway
         layer.name, node.output.name = node.output.name, layer.name

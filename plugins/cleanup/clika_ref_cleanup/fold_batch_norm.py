@@ -60,7 +60,9 @@ def fold_batch_norm(node: Node, build: Builder):
     groups = layer.attrs["groups"] if layer.kind.startswith("conv_transpose") else None
     made = Formula(folded_weight, (weight, gamma, var), (("eps", eps), ("groups", groups)))
     scaled = build.constant(made, weight.name, weight.type)
-    moved = Formula(folded_bias, (bias, gamma, beta, mean, var), (("eps", eps), ("dtype", dtype)), known=shift.to(dtype))
+    moved = Formula(
+        folded_bias, (bias, gamma, beta, mean, var), (("eps", eps), ("dtype", dtype)), known=shift.to(dtype)
+    )
     shifted = build.constant(moved, bias.name if bias else f"{base}.bias", TensorType(dtype, shift.shape))
     folded = build(layer.op, x, scaled, shifted, types=(node.output.type,), **layer.attrs)
     folded.name, middle.name = middle.name, folded.name

@@ -71,7 +71,9 @@ class FoldConstants:
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Fold whatever no call overwrites."""
-        _Folding(graph, self.limit_bytes, lambda value: value.name not in graph.state, self.keep, states=True).fold("{}")
+        _Folding(graph, self.limit_bytes, lambda value: value.name not in graph.state, self.keep, states=True).fold(
+            "{}"
+        )
 
 
 @dataclass
