@@ -111,7 +111,7 @@ class ClikaModule(QuantizedModule):
         return signature.unflatten(results, sizes)
 
     def _results(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Compute the graph: quantized, in training mode with gradients, otherwise with the integers of its artifact."""
+        """Compute the graph; quantized, with gradients in training mode, and else with the integers of its artifact."""
         if self._clika_quantized is None:
             return self._clika_run(self, *inputs)
         if self.training:

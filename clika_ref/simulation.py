@@ -155,7 +155,7 @@ UNSEEN = -1
 
 
 def _versions(graph: Graph, logs: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    """Return the constants of a graph, and logarithms, and how often each was written to; of state that is no matter."""
+    """Return constants, logarithms, and how often each was written to; of state that is no matter."""
     weights = [(name, v.data) for name, v in graph.constants.items() if v.data is not None] + [*logs.items()]
     return [(t, UNSEEN if name in graph.state or t.is_inference() else t._version) for name, t in weights]
 

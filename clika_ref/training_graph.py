@@ -1,4 +1,4 @@
-"""The graph that trains a quantized module: what its simulation computes, of the original parameters, with gradients."""
+"""The graph that trains a quantized module: what its simulation computes, with gradients for its own parameters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OWN = "training"
 
 
 @operator()
-def live_norm(
+def live_norm(  # noqa: PLR0917 - the signature is the schema
     x: Tensor,
     scale: Tensor,
     factor: Tensor | None,
@@ -113,7 +113,7 @@ def make_trainable(
         has_live_norms: whether batch norms are those of the batch.
 
     Returns:
-        What live norms multiplied by when the scales of the plan were chosen, or do now where it does not say, by layers.
+        What live norms multiplied by when the scales of the plan were chosen, or now where it does not say, by layers.
 
     Raises:
         ModelError: a pass has made something of a parameter, or of a norm that is to be live, and does not say what.
@@ -286,7 +286,7 @@ class _Making:
         self._let_read(node, readers, build(normalized_by_batch, *node.inputs, types=(node.output.type,), **attrs))
 
     def _undo(self, node: Node, norm: FoldedNorm, multiplier: Value, following: Node | None) -> None:
-        """Let the norm that is folded into a layer be that of the batch, behind it; what corrects the bias comes last."""
+        """Let the norm that is folded into a layer be that of the batch, behind it; what corrects a bias comes last."""
         self.graph.set_input(node, node.op.trait.bias or 0, None)
         build, readers = Builder(self.graph, {}, following, node.origin), node.output.uses
         operands = (multiplier, norm.factor, norm.bias, norm.gamma, norm.beta, norm.mean, norm.var)
@@ -307,9 +307,9 @@ class _Making:
 
     def _computed(self, constant: Value, before: Node) -> Value:
         """Return the call that computes a constant, made where it is first read; of what does not follow, itself."""
-        if constant.name in self.stored.constants or self.graph.constants.get(constant.name) is constant:
-            if not isinstance(constant.formula, Formula):
-                return self.graph.constants.setdefault(constant.name, constant)
+        is_held = constant.name in self.stored.constants or self.graph.constants.get(constant.name) is constant
+        if is_held and not isinstance(constant.formula, Formula):
+            return self.graph.constants.setdefault(constant.name, constant)
         if constant not in self.made:
             self.made[constant] = self._called(constant, before)
         return self.made[constant]

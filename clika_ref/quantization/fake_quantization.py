@@ -69,7 +69,7 @@ def fake_quantize_weight(
 def fake_quantize_rows(
     weight: Tensor, scales: Tensor, moved: Tensor | None = None, *, has_rows: bool, low: int, high: int
 ) -> Tensor:
-    """Return what integers hold of a matrix whose rows have ``scales[outputs, blocks]``; of its columns, without rows."""
+    """Return what integers hold of a matrix that has ``scales[outputs, blocks]``, outputs being its rows or columns."""
     rows = weight if has_rows else weight.T
     parts = rows.reshape(*scales.shape, -1)
     steps = None if moved is None else moved.reshape(parts.shape)
@@ -92,7 +92,9 @@ class _FakeQuantized(torch.autograd.Function):
     """Rounds in float32 as the simulation does, whatever autocast made of the elements."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, moved: Tensor | None, low: int, high: int, share: float) -> Tensor:
+    def forward(  # noqa: PLR0917 - autograd functions are called by position
+        ctx: Any, x: Tensor, scale: Tensor, moved: Tensor | None, low: int, high: int, share: float
+    ) -> Tensor:
         steps = (_wide(x) / scale).round_().clamp_(low, high)
         if moved is not None:
             steps = steps.add_(moved).clamp_(low, high)
@@ -105,13 +107,15 @@ class _FakeQuantized(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, held = ctx.saved_tensors
         low, high = ctx.ends
-        (gradient,) = map(_wide, gradients)
-        steps = _wide(x) / scale
-        passed = gradient * ((steps >= low - 0.5) & (steps <= high + 0.5))
+        (gradient,), wide = map(_wide, gradients), _wide(x)
+        steps = wide / scale
+        passed = torch.ops.aten.hardtanh_backward(gradient, steps, low - 0.5, high + 0.5)  # one pass, and no mask
         of_scale = None
         if ctx.needs_input_grad[1]:  # of what is not cut off, held - x; of the rest, held alone
-            missed = torch.addcmul(gradient * held, passed, _wide(x), value=-1)
-            of_scale = missed.sum_to_size(scale.shape) / scale * ctx.share
+            missed = torch.mul(passed, wide, out=steps).addcmul_(
+                gradient, held, value=-1
+            )  # large memory is slow to get
+            of_scale = missed.sum_to_size(scale.shape) / scale * -ctx.share
         return passed.to(x.dtype), of_scale, None, None, None, None
 
 
@@ -119,12 +123,12 @@ class _RoundedBias(torch.autograd.Function):
     """Rounds, and hands gradients on."""
 
     @staticmethod
-    def forward(_: Any, bias: Tensor, scales: Tensor) -> Tensor:
+    def forward(ctx: Any, bias: Tensor, scales: Tensor) -> Tensor:
         steps = (bias.double() / scales.double()).round().float()
         return (steps * scales).to(bias.dtype)
 
     @staticmethod
-    def backward(_: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         return gradient, None
 

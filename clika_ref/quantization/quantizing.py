@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -120,8 +121,10 @@ def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str,
     build = Builder(graph, operators, node, node.origin)
     scales = scales_now(plan.weights[node.name], node, plan.norms.get(node.name))
     weight, axis = weight_of(node), axis_of(node, scales)
+    kind, moved = plan.scheme.weights, plan.moved.get(node.name)
+    nearest = partial(integers_of, scales=scales, axis=axis, kind=kind, quantize=operators["quantize"])
     integers = build.constant(
-        partial(_planned_integers, node, scales, axis, plan, operators["quantize"], weight),
+        partial(_planned_integers, weight, nearest, kind, moved),
         f"{weight.name}_integers",
         TensorType(torch.int8, weight.type.shape),
     )
@@ -161,12 +164,9 @@ def axis_of(node: Node, scales: Tensor) -> int | None:
     return (node.op.trait.axis or 0) % weight_of(node).type.rank if scales.ndim else None
 
 
-def _planned_integers(
-    node: Node, scales: Tensor, axis: int | None, plan: Plan, quantize: Operator, weight: Value
-) -> Tensor:
-    """Return the integers of a weight, which a layer had, as a plan has them."""
-    kind, moved = plan.scheme.weights, plan.moved.get(node.name)
-    nearest = integers_of(weight, scales, axis, kind, quantize)
+def _planned_integers(weight: Value, find: Callable[[Value], Tensor], kind: Integers, moved: Tensor | None) -> Tensor:
+    """Return the integers of a weight as a plan has them: those that are nearest, or so many steps from them."""
+    nearest = find(weight)
     return nearest if moved is None else (nearest.to(torch.int16) + moved).clamp(kind.low, kind.high).to(torch.int8)
 
 

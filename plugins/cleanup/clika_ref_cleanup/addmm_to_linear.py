@@ -10,7 +10,7 @@ import torch
 
 from clika_ref.core.accuracy import DOT, ErrorClass
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import Skip, apply_rules, rule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,7 +78,7 @@ def _is_fixed(value: Any, graph: Graph) -> bool:
     return isinstance(value, Value) and value.is_constant and value.name not in graph.state
 
 
-def _scale_and_shift(bias: Value | None, statistics: tuple[Any, ...], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _scale_and_shift(bias: Value | None, statistics: Sequence[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what each channel is multiplied by, and what is added to it then, in float64."""
     gamma, beta, mean, var = (v and v.data for v in statistics)
     with torch.no_grad():
