@@ -20,6 +20,7 @@ from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
 from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
 from clika_ref.settings import remedy_for
 
 PREFIX = "clika/quantization/"
@@ -140,6 +141,7 @@ class Simulation:
             raise ModelError(msg)
 
     def _prepared(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
+        refuse_spoiled_weights(graph)
         plan = learned_plan(self._plan.on(device_of(graph)), logs)
         with torch.no_grad():
             clone = quantized_graph(graph, plan, self._target, self._registry)

@@ -107,14 +107,12 @@ class _FakeQuantized(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, held = ctx.saved_tensors
         low, high = ctx.ends
-        (gradient,), wide = map(_wide, gradients), _wide(x)
-        steps = wide / scale
+        (gradient,) = map(_wide, gradients)
+        steps = _wide(x) / scale
         passed = torch.ops.aten.hardtanh_backward(gradient, steps, low - 0.5, high + 0.5)  # one pass, and no mask
         of_scale = None
         if ctx.needs_input_grad[1]:  # of what is not cut off, held - x; of the rest, held alone
-            missed = torch.mul(passed, wide, out=steps).addcmul_(
-                gradient, held, value=-1
-            )  # large memory is slow to get
+            missed = steps.mul_(passed).mul_(scale).addcmul_(gradient, held, value=-1)  # large memory is slow to get
             of_scale = missed.sum_to_size(scale.shape) / scale * -ctx.share
         return passed.to(x.dtype), of_scale, None, None, None, None
 
@@ -123,12 +121,12 @@ class _RoundedBias(torch.autograd.Function):
     """Rounds, and hands gradients on."""
 
     @staticmethod
-    def forward(ctx: Any, bias: Tensor, scales: Tensor) -> Tensor:
+    def forward(ctx: Any, bias: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG004 - as PyTorch calls it
         steps = (bias.double() / scales.double()).round().float()
         return (steps * scales).to(bias.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG004
         (gradient,) = gradients
         return gradient, None
 

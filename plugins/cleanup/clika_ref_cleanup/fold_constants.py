@@ -112,7 +112,9 @@ class _Folding:
 
     def _data(self, value: Value) -> torch.Tensor | Formula:
         formula = self.made[value].formula if self.states else None
-        return replace(formula, known=self.known[value]) if isinstance(formula, Formula) else self.known[value]
+        if isinstance(formula, Formula):
+            return replace(formula, known=self.known[value])
+        return self.known[value].clone()  # a state dict that is to be a file may hold no two views of one memory
 
     def _is_foldable(self, node: Node) -> bool:
         if node.op.random or node.kind in self.keep or any(map(is_symbolic, (*node.attrs.values(), *node.inputs))):
