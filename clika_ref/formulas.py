@@ -38,7 +38,7 @@ class Formula:
         operands = [s.data if isinstance(s, Value) else s for s in self.sources]
         with torch.no_grad():
             found = self.function(*operands, **dict(self.arguments))
-        return found if isinstance(found, torch.Tensor) else found[self.index]
+        return (found if isinstance(found, torch.Tensor) else found[self.index]).detach()  # parts are views with one
 
 
 def is_deferred(value: Value) -> bool:

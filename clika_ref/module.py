@@ -33,7 +33,7 @@ from clika_ref.quantized_module import QuantizedModule
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import Signature
-from clika_ref.simulation import Simulation, device_of
+from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of
 from clika_ref.training_form import TrainingForm
 from clika_ref.weights import Weights, cast_weight, weight_places
@@ -128,7 +128,7 @@ class ClikaModule(QuantizedModule):
     def _trained(self) -> TrainingForm:
         """Return what computes with gradients, made where the module has been moved, too."""
         form = self._clika_training
-        if form is not None and (torch.compiler.is_compiling() or form.device == device_of(self._clika_graph)):
+        if form is not None and (torch.compiler.is_compiling() or form.device == next(self.parameters()).device):
             return form
         quantized, registry = self._clika_quantized, self._clika_registry or load_registry()
         assert quantized is not None

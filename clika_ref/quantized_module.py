@@ -187,12 +187,12 @@ class QuantizedModule(SavedModule):
                 search.run(stages.decided, score)
                 stage.done(search.in_one_line())
         finally:
-            self.train(training)
             if search.best is not None or search.is_done:
                 adopt(search.best and search.best.found)
                 self._clika_deployment = ready.deployment
             else:
                 self.clika_adopt(before, stages.calibration, former)
+            self.train(training)
         ready.log.table("Goal", TRIALS, search.rows())
 
     @property

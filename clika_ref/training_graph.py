@@ -32,7 +32,7 @@ from clika_ref.quantization.fake_quantization import (
 from clika_ref.quantization.folded_norms import FoldedNorm, folded_norm
 from clika_ref.quantization.layer_weights import bias_of, position_of
 from clika_ref.quantization.learned_scales import WEIGHTS, log_scale_name
-from clika_ref.quantization.quantizing import Plan, axis_of, has_integer_bias, read_instead, scaled_values
+from clika_ref.quantization.quantizing import Plan, axis_of, has_integer_bias, joined_constants, read_instead, scaled_values
 from clika_ref.quantization.scales import Scale
 
 SCALAR = TensorType(torch.float32, ())
@@ -194,8 +194,13 @@ class _Making:
                 self._train_layer(node, following)
         placed = list(self.graph.nodes)
         after = dict(zip(placed, [*placed[1:], None], strict=True))
+        joined = joined_constants(nodes, self.plan)
         for value, scale in scaled_values(self.graph, self.plan):
-            self._round(value, scale, front.before if value.producer is None else after[value.producer])
+            before = front.before if value.producer is None else after[value.producer]
+            self._round(value, value.uses, value.name, scale, before)
+        for node, value, scale in joined:
+            readers = [use for use in value.uses if use.user is node]
+            self._round(value, readers, node.output.name, scale, node)
         for node in list(self.graph.nodes):
             for position, operand in enumerate(node.inputs):
                 if isinstance(operand, Value) and operand.is_constant:
@@ -215,10 +220,10 @@ class _Making:
         known = Value(TensorType(data.dtype, tuple(data.shape)), name, data=data)
         return self.graph.constants.setdefault(name, known)
 
-    def _round(self, value: Value, scale: Scale, before: Node | None) -> None:
-        kind, own = self.plan.scheme.activations, self.scales[log_scale_name(self.plan, value.name)]
+    def _round(self, value: Value, readers: Sequence[Use], scaled_as: str, scale: Scale, before: Node | None) -> None:
+        """Let readers of a value read what integers hold of it, by the scale of a value that has one."""
+        kind, own = self.plan.scheme.activations, self.scales[log_scale_name(self.plan, scaled_as)]
         ends = {"zero_point": scale.zero_point, "low": kind.low, "high": kind.high}
-        readers = value.uses
         held = Builder(self.graph, {}, before)(fake_quantize, value, own, types=(value.type,), **ends)
         for use in readers:
             read_instead(self.graph, use, held)
@@ -233,6 +238,7 @@ class _Making:
             self.plan.scheme,
         )
         norm = folded_norm(node) if self.live else None
+        norm = norm if norm is not None and norm.mean.name in self.live else None
         multiplier = norm and Value(TensorType(torch.float64, norm.var.type.shape), "norm", data=norm.scale)
         held, planned = self.plan.compressed.get(node.name), self.plan.weights.get(node.name)
         scales = None if planned is held is None else self._scales_of(node, norm, multiplier, build)

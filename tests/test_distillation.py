@@ -8,7 +8,7 @@ from clika_ref import ModelError, distillation_loss
 
 
 def logits(*sides):
-    return torch.randn(*sides, generator=torch.Generator().manual_seed(0))
+    return torch.randn(sides, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])

@@ -354,7 +354,9 @@ def test_optimizers_and_schedulers_train_scales_as_any_parameter():
         scheduler.step()
         losses.append(float(loss.detach()))
     assert losses == sorted(losses, reverse=True)
-    assert all(0 < float(p.detach().abs().max()) < 0.04 for p in logs_of(module).values()), "a share of what was planned"
+    assert all(0 < float(p.detach().abs().max()) < 0.04 for p in logs_of(module).values()), (
+        "a share of what was planned"
+    )
 
 
 class Classifier(nn.Module):
@@ -409,7 +411,9 @@ def test_it_offers_what_the_trainer_of_transformers_asks_of_a_model(classifier, 
 
 
 def test_the_trainer_of_transformers_trains_it(classifier, tmp_path):
-    pytest.importorskip("accelerate", reason="transformers.Trainer needs the package accelerate, which is not installed")
+    pytest.importorskip(
+        "accelerate", reason="transformers.Trainer needs the package accelerate, which is not installed"
+    )
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=8, learning_rate=3e-3, use_cpu=True
     )
@@ -429,7 +433,8 @@ def test_scales_that_training_has_spoiled_are_named_by_eval_and_by_an_export(num
         module.get_parameter("clika.log_weight_scales.conv2d")[1] = number
     said = (
         rf"the scale of the value 'relu' is {found}, that of the weight of 'conv2d' is {found}: training has diverged "
-        "there, and no integers have such a scale; load a state dict from before, and train with a smaller learning rate"
+        "there, and no integers have such a scale; load a state dict from before, and train with a smaller learning "
+        "rate"
     )
     with pytest.raises(ModelError, match=said):
         module.clika_export(tmp_path / "spoiled.onnx")

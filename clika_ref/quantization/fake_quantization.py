@@ -1,7 +1,8 @@
 """Fake quantization: floats rounded to what integers hold, with gradients for them and for their scales.
 
-Gradients pass straight through rounding, and not at all where an element is cut off. The gradient of a scale is
-multiplied by ``1 / sqrt(elements * greatest integer)``, so that a step moves it about as far as it moves weights.
+Gradients pass straight through rounding, and not at all where an element is cut off; what is rounded to an end is not.
+The gradient of a scale is multiplied by ``1 / sqrt(elements * greatest integer)``, so that a step moves it about as far
+as it moves weights.
 
 Source: Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2.
 """
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.operators import operator
+from clika_ref.quantization.scales import BIAS_LIMIT
 
 
 @operator()
@@ -122,8 +124,8 @@ class _RoundedBias(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG004 - as PyTorch calls it
-        steps = (bias.double() / scales.double()).round().float()
-        return (steps * scales).to(bias.dtype)
+        steps = (bias.double() / scales.double()).round().clamp(-BIAS_LIMIT, BIAS_LIMIT)
+        return (steps.float() * scales).to(bias.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG004
