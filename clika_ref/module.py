@@ -57,9 +57,8 @@ class ClikaModule(QuantizedModule):
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
         """The method that computes the graph, under the original's signature, which tools inspect."""
         # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
-        return self.__dict__.get("_clika_forward", ClikaModule._require_graph).__get__(
-            self
-        )  # dynamo calls no MethodType
+        forward = self.__dict__.get("_clika_forward", ClikaModule._require_graph)
+        return forward.__get__(self)  # dynamo calls no MethodType
 
     def clika_configure(
         self, deployment: BaseDeploymentSettings | None, options: ClikaCompileOptions, logs_dir: Any = None

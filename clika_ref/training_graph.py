@@ -327,7 +327,7 @@ class _Making:
             return self.graph.add_constant(constant.data, OWN)
         operands = [self._computed(s, before) if isinstance(s, Value) else s for s in formula.sources]
         if self.live and formula.function is folded_weight and operands[1] is not None:
-            build = Builder(self.graph, {}, before)  # through a fold that is undone, no norm is trained
+            build = Builder(self.graph, {}, before)  # a norm behind undoes that gradient, which costs time
             operands[1] = build(detached, operands[1], types=(operands[1].type,))
         node = Node(_as_operator(formula.function), operands, dict(formula.arguments))
         types = [constant.type] * (formula.index + 1)

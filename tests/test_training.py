@@ -21,6 +21,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.quantization import fake_quantization
 from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.learned_scales import LEARNED
 
@@ -88,6 +89,9 @@ def made(kind):
             if isinstance(module, nn.BatchNorm2d):
                 module.weight.uniform_(0.5, 2)
                 module.bias.uniform_(-0.5, 0.5)
+        if kind is Uneven:
+            model.norm.weight[0] *= 40
+            model.two.weight[:, 0] /= 40
         for x in batches(kind, 40, 16, seed=9):  # until statistics have settled
             model(x)
     return model.eval()
@@ -174,6 +178,20 @@ def test_values_that_must_have_one_scale_learn_one():
     optimizer.step()
     learned = module._learned.plan.activations
     assert learned["max_pool2d"] == learned["relu"] != planned.activations["relu"]
+
+
+def test_parameters_that_are_equal_at_the_start_are_trained_apart():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+    for layer in (model[0], model[2]):
+        nn.init.zeros_(layer.bias)
+    module = clika_compile(
+        model, calibration_inputs=[torch.randn(16, 8)], quantization_settings=ALL, deployment_settings=HERE
+    )
+    module.train()(torch.randn(16, 8)).square().sum().backward()
+    one, other = (module.get_parameter(f"{i}.bias").grad for i in (0, 2))
+    assert one.any()
+    assert other.any()
+    assert not torch.equal(one, other)
 
 
 def test_a_float_module_trains_as_before():
@@ -268,11 +286,52 @@ def test_live_norms_compute_and_learn_what_those_of_the_original_do(tmp_path):
         module(x)
         wanted = original(x)
     assert noise(wanted, module(x)) > 20
-    found = statistics_of(module)
-    assert all(noise(b, found[name]) > 20 for name, b in statistics_of(original).items())
+    found, learned = statistics_of(module), statistics_of(original)
+    for name in [name for name in found if name.endswith("mean")]:  # a mean near 0 says nothing without its variance
+        pair = name, name.replace("mean", "var")
+        assert noise(*(torch.cat([of[n] for n in pair]) for of in (learned, found))) > 30, name
     assert noise(original.eval()(x), module.eval()(x)) > 20
     artifact = trained(module).eval().clika_export(tmp_path / "live.onnx")
     assert noise(module(x), OnnxRuntime().load(artifact)([x])[0]) > 30
+
+
+class Unrounded:
+    """In place of the function that rounds."""
+
+    @staticmethod
+    def apply(x, *_):
+        return x
+
+
+class Uneven(nn.Module):
+    """Two layers with norms, of which the first has channels that are much larger than others."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.two, self.last = nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.last(self.two(torch.relu(self.norm(self.one(x)))))
+
+
+SIDES[Uneven] = SIDES[Convolutions]
+
+
+@pytest.mark.parametrize("norms", ["frozen", "live"])
+@pytest.mark.parametrize("kind", [Convolutions, Uneven])
+def test_without_rounding_it_computes_and_trains_what_the_original_does(monkeypatch, kind, norms):
+    monkeypatch.setattr(fake_quantization, "_FakeQuantized", Unrounded)
+    monkeypatch.setattr(fake_quantization, "_RoundedBias", Unrounded)
+    module, original, x = compiled(kind, batch_norm=norms).train(), made(kind), batches(kind, 1)[0]
+    assert bool(module._clika_quantized.plan.smoothing) is (kind is Uneven)
+    original.train(norms == "live")
+    for model in (module, original):
+        model(x).square().sum().backward()
+    assert noise(original(x), module(x)) > 60
+    for name, parameter in original.named_parameters():
+        found = module.get_parameter(name).grad
+        assert noise(parameter.grad, found) > 40 or max(parameter.grad.norm(), found.norm()) < 1e-3, name  # at kinks
 
 
 def test_scales_follow_a_live_norm_whose_statistics_change_and_survive_saving(tmp_path):

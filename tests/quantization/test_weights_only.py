@@ -165,15 +165,10 @@ def test_feedback_that_does_not_help_on_other_data_is_kept_only_where_it_is_on(f
     assert (held.moved is not None) is is_moved
 
 
-def test_integers_beside_those_that_were_cut_off_are_held_as_feedback_rounds_them():
-    """How far they are moved is told from the end of the range, where the nearest one lies beyond it."""
-    rows, seen = noise(16, 64), correlated(512, 64)
-    rows[:, 5] *= 20
-    gram = seen.T @ seen
-    held = nearest_to_products(rows, 4, 0, gram, gram, Ways(feedback="on"))
-    kind = held.integers
-    assert ((rows / held.scales).round() > kind.high).any(), "none is cut off"
-    assert torch.equal(held.steps(rows), rounded_with_feedback(rows, held.scales, kind, gram))
+def test_integers_that_are_cut_off_are_moved_from_the_end_of_the_range():
+    """Rounding with feedback tells how far from what is held, which lies within the range."""
+    held = Compressed(4, 0, torch.ones(1, 1), torch.tensor([[-1, 1, -1, 0]], dtype=torch.int8))
+    assert held.steps(torch.tensor([[9.0, -20.0, 3.0, 9.0]])).tolist() == [[6, -7, 2, 7]]
 
 
 def test_the_tail_is_held_in_few_bits_however_sensitive_it_is_where_the_user_wants_it():
