@@ -32,7 +32,14 @@ from clika_ref.quantization.fake_quantization import (
 from clika_ref.quantization.folded_norms import FoldedNorm, folded_norm
 from clika_ref.quantization.layer_weights import bias_of, position_of
 from clika_ref.quantization.learned_scales import WEIGHTS, log_scale_name
-from clika_ref.quantization.quantizing import Plan, axis_of, has_integer_bias, joined_constants, read_instead, scaled_values
+from clika_ref.quantization.quantizing import (
+    Plan,
+    axis_of,
+    has_integer_bias,
+    joined_constants,
+    read_instead,
+    scaled_values,
+)
 from clika_ref.quantization.scales import Scale
 
 SCALAR = TensorType(torch.float32, ())

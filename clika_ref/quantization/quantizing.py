@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
