@@ -180,6 +180,30 @@ def test_values_that_must_have_one_scale_learn_one():
     assert learned["max_pool2d"] == learned["relu"] != planned.activations["relu"]
 
 
+class Joined(nn.Module):
+    """A parameter that is joined with what a layer made."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(16, 4, 3)
+        self.table = nn.Parameter(torch.randn(8, 8, 12, 12))
+
+    def forward(self, x):
+        return self.two(torch.cat([torch.relu(self.one(x)), self.table], 1))
+
+
+def test_a_parameter_that_is_joined_with_integers_is_rounded_and_trained():
+    data = batches(Convolutions)
+    module = clika_compile(
+        Joined().eval(), calibration_inputs=data, quantization_settings=ALL, deployment_settings=HERE
+    )
+    integers = module(data[0])
+    found = module.train()(data[0])
+    assert torch.equal(found, integers)
+    found.square().sum().backward()
+    assert module.get_parameter("table").grad.any()
+
+
 def test_parameters_that_are_equal_at_the_start_are_trained_apart():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
     for layer in (model[0], model[2]):
