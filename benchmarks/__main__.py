@@ -11,6 +11,7 @@ from benchmarks import forward as forward_part
 from benchmarks import imports as import_part
 from benchmarks import scaling as scaling_part
 from benchmarks.ptq import run as quantization_part
+from benchmarks.qat import run as training_part
 from benchmarks.targets import run as targets_part
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -59,6 +60,12 @@ def ptq(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "o
     In onnxruntime, or with --runtime openvino in OpenVINO.
     """
     quantization_part.run(names, rounds, calls, runtime)
+
+
+@app.command()
+def qat(names: Names = None, rounds: int = 9) -> None:
+    """One step of training in integers, against float, NNCF's and torchao's; not part of all."""
+    training_part.run(names, rounds)
 
 
 @app.command()

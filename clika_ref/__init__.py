@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clika_ref.core.errors import PassError as PassError
     from clika_ref.core.errors import PluginError as PluginError
     from clika_ref.core.errors import TargetError as TargetError
+    from clika_ref.distillation import distillation_loss as distillation_loss
     from clika_ref.exporting.configuration import export_configuration as export_configuration
     from clika_ref.inputs import clika_install_inputs_catcher as clika_install_inputs_catcher
     from clika_ref.inputs import clika_move_to_device as clika_move_to_device
@@ -56,6 +57,7 @@ HOMES = {
     "clika_compile": "compiling",
     "clika_install_inputs_catcher": "inputs",
     "clika_move_to_device": "inputs",
+    "distillation_loss": "distillation",
     "export_configuration": "exporting.configuration",
 }
 """The module that each public name lives in."""

@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import MethodType
 from typing import Any, Self
 
 import torch
@@ -36,6 +35,7 @@ from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, Depl
 from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of
+from clika_ref.training_form import TrainingForm
 from clika_ref.weights import Weights, cast_weight, weight_places
 
 PATTERN_LIMIT = 4096
@@ -47,7 +47,8 @@ class ClikaModule(QuantizedModule):
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
     It computes in train mode what was traced: dropout is off and batch norm uses its running statistics, unless
-    ``skip_eval_set_mode=True`` kept the model in training mode while it was traced.
+    ``skip_eval_set_mode=True`` kept the model in training mode while it was traced. A quantized one then rounds as its
+    integers do, with gradients for its parameters and its scales: quantization-aware training, in any loop.
     """
 
     _clika_run: Callable[..., Sequence[torch.Tensor]]
@@ -56,7 +57,8 @@ class ClikaModule(QuantizedModule):
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
         """The method that computes the graph, under the original's signature, which tools inspect."""
         # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
-        return MethodType(self.__dict__.get("_clika_forward", ClikaModule._require_graph), self)
+        forward = self.__dict__.get("_clika_forward", ClikaModule._require_graph)
+        return forward.__get__(self)  # dynamo calls no MethodType
 
     def clika_configure(
         self, deployment: BaseDeploymentSettings | None, options: ClikaCompileOptions, logs_dir: Any = None
@@ -108,22 +110,41 @@ class ClikaModule(QuantizedModule):
         return signature.unflatten(results, sizes)
 
     def _results(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Compute the graph: in training mode in float, otherwise with the integers that its artifact has."""
-        simulation = None if self.training else self._simulated()
-        return self._clika_run(self, *inputs) if simulation is None else simulation(self.graph, inputs)
+        """Compute the graph; quantized, with gradients in training mode, and else with the integers of its artifact."""
+        if self._clika_quantized is None:
+            return self._clika_run(self, *inputs)
+        if self.training:
+            return self._trained()(self, inputs)
+        return self._simulated()(self.graph, self._log_scales, inputs)
 
-    def _simulated(self) -> Simulation | None:
-        """Return what computes with integers; None where the module is not quantized."""
-        if self._clika_simulation is None and self._clika_quantized is not None:
+    def _simulated(self) -> Simulation:
+        """Return what computes with integers."""
+        if self._clika_simulation is None:
+            assert self._clika_quantized is not None
             self._clika_simulation = Simulation(self._clika_quantized, self._clika_registry or load_registry())
         return self._clika_simulation
 
+    def _trained(self) -> TrainingForm:
+        """Return what computes with gradients, made where the module has been moved, too."""
+        form = self._clika_training
+        if form is not None and (torch.compiler.is_compiling() or form.device == next(self.parameters()).device):
+            return form
+        quantized, registry = self._clika_quantized, self._clika_registry or load_registry()
+        assert quantized is not None
+        with torch.inference_mode(mode=False), outside_autocast():
+            form = TrainingForm(self.graph, quantized, self._log_scales, registry, self._clika_options.batch_norm)
+        if form.quantized.plan.norms.keys() != quantized.plan.norms.keys():  # from now on, scales follow these
+            self._clika_quantized, self._clika_simulation = form.quantized, None
+        self._clika_training = form
+        return form
+
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - PyTorch's signature
-        """Compute in float from now on, or with integers, which are then made of the weights as they are."""
+        """Compute from now on what can be trained, or with integers, which are then made of the weights as they are."""
         super().train(mode)
-        simulation = None if mode else self._simulated()
-        if simulation is not None:
-            simulation.prepare(self.graph, looks_at_numbers=True)
+        if self._clika_quantized is not None and mode:
+            self._trained()
+        elif self._clika_quantized is not None:
+            self._simulated().prepare(self.graph, self._log_scales, looks_at_numbers=True)
         return self
 
     def _warn_of_autocast(self, compiled_in: str) -> None:
@@ -193,7 +214,7 @@ class ClikaModule(QuantizedModule):
         check_kinds(locals())  # which are the arguments, and nothing else yet
         self._require_exportable()
         if self._clika_simulation is not None and not self.training:  # what it computes is that of the artifact
-            self._clika_simulation.prepare(self.graph, looks_at_numbers=True)
+            self._clika_simulation.prepare(self.graph, self._log_scales, looks_at_numbers=True)
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         form = configuration()
         inputs = chosen_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])

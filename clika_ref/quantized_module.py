@@ -25,6 +25,7 @@ from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.goal import TRIALS, GoalSearch
+from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_scheme import scheme_of
@@ -166,7 +167,7 @@ class QuantizedModule(SavedModule):
 
     def _search(self, search: GoalSearch, eval_fn: Callable[[Self], float], ready: _Calibrated) -> None:
         """Run a search on this module, which keeps the best that it finds, or what it had."""
-        before, former, training = self._clika_quantized, self._clika_wanted, self.training
+        before, former, training = self._learned, self._clika_wanted, self.training
         stages, wanted = ready.stages, ready.wanted
         if wanted.idle_in_search:
             ready.log.warning(f"{', '.join(wanted.idle_in_search)} changes nothing in a search by a goal")
@@ -186,13 +187,19 @@ class QuantizedModule(SavedModule):
                 search.run(stages.decided, score)
                 stage.done(search.in_one_line())
         finally:
-            self.train(training)
             if search.best is not None or search.is_done:
                 adopt(search.best and search.best.found)
                 self._clika_deployment = ready.deployment
             else:
                 self.clika_adopt(before, stages.calibration, former)
+            self.train(training)
         ready.log.table("Goal", TRIALS, search.rows())
+
+    @property
+    def _learned(self) -> Quantized | None:
+        """How the module is quantized, with the scales that were learned since."""
+        own = self._clika_quantized
+        return own and replace(own, plan=learned_plan(own.plan, self._log_scales))
 
     @contextlib.contextmanager
     def _calibrated(self, settings: QuantizationSettings | None, how: _How) -> Iterator[_Calibrated]:
@@ -255,13 +262,13 @@ class QuantizedModule(SavedModule):
         if own.target == target.name:
             former = target_for(known, registry) if known is not None and known.target == own.target else None
             if _serves(own.plan, target, former):
-                return own.plan
+                return learned_plan(own.plan, self._log_scales)
         return self._decided_for(target).plan
 
     def _warn_of_trained_weights(self, plan: Plan | None, log: CompilationLog) -> None:
-        """Warn where a plan has the scales of weights that have been trained since, or loaded."""
-        own = self._clika_quantized
-        if own is not None and own.plan is plan and own.model not in ("", fingerprint(self.graph)):
+        """Warn where a plan has the scales of weights that have been trained since, in float, or loaded."""
+        own, is_trained = self._clika_quantized, self._clika_training is not None
+        if not is_trained and own is not None and own.plan is plan and own.model not in ("", fingerprint(self.graph)):
             reads = "without data" if self._clika_calibration is not None else "given calibration_inputs"
             log.warning(
                 "The weights have changed since their scales were found, and what lies beyond these is cut off; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.generic import find_operator, torchlib_operator
 from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.learned_scales import LEARNED, unlearned
 from clika_ref.saving.extra_state import read_extra_state, write_extra_state
 from clika_ref.saving.graph_format import graph_from_json, graph_to_json, same_graph
 from clika_ref.saving.signature_format import signature_from_json, signature_to_json
@@ -25,8 +27,16 @@ from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.signature import Signature
 from clika_ref.simulation import Quantized, Simulation
 from clika_ref.sizes_seen import Sizes
+from clika_ref.training_form import TrainingForm
 from clika_ref.wanted import Wanted
-from clika_ref.weights import bind_weights, named_tensors, non_persistent, register_weights
+from clika_ref.weights import (
+    bind_weights,
+    hold_parameters,
+    named_tensors,
+    non_persistent,
+    parameters_under,
+    register_weights,
+)
 
 UNSAVED = frozenset(
     {
@@ -34,6 +44,7 @@ UNSAVED = frozenset(
         "_clika_run",
         "_clika_registry",
         "_clika_simulation",
+        "_clika_training",
         "_clika_calibration",
         "_clika_unfinished",
         "_clika_unread",
@@ -68,6 +79,7 @@ class SavedModule(nn.Module):
         self._clika_unfinished: Calibration | None = None
         self._clika_unread: Unread | None = None
         self._clika_simulation: Simulation | None = None
+        self._clika_training: TrainingForm | None = None
         self._clika_wanted: Wanted | None = None
         if graph is not None and signature is not None:
             register_weights(self, graph, persistent)
@@ -76,9 +88,18 @@ class SavedModule(nn.Module):
     def clika_adopt(
         self, quantized: Quantized | None, calibration: Calibration | None, wanted: Wanted | None = None
     ) -> None:
-        """Compute from now on as quantized, in eval mode, and keep what the next quantization can begin with."""
-        self._clika_quantized, self._clika_calibration, self._clika_simulation = quantized, calibration, None
-        self._clika_wanted = wanted
+        """Compute from now on as quantized, and keep what the next quantization can begin with.
+
+        What was learned of scales is forgotten: those of the plan are chosen for the weights as they are.
+        """
+        self._clika_quantized, self._clika_calibration, self._clika_wanted = quantized, calibration, wanted
+        self._clika_simulation = self._clika_training = None
+        hold_parameters(self, LEARNED, unlearned(quantized.plan) if quantized is not None else {})
+
+    @property
+    def _log_scales(self) -> dict[str, nn.Parameter]:
+        """The logarithms of scales, relative to those of the plan, by their names in the state dict."""
+        return parameters_under(self, LEARNED)
 
     def _sizes_seen(self) -> Counter[Sizes]:
         """Return which sizes this module, or what it is a copy of, was traced and calibrated with, and how often."""
@@ -112,6 +133,7 @@ class SavedModule(nn.Module):
             "persistent": sorted(named_tensors(self).keys() - non_persistent(self).keys()),
             "parameters": {n: p.requires_grad for n, p in self.named_parameters(remove_duplicate=False)},
             "sizes": sorted(self._sizes_seen().items()),
+            "batch_norm": self._clika_options.batch_norm,
         }
         document["quantization"], tensors = self._clika_quantized.saved() if self._clika_quantized else (None, {})
         return write_extra_state(document, {**non_persistent(self), **tensors})
@@ -150,6 +172,10 @@ class SavedModule(nn.Module):
         self._clika_sizes = Counter({tuple((name, size) for name, size in sizes): n for sizes, n in seen})
         saved = document.get("quantization")
         self.clika_adopt(saved and Quantized.read(saved, tensors), None)
+        trained: Mapping[str, bool] = document["parameters"]
+        for name, parameter in self._log_scales.items():
+            parameter.requires_grad_(trained.get(name, True))
+        self._clika_options = replace(self._clika_options, batch_norm=document.get("batch_norm", "frozen"))
         self._clika_unfinished = None
 
     def _rebuild(self, state_dict: Mapping[str, Any]) -> None:
@@ -183,7 +209,7 @@ class SavedModule(nn.Module):
         text = state.pop("_clika_graph", None)
         super().__setstate__(state)
         self._clika_registry = self._clika_calibration = self._clika_unfinished = self._clika_unread = None
-        self._clika_simulation = self._clika_wanted = None
+        self._clika_simulation = self._clika_training = self._clika_wanted = None
         if text is not None:
             document = json.loads(text)
             graph = graph_from_json(document["graph"], _finder(load_registry()), named_tensors(self))

@@ -173,6 +173,9 @@ Switch = Literal["auto", "on", "off"]
 Goal = Literal["size", "latency"]
 """What quantization is for, beside the numbers."""
 
+Norms = Literal["frozen", "live"]
+"""Of batch norms in training: whether they keep their statistics, or are those of the batch."""
+
 TAKEN: Mapping[type, tuple[type, ...]] = {bool: (bool,), float: (float, int), str: (str, PathLike)}
 """By the type of an option's default, what the option takes."""
 
@@ -229,6 +232,10 @@ class ClikaCompileOptions:
     bias_correction: Switch = "auto"
     """Take back by biases what rounding shifts on average; ``"auto"`` where that helps on data."""
 
+    batch_norm: Norms = "frozen"
+    """What batch norms do where a quantized module is trained: ``"frozen"`` ones keep their running statistics, and
+    are a part of the weights before them as they will be; ``"live"`` ones normalize by the batch, and learn these."""
+
     algorithm_seconds: float = 0.0
     """After so long, calibration not counted, what is on ``"auto"`` is no longer tried; 0 for no limit."""
 
@@ -238,7 +245,7 @@ class ClikaCompileOptions:
         Raises:
             ModelError: a value has another type, a switch is neither on, off nor auto, or a time is negative.
         """
-        for name, of in (*((name, Switch) for name in SWITCHES), ("optimize_for", Goal)):
+        for name, of in (*((name, Switch) for name in SWITCHES), ("optimize_for", Goal), ("batch_norm", Norms)):
             if getattr(self, name) not in get_args(of):
                 msg = f"option {name!r} is {getattr(self, name)!r}; it takes {', '.join(map(repr, get_args(of)))}"
                 raise ModelError(msg)

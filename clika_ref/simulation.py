@@ -17,8 +17,10 @@ from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written
 from clika_ref.fast_form import fast_form
 from clika_ref.quantization.fingerprint import fingerprint
+from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
 from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
 from clika_ref.settings import remedy_for
 
 PREFIX = "clika/quantization/"
@@ -56,6 +58,28 @@ def quantized_graph(graph: Graph, plan: Plan, target: Target, registry: Registry
     return as_written(graph, plan, target, registry, ExportConfiguration())
 
 
+def target_of(quantized: Quantized, registry: Registry) -> Target:
+    """Return the target that a module is quantized for.
+
+    Raises:
+        TargetError: no plugin provides it.
+    """
+    target = registry.targets.get(quantized.target)
+    if target is None:
+        msg = (
+            f"the module is quantized for the target {quantized.target!r}, which no installed plugin provides; "
+            f"{remedy_for(quantized.target)}; or quantize it for another with clika_initialize_algorithms("
+            "calibration_inputs=..., deployment_settings=...)"
+        )
+        raise TargetError(msg)
+    return target
+
+
+def device_of(graph: Graph) -> torch.device:
+    """Return where the constants of a graph lie."""
+    return next((v.data.device for v in graph.constants.values() if v.data is not None), torch.device("cpu"))
+
+
 class Simulation:
     """Runs a quantized graph; it is made anew whenever a weight has changed since.
 
@@ -65,23 +89,20 @@ class Simulation:
     """
 
     def __init__(self, quantized: Quantized, registry: Registry) -> None:
-        target = registry.targets.get(quantized.target)
-        if target is None:
-            msg = (
-                f"the module is quantized for the target {quantized.target!r}, which no installed plugin provides; "
-                f"{remedy_for(quantized.target)}; or compute in float with .train()"
-            )
-            raise TargetError(msg)
-        self._plan, self._target, self._registry = quantized.plan, target, registry
+        self._plan, self._target, self._registry = quantized.plan, target_of(quantized, registry), registry
         self._made_of: list[tuple[torch.Tensor, int]] = []
+        self._logs: dict[str, torch.Tensor] = {}
         self._mark = ""
         self._run: Callable[..., Sequence[torch.Tensor]] | None = None
 
-    def __call__(self, graph: Graph, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def __call__(
+        self, graph: Graph, logs: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
         """Run it on inputs.
 
         Args:
             graph: that of the module, bound to its weights as they are now.
+            logs: what was learned of its scales.
             inputs: one tensor for each input of the graph.
 
         Raises:
@@ -90,22 +111,26 @@ class Simulation:
         if torch.compiler.is_exporting():
             self._refuse_old_weights()
         elif self._run is None or not torch.compiler.is_compiling():  # a tracer sees no versions; weights stay
-            self.prepare(graph)
+            self.prepare(graph, logs)
         assert self._run is not None
         return self._run(*inputs)
 
-    def prepare(self, graph: Graph, *, looks_at_numbers: bool = False) -> None:
+    def prepare(self, graph: Graph, logs: Mapping[str, torch.Tensor], *, looks_at_numbers: bool = False) -> None:
         """Make integers of the weights as they are now, where they are not those of before.
 
         Args:
             graph: that of the module, bound to its weights as they are now.
+            logs: what was learned of its scales.
             looks_at_numbers: whether to compare the `fingerprint` too, which no write escapes that changes most of a
                 weight.
         """
-        found = _versions(graph)
+        found = _versions(graph, logs)
         is_same = self._run is not None and _is_same(self._made_of, found)
-        if not is_same or (looks_at_numbers and self._mark != fingerprint(graph)):
-            self._run, self._made_of, self._mark = self._prepared(graph), found, fingerprint(graph)
+        if is_same and looks_at_numbers:
+            is_same = self._mark == fingerprint(graph) and all(torch.equal(self._logs[n], t) for n, t in logs.items())
+        if not is_same:
+            self._run, self._made_of, self._mark = self._prepared(graph, logs), found, fingerprint(graph)
+            self._logs = {name: log.detach().clone() for name, log in logs.items()}
 
     def _refuse_old_weights(self) -> None:
         if self._run is None or any(t._version != version for t, version in self._made_of if version != UNSEEN):
@@ -115,10 +140,11 @@ class Simulation:
             )
             raise ModelError(msg)
 
-    def _prepared(self, graph: Graph) -> Callable[..., Sequence[torch.Tensor]]:
-        device = next((v.data.device for v in graph.constants.values() if v.data is not None), torch.device("cpu"))
+    def _prepared(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
+        refuse_spoiled_weights(graph)
+        plan = learned_plan(self._plan.on(device_of(graph)), logs)
         with torch.no_grad():
-            clone = quantized_graph(graph, self._plan.on(device), self._target, self._registry)
+            clone = quantized_graph(graph, plan, self._target, self._registry)
             for value in clone.constants.values():
                 value.data = value.data  # computed once, and not at each call
         holder = SimpleNamespace(**{f"constant_{i}": v.data for i, v in enumerate(clone.constants.values())})
@@ -130,9 +156,9 @@ UNSEEN = -1
 """Of a tensor that may be written to, or does not count how often it is: no version."""
 
 
-def _versions(graph: Graph) -> list[tuple[torch.Tensor, int]]:
-    """Return the constants of a graph and how often each was written to; of state that is no matter."""
-    weights = [(name, v.data) for name, v in graph.constants.items() if v.data is not None]
+def _versions(graph: Graph, logs: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    """Return constants, logarithms, and how often each was written to; of state that is no matter."""
+    weights = [(name, v.data) for name, v in graph.constants.items() if v.data is not None] + [*logs.items()]
     return [(t, UNSEEN if name in graph.state or t.is_inference() else t._version) for name, t in weights]
 
 

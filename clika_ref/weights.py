@@ -91,6 +91,39 @@ def register_weight(module: nn.Module, name: str, data: torch.Tensor, *, is_save
             module._non_persistent_buffers_set.add(leaf)
 
 
+@torch.inference_mode(mode=False)
+def hold_parameters(module: nn.Module, scopes: Sequence[str], wanted: Mapping[str, torch.Tensor]) -> None:
+    """Let a module have parameters of these numbers under some scopes, and no others there.
+
+    Those that it has keep their places in optimizers, and lose their gradients.
+    """
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    before = parameters_under(module, scopes)
+    for scope in scopes:
+        outer, _, inner = scope.rpartition(".")
+        if outer in module._modules:
+            module.get_submodule(outer)._modules.pop(inner, None)
+    for name, data in wanted.items():
+        parameter = before.get(name)
+        if parameter is None or parameter.shape != data.shape:
+            parameter = nn.Parameter(data.to(device, copy=True))
+        else:
+            parameter.data.copy_(data)
+            parameter.grad = None
+        register_weight(module, name, parameter, is_saved=True)
+
+
+def parameters_under(module: nn.Module, scopes: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Return the parameters under some scopes, by their qualified names."""
+    found: dict[str, nn.Parameter] = {}
+    for scope in scopes:
+        part: Any = module
+        for step in scope.split("."):
+            part = part and part._modules.get(step)
+        found |= {f"{scope}.{name}": parameter for name, parameter in part.named_parameters()} if part else {}
+    return found
+
+
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return every parameter and buffer by name, tied ones under each of their names."""
     parameters: Mapping[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))

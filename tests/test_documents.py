@@ -148,3 +148,11 @@ def test_the_bounds_of_the_numerics_page_are_those_of_the_code():
     assert "JUDGE = 20.0" in check
     assert "20 * float(" in (ROOT / "plugins/aten/tests/one_operator.py").read_text(encoding="utf-8")
     assert "REASSOCIATION = 256" in (ROOT / "clika_ref/core/passes.py").read_text(encoding="utf-8")
+
+
+def test_the_loop_of_the_document_on_training_runs_as_it_stands(tmp_path):
+    (code,) = blocks(ROOT / "docs/training.md", "python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    written = onnx.load(tmp_path / "trained.onnx")
+    assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}

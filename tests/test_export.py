@@ -459,7 +459,7 @@ def test_checked_passes_include_those_that_fold_weights(tmp_path, monkeypatch):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     module = clika_compile(model, tracing_inputs=[torch.rand(1, 3, 8, 8)], check_passes=True)
     module.clika_export(tmp_path / "m.onnx")
-    honest = fold_batch_norm._scaled
-    monkeypatch.setattr(fold_batch_norm, "_scaled", lambda *a: honest(*a) * 1.0001)
+    honest = fold_batch_norm.folded_weight
+    monkeypatch.setattr(fold_batch_norm, "folded_weight", lambda *a, **b: honest(*a, **b) * 1.0001)
     with pytest.raises(PassError, match="pass fold-batch-norm promises dot but moved output 0"):
         module.clika_export(tmp_path / "m.onnx")

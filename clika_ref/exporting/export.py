@@ -179,10 +179,21 @@ def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target
 
 
 def lower(
-    graph: Graph, registry: Registry, target: Target, check_inputs: Sequence[torch.Tensor] | None = None
+    graph: Graph,
+    registry: Registry,
+    target: Target,
+    check_inputs: Sequence[torch.Tensor] | None = None,
+    *,
+    for_any_weights: bool = False,
 ) -> list[PassReport]:
-    """Run the passes that fold parameters, and those of the target, on a clone that is going to be written."""
+    """Run the passes that fold parameters, and those of the target, on a clone that is going to be written.
+
+    What is going to be trained is lowered ``for_any_weights``: without passes that state of themselves that what they
+    do is right for the weights as they are only.
+    """
     passes = {**registry.passes, **{p.name: p for p in target.passes()}}
+    if for_any_weights:
+        passes = {name: p for name, p in passes.items() if getattr(p, "for_any_weights", True)}
     pipeline = Pipeline.of(passes, registry.operators, Phase.FUSE, check_inputs=check_inputs)
     reports = pipeline.run(graph)
     graph.drop_unused_constants()

@@ -50,8 +50,10 @@ class Compressed:
 
     def steps(self, rows: Tensor) -> Tensor:
         """Return the integers of a weight, ``int8[outputs, inputs]``, given ``float32[outputs, inputs]``."""
-        kind, moved = self.integers, 0 if self.moved is None else self.moved
-        return (self._divided(rows).round() + moved).clamp(kind.low, kind.high).to(torch.int8)
+        kind, nearest = self.integers, self._divided(rows).round()
+        nearest = nearest.clamp(kind.low, kind.high)
+        moved = nearest if self.moved is None else (nearest + self.moved).clamp(kind.low, kind.high)
+        return moved.to(torch.int8)
 
     def held(self, rows: Tensor) -> Tensor:
         """Return what the integers of a weight stand for, ``float32[outputs, inputs]``."""

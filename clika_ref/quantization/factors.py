@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.formulas import Formula, given
 from clika_ref.quantization.layer_weights import groups_of, is_own, numbers_of, position_of, weight_of
 from clika_ref.quantization.placement import COMPUTE
 
@@ -48,21 +48,23 @@ class Channels:
     def divide(self, graph: Graph, factor: Tensor, build: Builder) -> None:
         """Divide by a factor for each channel, ``float32[channels]``, and multiply the weights behind by it."""
         factor = factor.to(numbers_of(weight_of(self.layers[0])).device)  # one that was read from a file is on the CPU
+        inverse = given(1 / factor, f"{self.value.name}_smoothing")
         if self.source is not None:
             for position, axis in _scaling(self.source):
                 operand = self.source.inputs[position]
                 if operand is not None:
-                    made = partial(_along, operand, 1 / factor, axis)
+                    made = Formula(scaled_along, (operand, inverse), (("axis", axis),))
                     graph.set_input(
                         self.source, position, build.constant(made, f"{operand.name}_smoothed", operand.type)
                     )
         else:
-            small = build("mul", self.value, build.constant(1 / factor, f"{self.value.name}_smoothing"))
+            small = build("mul", self.value, build.constant(1 / factor, inverse.name))
             for use in self.readers:
                 graph.set_input(_node(use), int(use.position), small)
+        multiplier = given(factor, inverse.name)
         for node in self.layers:
             weight = weight_of(node)
-            made = partial(_multiplied, weight, factor, groups_of(node))
+            made = Formula(times, (weight, multiplier), (("groups", groups_of(node)),))
             graph.set_input(node, position_of(node), build.constant(made, f"{weight.name}_smoothed", weight.type))
 
 
@@ -136,16 +138,12 @@ def _node(use: Use) -> Node:
     return use.user
 
 
-def _along(operand: Value, factor: Tensor, axis: int) -> Tensor:
-    data = numbers_of(operand)
-    return data * factor.reshape([-1 if i == axis else 1 for i in range(data.ndim)])
+def scaled_along(x: Tensor, factor: Tensor, *, axis: int) -> Tensor:
+    """Return a constant with a factor for each place along a side."""
+    return x * factor.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
 
 
-def _multiplied(weight: Value, factor: Tensor, groups: int) -> Tensor:
-    return times(numbers_of(weight), factor, groups)
-
-
-def times(weight: Tensor, factor: Tensor, groups: int) -> Tensor:
+def times(weight: Tensor, factor: Tensor, *, groups: int) -> Tensor:
     """Return a weight ``[outputs, inputs / groups, ...]`` with a factor for each channel that it is multiplied with."""
     sides = (groups, 1, -1, *[1] * (weight.ndim - 2))
     return (by_input(weight, groups) * factor.reshape(sides)).reshape(weight.shape)

@@ -18,7 +18,7 @@ from clika_ref.quantization_scheme import Integers, QuantizationScheme
 VERSION = 2
 """Of this form; raised whenever what was written before can no longer be read."""
 
-WEIGHTS, ROUNDED, CORRECTIONS, SMOOTHING = "weights", "rounded", "corrections", "smoothing"
+WEIGHTS, ROUNDED, CORRECTIONS, SMOOTHING, NORMS = "weights", "rounded", "corrections", "smoothing", "norms"
 SCALES, MOVED = "scales", "moved"
 """What the tensors are, of each layer or value by its name: ``<kind>.<name>``."""
 
@@ -40,12 +40,15 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "compressed": {name: [held.bits, held.block_size] for name, held in plan.compressed.items()},
         "moved": [name for name, held in plan.compressed.items() if held.moved is not None],
         "floats": plan.floats,
+        "scaled_as": plan.scaled_as,
+        "normed": [*plan.norms],
     }
     every = {
         WEIGHTS: plan.weights,
         ROUNDED: plan.moved,
         CORRECTIONS: plan.corrections,
         SMOOTHING: plan.smoothing,
+        NORMS: plan.norms,
         SCALES: {name: held.scales for name, held in plan.compressed.items()},
         MOVED: {name: held.moved for name, held in plan.compressed.items() if held.moved is not None},
     }
@@ -75,6 +78,8 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             moved = tensors[f"{MOVED}.{name}"] if name in document["moved"] else None
             scales = _of_kind(tensors[f"{SCALES}.{name}"], torch.float32)
             plan.compressed[name] = Compressed(int(bits), int(block_size), scales, _of_kind(moved, torch.int8))
+        plan.norms = {name: _channels(tensors[f"{NORMS}.{name}"], torch.float64) for name in document.get("normed", ())}
+        plan.scaled_as = {str(name): str(other) for name, other in document.get("scaled_as", {}).items()}
         plan.floats = {str(name): str(reason) for name, reason in document.get("floats", {}).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         msg = f"the saved quantization is damaged: {type(error).__name__}: {error}; quantize the model again"
@@ -96,8 +101,8 @@ def _of_kind(tensor: Tensor | None, dtype: torch.dtype) -> Any:
     return tensor
 
 
-def _channels(tensor: Tensor) -> Tensor:
-    if tensor.dtype != torch.float32 or tensor.ndim > 1:
+def _channels(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    if tensor.dtype != dtype or tensor.ndim > 1:
         msg = f"{tensor.dtype}{list(tensor.shape)} is no vector of scales"
         raise ValueError(msg)
     return tensor

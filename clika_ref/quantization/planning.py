@@ -43,6 +43,8 @@ class Planner:
             held = [observe(self.table.values[v.name]) for v in (source, *placement.joined_with.get(source, ()))]
             covered = Range(min(part.low for part in held), max(part.high for part in held))
             plan.activations[value.name] = scale_of(covered, self.scheme.activations)
+            if source is not value:
+                plan.scaled_as[value.name] = source.name
         for node in placement.layers:
             plan.weights[node.name] = self._scales(node, plan)
         return plan

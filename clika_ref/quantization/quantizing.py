@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.compressing import Compressed, compress_layer
+from clika_ref.quantization.folded_norms import scales_now
 from clika_ref.quantization.layer_weights import bias_of, numbers_of, position_of, weight_of
 from clika_ref.quantization.scales import Scale, quantized_bias
 from clika_ref.quantization_scheme import Integers, QuantizationScheme, adds_integer_bias
@@ -40,6 +41,11 @@ class Plan:
     """Weights in few bits, of each layer that computes in float."""
     floats: dict[str, str] = field(default_factory=dict[str, str])
     """Layers that stay float, and why."""
+    scaled_as: dict[str, str] = field(default_factory=dict[str, str])
+    """Values that must have the scale of others, and of which: integers are moved, or joined, as they are."""
+    norms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """What the batch norm in a layer's weight multiplied by when its scales were chosen, ``float64[channels]``: where
+    norms are live, the scales follow what it does now."""
 
     @property
     def is_empty(self) -> bool:
@@ -48,10 +54,10 @@ class Plan:
 
     def on(self, device: torch.device) -> Plan:
         """Return the plan with its tensors on a device."""
-        every = (self.weights, self.moved, self.corrections, self.smoothing)
-        moved = ({n: t.to(device) for n, t in of.items()} for of in every)
         compressed = {name: held.on(device) for name, held in self.compressed.items()}
-        return Plan(self.scheme, self.activations, *moved, compressed=compressed, floats=self.floats)
+        every = ("weights", "moved", "corrections", "smoothing", "norms")
+        moved: Any = {kind: {n: t.to(device) for n, t in getattr(self, kind).items()} for kind in every}
+        return replace(self, compressed=compressed, **moved)
 
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
@@ -62,16 +68,18 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
         if node.name in plan.weights:
             quantize_layer(graph, node, plan, operators)
         elif node.name in plan.compressed:
-            compress_layer(graph, node, plan.compressed[node.name], operators)
-    for value, scale in _scaled(graph, plan):
+            held = plan.compressed[node.name]
+            scales = scales_now(held.scales, node, plan.norms.get(node.name))
+            compress_layer(graph, node, replace(held, scales=scales), operators)
+    for value, scale in scaled_values(graph, plan):
         before = nodes[0] if value.producer is None else after[value.producer]
         _insert_pair(graph, value, value.uses, scale, plan.scheme.activations, Builder(graph, operators, before))
-    for node, value, scale in _joined_constants(nodes, plan):
+    for node, value, scale in joined_constants(nodes, plan):
         readers = [use for use in value.uses if use.user is node]
         _insert_pair(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, node))
 
 
-def _joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Value, Scale]]:
+def joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Value, Scale]]:
     """Return the constants that are joined with values in integers, by whom, and with which scale, that of them all."""
     joins = [node for node in nodes if node.kind in plan.scheme.joined and node.output.name in plan.activations]
     return [
@@ -81,7 +89,8 @@ def _joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Val
     ]
 
 
-def _scaled(graph: Graph, plan: Plan) -> list[tuple[Value, Scale]]:
+def scaled_values(graph: Graph, plan: Plan) -> list[tuple[Value, Scale]]:
+    """Return the values of a graph that become integers."""
     values = [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
     return [(v, plan.activations[v.name]) for v in values if v.name in plan.activations]
 
@@ -93,10 +102,11 @@ def _insert_pair(  # noqa: PLR0917 - all of it is one pair
     integers = build("quantize", value, scale.scale, scale.zero_point, **attributes_of(kind))
     held = build("dequantize", integers, scale.scale, scale.zero_point)
     for use in readers:
-        _read_instead(graph, use, held)
+        read_instead(graph, use, held)
 
 
-def _read_instead(graph: Graph, use: Use, value: Value) -> None:
+def read_instead(graph: Graph, use: Use, value: Value) -> None:
+    """Let who reads a value read another one, which may have another type."""
     if isinstance(use.user, Node):
         graph.set_input(use.user, int(use.position), value)
     elif isinstance(use.position, int):
@@ -107,10 +117,13 @@ def _read_instead(graph: Graph, use: Use, value: Value) -> None:
 
 def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str, Operator]) -> None:
     """Make integers of the weight of a layer, and of its bias where the target adds it to the sum of products."""
-    build, scales = Builder(graph, operators, node, node.origin), plan.weights[node.name]
+    build = Builder(graph, operators, node, node.origin)
+    scales = scales_now(plan.weights[node.name], node, plan.norms.get(node.name))
     weight, axis = weight_of(node), axis_of(node, scales)
+    kind, moved = plan.scheme.weights, plan.moved.get(node.name)
+    nearest = partial(integers_of, scales=scales, axis=axis, kind=kind, quantize=operators["quantize"])
     integers = build.constant(
-        partial(_planned_integers, weight, axis, plan, node.name, operators["quantize"]),
+        partial(_planned_integers, weight, nearest, kind, moved),
         f"{weight.name}_integers",
         TensorType(torch.int8, weight.type.shape),
     )
@@ -132,13 +145,17 @@ def _corrected(bias: Value | None, correction: Tensor | None, build: Builder, na
 
 def _integer_bias(bias: Value | None, node: Node, scales: Tensor, plan: Plan, build: Builder) -> Value | None:
     """Return what integers hold of a bias, where the target adds it to the sum of products."""
-    read = node.inputs[0]
-    is_integer = adds_integer_bias(plan.scheme, node.kind, read.type) and read.name in plan.activations
-    if not is_integer or bias is None or bias.data is None:
+    if not has_integer_bias(node, plan) or bias is None or bias.data is None:
         return bias
-    steps, own = quantized_bias(bias.data, plan.activations[read.name].scale, scales)
+    steps, own = quantized_bias(bias.data, plan.activations[node.inputs[0].name].scale, scales)
     whole = build.constant(steps, f"{bias.name}_integers")
     return build("dequantize", whole, build.constant(own, f"{bias.name}_scale"), axis=0 if own.ndim else None)
+
+
+def has_integer_bias(node: Node, plan: Plan) -> bool:
+    """Whether the target adds the bias of a layer to the sum of products."""
+    read = node.inputs[0]
+    return adds_integer_bias(plan.scheme, node.kind, read.type) and read.name in plan.activations
 
 
 def axis_of(node: Node, scales: Tensor) -> int | None:
@@ -146,10 +163,9 @@ def axis_of(node: Node, scales: Tensor) -> int | None:
     return (node.op.trait.axis or 0) % weight_of(node).type.rank if scales.ndim else None
 
 
-def _planned_integers(weight: Value, axis: int | None, plan: Plan, layer: str, quantize: Operator) -> Tensor:
-    """Return the integers of a weight as a plan has them."""
-    kind, moved = plan.scheme.weights, plan.moved.get(layer)
-    nearest = integers_of(weight, plan.weights[layer], axis, kind, quantize)
+def _planned_integers(weight: Value, find: Callable[[Value], Tensor], kind: Integers, moved: Tensor | None) -> Tensor:
+    """Return the integers of a weight as a plan has them: those that are nearest, or so many steps from them."""
+    nearest = find(weight)
     return nearest if moved is None else (nearest.to(torch.int16) + moved).clamp(kind.low, kind.high).to(torch.int8)
 
 

@@ -61,9 +61,13 @@ def raised_for_bias(scales: Tensor, bias: Tensor, input_scale: float) -> Tensor:
 
 
 def quantized_bias(bias: Tensor, input_scale: float, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a bias as ``int32[channels]``, and its scales: the product in float32 that runtimes ask for."""
+    """Return a bias as ``int32[channels]``, and its scales: the product in float32 that runtimes ask for.
+
+    Plans have scales at which each fits; what has been trained since beyond all bounds is cut off.
+    """
     own = torch.tensor(input_scale, dtype=torch.float32) * scales
-    return (bias.detach().double() / own.double()).round().to(torch.int32), own
+    steps = (bias.detach().double() / own.double()).round().clamp(-BIAS_LIMIT, BIAS_LIMIT)
+    return steps.to(torch.int32), own
 
 
 def _float32(scale: float) -> float:

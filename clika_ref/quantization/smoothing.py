@@ -183,7 +183,7 @@ class QuantizedReading:
         read = _rounded(self.x / factor.reshape(sides), self.x.new_tensor(chosen.scale), chosen.zero_point, kind)
         missed = 0.0
         for (node, weight), wanted in zip(self.weighted, self.wanted, strict=True):
-            large = times(weight, factor, groups_of(node))
+            large = times(weight, factor, groups=groups_of(node))
             scales = weight_scales(large, 0, self.scheme.weights).reshape(-1, *[1] * (weight.ndim - 1))
             found = with_weight(node, _rounded(large, scales, 0, self.scheme.weights), read)
             missed += float((found - wanted).square().sum())

@@ -23,6 +23,8 @@ def plan():
         {"conv.1": torch.tensor([0.1, 0.2]), "linear": torch.tensor(0.5)},
         {"conv.1": torch.tensor([[1], [-1]], dtype=torch.int8)},
         {"conv.1": torch.tensor([1.0, -1.0])},
+        scaled_as={"pool": "relu"},
+        norms={"conv.1": torch.tensor([2.0, -0.5], dtype=torch.float64)},
     )
 
 
@@ -35,7 +37,8 @@ def test_what_is_read_is_what_was_written():
     found, original = plan_from_json(*written()), plan()
     assert found.scheme == SCHEME
     assert found.activations == original.activations
-    for kind in ("weights", "moved", "corrections"):
+    assert found.scaled_as == {"pool": "relu"}
+    for kind in ("weights", "moved", "corrections", "norms"):
         pair = getattr(found, kind), getattr(original, kind)
         assert pair[0].keys() == pair[1].keys()
         assert all(torch.equal(pair[0][name], pair[1][name]) for name in pair[0])
@@ -50,6 +53,8 @@ def test_what_is_read_is_what_was_written():
         (lambda d, _: d["layers"].append("lost"), "damaged: KeyError: 'weights.lost'"),
         (lambda d, _: d["scales"].update(relu=[1]), "damaged: ValueError"),
         (lambda _, t: t.update({"weights.linear": torch.ones(2, 2)}), r"torch.float32\[2, 2\] is no vector of scales"),
+        (lambda _, t: t.update({"norms.conv.1": torch.ones(2)}), r"torch.float32\[2\] is no vector of scales"),
+        (lambda d, _: d.update(scaled_as=["pool"]), "damaged: AttributeError"),
         (lambda _, t: t.update({"rounded.conv.1": torch.ones(2, 1)}), r"torch.float32\[2, 1\] are no integers"),
         (lambda _, t: t.update({"weights.linear": torch.ones(2).half()}), r"torch.float16\[2\] is no vector of scales"),
     ],

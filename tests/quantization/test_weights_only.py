@@ -165,6 +165,12 @@ def test_feedback_that_does_not_help_on_other_data_is_kept_only_where_it_is_on(f
     assert (held.moved is not None) is is_moved
 
 
+def test_integers_that_are_cut_off_are_moved_from_the_end_of_the_range():
+    """Rounding with feedback tells how far from what is held, which lies within the range."""
+    held = Compressed(4, 0, torch.ones(1, 1), torch.tensor([[-1, 1, -1, 0]], dtype=torch.int8))
+    assert held.steps(torch.tensor([[9.0, -20.0, 3.0, 9.0]])).tolist() == [[6, -7, 2, 7]]
+
+
 def test_the_tail_is_held_in_few_bits_however_sensitive_it_is_where_the_user_wants_it():
     strict = {"weights_num_bits": [4, 8], "quantization_sensitivity_threshold": 1e-9}
     assert held_by(compiled(skip_tail_quantization=False, **strict)) == {"linear_1": (8, 0)}

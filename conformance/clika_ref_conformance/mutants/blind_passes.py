@@ -29,38 +29,37 @@ PASSES = ("passes",)
 
 @FAULTS.patch("fold-batch-norm", "the layer's own bias is not scaled", levels=PASSES)
 def _(registry):
-    original = fold_batch_norm._scale_and_shift
+    original = fold_batch_norm.folded_bias
 
-    def faulty(tensors, eps):
-        bias, *statistics = tensors
-        scale, shift = original([None, *statistics], eps)
-        return scale, shift if bias is None else shift + bias.detach().double()
+    def faulty(bias, *statistics, eps, dtype):
+        shift = original(None, *statistics, eps=eps, dtype=torch.float64)
+        return (shift if bias is None else shift + bias.double()).to(dtype)
 
-    with patch.object(fold_batch_norm, "_scale_and_shift", faulty):
+    with patch.object(fold_batch_norm, "folded_bias", faulty):
         yield
 
 
 @FAULTS.patch("fold-batch-norm", "a transposed convolution's groups all get the scales of the first", levels=PASSES)
 def _(registry):
-    original = fold_batch_norm._scaled
+    original = fold_batch_norm.folded_weight
 
-    def faulty(layer, weight, scale):
-        if layer.kind.startswith("conv_transpose"):
-            scale = scale[: weight.shape[1]].repeat(layer.attrs["groups"])
-        return original(layer, weight, scale)
+    def faulty(weight, gamma, var, *, eps, groups):
+        if groups is not None:
+            gamma, var = (v if v is None else v[: weight.shape[1]].repeat(groups) for v in (gamma, var))
+        return original(weight, gamma, var, eps=eps, groups=groups)
 
-    with patch.object(fold_batch_norm, "_scaled", faulty):
+    with patch.object(fold_batch_norm, "folded_weight", faulty):
         yield
 
 
 @FAULTS.patch("fold-batch-norm", "the folded weight overwrites the original, which others may share", levels=PASSES)
 def _(registry):
-    original = fold_batch_norm._scaled
+    original = fold_batch_norm.folded_weight
 
-    def faulty(layer, weight, scale):
-        return weight.detach().copy_(original(layer, weight, scale))
+    def faulty(weight, gamma, var, *, eps, groups):
+        return weight.detach().copy_(original(weight, gamma, var, eps=eps, groups=groups))
 
-    with patch.object(fold_batch_norm, "_scaled", faulty):
+    with patch.object(fold_batch_norm, "folded_weight", faulty):
         yield
 
 

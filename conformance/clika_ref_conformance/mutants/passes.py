@@ -12,6 +12,7 @@ import clika_ref_cleanup.remove_dropout as dropout
 import clika_ref_cleanup.remove_identities as identities
 import torch
 
+from clika_ref import norm_folding
 from clika_ref.core.ir import Graph, Value
 from clika_ref_conformance.mutants.seeding import Catalogue
 
@@ -23,35 +24,33 @@ PASSES = ("passes",)
 
 
 @FAULTS.function(
-    "fold-batch-norm", "a weight is scaled where it is, whoever else reads it", batch_norms, "scaled_in_parts"
+    "fold-batch-norm", "a weight is scaled where it is, whoever else reads it", norm_folding, "scaled_in_parts"
 )
 def _(original, weight, factors):
     return weight.copy_(original(weight, factors))
 
 
-@FAULTS.function("fold-batch-norm", "eps is left out", batch_norms, "_scale_and_shift")
-def _(original, tensors, eps):
-    return original(tensors, 0.0)
+@FAULTS.function("fold-batch-norm", "eps is left out", norm_folding, "norm_scale")
+def _(original, gamma, var, *, eps):
+    return original(gamma, var, eps=0.0)
 
 
-@FAULTS.function("fold-batch-norm", "the bias of the layer is not scaled", batch_norms, "_scale_and_shift")
-def _(original, tensors, eps):
-    scale, shift = original([None, *tensors[1:]], eps)
-    return scale, shift if tensors[0] is None else shift + tensors[0].double()
+@FAULTS.function("fold-batch-norm", "the bias of the layer is not scaled", batch_norms, "folded_bias")
+def _(original, bias, *statistics, eps, dtype):
+    shift = original(None, *statistics, eps=eps, dtype=torch.float64)
+    return (shift if bias is None else shift + bias.double()).to(dtype)
 
 
-@FAULTS.function("fold-batch-norm", "the variance is taken for a deviation", batch_norms, "_scale_and_shift")
-def _(original, tensors, eps):
-    return original([*tensors[:4], tensors[4] ** 2], eps)
+@FAULTS.function("fold-batch-norm", "the variance is taken for a deviation", norm_folding, "norm_scale")
+def _(original, gamma, var, *, eps):
+    return original(gamma, var**2, eps=eps)
 
 
 @FAULTS.function(
-    "fold-batch-norm", "weights of transposed convolutions are scaled along side 0", batch_norms, "_scaled"
+    "fold-batch-norm", "weights of transposed convolutions are scaled along side 0", batch_norms, "folded_weight"
 )
-def _(original, layer, weight, scale):
-    if weight.shape[0] != len(scale):
-        return original(layer, weight, scale)
-    return (weight.double() * scale.reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
+def _(original, weight, gamma, var, *, eps, groups):
+    return original(weight, gamma, var, eps=eps, groups=groups if weight.shape[0] != len(var) else None)
 
 
 @FAULTS.rule("fold-batch-norm", "a layer that normalizes by its batch is folded too", batch_norms, "fold_batch_norm")

@@ -10,11 +10,12 @@ import torch
 
 from clika_ref.core.accuracy import DOT, ErrorClass
 from clika_ref.core.inference import Builder
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import Skip, apply_rules, rule
 from clika_ref.core.types import TensorType
+from clika_ref.formulas import Formula
 
 
 @rule("addmm")
@@ -27,22 +28,18 @@ def addmm_to_linear(node: Node, build: Builder):
         return Skip("its second factor is computed, overwritten by a call, or of integers", 1)
     if bias.type != TensorType(weight.type.dtype, weight.type.shape[1:]) or node.output.type.dtype != bias.type.dtype:
         return Skip("what is added is no bias of one element for each column", 2)
-    rows = build.constant(_Transposed(weight), weight.name, TensorType(weight.type.dtype, weight.type.shape[::-1]))
+    rows = build.constant(
+        Formula(transposed, (weight,)), weight.name, TensorType(weight.type.dtype, weight.type.shape[::-1])
+    )
     layer = build("linear", x, rows, bias, types=(node.output.type,))
     if not any(use.user is build.graph for use in node.output.uses):  # what is returned keeps its name anyway
         layer.name, node.output.name = node.output.name, layer.name
     return layer
 
 
-@dataclass(frozen=True)
-class _Transposed:
-    """A weight with a row for each output, turned where it is read."""
-
-    weight: Value
-
-    def __call__(self) -> torch.Tensor:
-        assert self.weight.data is not None
-        return self.weight.data.T
+def transposed(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight with a row for each output."""
+    return weight.T
 
 
 @dataclass(frozen=True)

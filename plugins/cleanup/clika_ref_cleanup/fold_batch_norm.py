@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,9 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import Skip, apply_rules, rule
+from clika_ref.core.types import TensorType
+from clika_ref.formulas import Formula
+from clika_ref.norm_folding import folded_bias, folded_weight, norm_scale
 
 RANKS = {
     "linear": 2,
@@ -47,30 +50,23 @@ def fold_batch_norm(node: Node, build: Builder):
         return Skip("a weight or a statistic is computed, or overwritten by a call", 4)
     if not weight.type.dtype.is_floating_point or middle.type.dtype != node.output.type.dtype:
         return Skip("changes the dtype", 5)
-    scale, shift = _scale_and_shift([v and v.data for v in facts[1:]], node.attrs["eps"])
+    dtype, eps = weight.type.dtype, node.attrs["eps"]
+    gamma, beta, mean, var = statistics
+    scale, shift = _scale_and_shift(bias, statistics, eps)
     if not _stays_finite(weight, scale, shift):
         return Skip("the folded weight overflows", 6)
     build.origin = layer.origin.through("fold_batch_norm")  # the user knows it as the layer that it was, by its name
     base = weight.name.removesuffix("weight").rstrip(".") or node.name
-    gamma, _, _, var = statistics
-    made_of = (weight, gamma, var, node.attrs["eps"], layer.kind, layer.attrs.get("groups"))
-    scaled = build.constant(_Folded(made_of, layer, scale), weight.name, weight.type)
-    shifted = build.constant(shift.to(weight.type.dtype), bias.name if bias else f"{base}.bias")
+    groups = layer.attrs["groups"] if layer.kind.startswith("conv_transpose") else None
+    made = Formula(folded_weight, (weight, gamma, var), (("eps", eps), ("groups", groups)))
+    scaled = build.constant(made, weight.name, weight.type)
+    moved = Formula(
+        folded_bias, (bias, gamma, beta, mean, var), (("eps", eps), ("dtype", dtype)), known=shift.to(dtype)
+    )
+    shifted = build.constant(moved, bias.name if bias else f"{base}.bias", TensorType(dtype, shift.shape))
     folded = build(layer.op, x, scaled, shifted, types=(node.output.type,), **layer.attrs)
     folded.name, middle.name = middle.name, folded.name
     return folded
-
-
-@dataclass(frozen=True)
-class _Folded:
-    """A folded weight, computed where it is read; two that are made of the same are equal."""
-
-    made_of: tuple[Any, ...]
-    layer: Node = field(compare=False)
-    scale: torch.Tensor = field(compare=False)
-
-    def __call__(self) -> torch.Tensor:
-        return _scaled(self.layer, self.made_of[0].data, self.scale)
 
 
 def _padded(operands: tuple[Any, ...], count: int) -> tuple[Any, ...]:
@@ -82,39 +78,12 @@ def _is_fixed(value: Any, graph: Graph) -> bool:
     return isinstance(value, Value) and value.is_constant and value.name not in graph.state
 
 
-PART = 2**18
-"""Elements that are multiplied at a time: 2 MB in float64, which a cache holds."""
-
-
-def _scale_and_shift(tensors: list[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _scale_and_shift(bias: Value | None, statistics: Sequence[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what each channel is multiplied by, and what is added to it then, in float64."""
-    exact: list[Any] = [None if t is None else t.detach().double() for t in tensors]
-    bias, gamma, beta, mean, var = exact
-    scale = torch.rsqrt(var + eps) if gamma is None else gamma * torch.rsqrt(var + eps)
-    shift = (-mean if bias is None else bias - mean) * scale
-    return scale, (shift if beta is None else shift + beta)
-
-
-def _scaled(layer: Node, weight: Any, scale: torch.Tensor) -> torch.Tensor:
-    weight = weight.detach()
-    if layer.kind.startswith("conv_transpose"):  # weight[c, k / groups, ...]: channel g * (k / groups) + j is [g, :, j]
-        groups = layer.attrs["groups"]
-        grouped = weight.unflatten(0, (groups, -1))
-        return scaled_in_parts(grouped, scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))).flatten(0, 1)
-    return scaled_in_parts(weight, scale.reshape(-1, *[1] * (weight.dim() - 1)))
-
-
-def scaled_in_parts(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return the product, computed in the wider type of the factors and rounded once, a part at a time.
-
-    PyTorch makes a wide copy of whatever it multiplies.
-    """
-    result = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    rows = max(1, PART // max(1, weight[:1].numel()))
-    for part in range(0, len(weight), rows):
-        some = slice(part, part + rows)
-        torch.mul(weight[some], factors[some], out=result[some])
-    return result
+    gamma, beta, mean, var = (v and v.data for v in statistics)
+    with torch.no_grad():
+        scale = norm_scale(gamma, var, eps=eps)
+        return scale, folded_bias(bias and bias.data, gamma, beta, mean, var, eps=eps, dtype=torch.float64)
 
 
 def _stays_finite(weight: Value, scale: torch.Tensor, shift: torch.Tensor) -> bool:

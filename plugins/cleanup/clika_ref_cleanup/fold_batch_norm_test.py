@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from clika_ref import norm_folding
 from clika_ref.core.inference import infer
 from clika_ref.core.registry import load_registry
 from clika_ref.core.rewriting import Misses, apply_rules
-from clika_ref_cleanup import fold_batch_norm as module
 from clika_ref_cleanup.fold_batch_norm import FoldBatchNorm, fold_batch_norm
 from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
 
@@ -159,9 +159,9 @@ def test_the_types_of_folded_layers_are_those_that_are_inferred(sketch):
 
 @pytest.mark.parametrize("part", [1, 7, 10**6])
 def test_a_product_is_the_same_in_any_number_of_parts(monkeypatch, part):
-    monkeypatch.setattr(module, "PART", part)
+    monkeypatch.setattr(norm_folding, "PART", part)
     weight, factors = torch.randn(6, 4, 3, 3), torch.randn(6, 1, 1, 1, dtype=torch.float64)
-    assert torch.equal(module.scaled_in_parts(weight, factors), (weight.double() * factors).float())
+    assert torch.equal(norm_folding.scaled_in_parts(weight, factors), (weight.double() * factors).float())
 
 
 def test_a_layer_that_is_called_twice_is_folded_into_one_weight_that_merging_need_not_compute(sketch, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_layer_that_is_called_twice_is_folded_into_one_weight_that_merging_nee
         sketch.returns(sketch("batch_norm", sketch("conv1d", operand, w, None), *statistics))
     operators = load_registry().operators
     with monkeypatch.context() as patch:
-        patch.setattr(module, "scaled_in_parts", None)
+        patch.setattr(norm_folding, "scaled_in_parts", None)
         FoldBatchNorm()(sketch.graph, operators)
         MergeEqualConstants()(sketch.graph, operators)
     one, other = (value.producer for value in sketch.graph.outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import erase_dead
 from clika_ref.core.symbols import is_symbolic
+from clika_ref.formulas import Formula, is_deferred
 
 MEBIBYTE = 2**20
 
@@ -70,7 +71,9 @@ class FoldConstants:
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Fold whatever no call overwrites."""
-        _Folding(graph, self.limit_bytes, lambda value: value.name not in graph.state, self.keep).fold("{}")
+        _Folding(graph, self.limit_bytes, lambda value: value.name not in graph.state, self.keep, states=True).fold(
+            "{}"
+        )
 
 
 @dataclass
@@ -79,6 +82,10 @@ class _Folding:
     limit_bytes: int
     may_read: Callable[[Value], bool]
     keep: tuple[str, ...] = ()
+    states: bool = False
+    """Whether constants tell how they follow from others, as parameters may be among these."""
+    made: dict[Value, Value] = field(default_factory=dict)
+    """Of a computed value, the constant that tells it."""
     known: dict[Value, torch.Tensor] = field(default_factory=dict)
     """Computed values that a reader may still need; those whose readers are all folded are let go."""
     pending: dict[Value, int] = field(default_factory=dict)
@@ -95,12 +102,19 @@ class _Folding:
                 self._compute(node, device)
         folded = [value for value in self.known if value.uses]
         for value in folded:
-            self.graph.replace(value, self.graph.add_constant(self.known[value], name.format(value.name)))
+            constant = self.graph.add_constant(self._data(value), name.format(value.name), value.type)
+            self.graph.replace(value, constant)
         read = [v for v in self.replaced if v.is_constant]
         erase_dead(self.graph, *(value.producer for value in folded if value.producer))
         for value in read:
             if not value.uses and self.graph.constants.get(value.name) is value:
                 del self.graph.constants[value.name]
+
+    def _data(self, value: Value) -> torch.Tensor | Formula:
+        formula = self.made[value].formula if self.states else None
+        if isinstance(formula, Formula):
+            return replace(formula, known=self.known[value])
+        return self.known[value].clone()  # a state dict that is to be a file may hold no two views of one memory
 
     def _is_foldable(self, node: Node) -> bool:
         if node.op.random or node.kind in self.keep or any(map(is_symbolic, (*node.attrs.values(), *node.inputs))):
@@ -116,7 +130,7 @@ class _Folding:
     def _is_known(self, value: Value) -> bool:
         if value in self.known:
             return True
-        if value.formula is not None or value.data is None:  # what is deferred is large, and made to be written
+        if is_deferred(value) or value.data is None:  # what is deferred is large, and made to be written
             return False
         return value.data.device.type != "meta" and self.may_read(value)
 
@@ -135,6 +149,10 @@ class _Folding:
         results = (results,) if isinstance(results, torch.Tensor) else results
         for value, result in zip(node.outputs, results, strict=True):
             self.known[value] = result.detach().contiguous()
+            if self.states:
+                sources = tuple(self.made.get(v, v) if isinstance(v, Value) else v for v in node.inputs)
+                formula = Formula(node.op, sources, tuple(node.attrs.items()), value.index)
+                self.made[value] = Value(value.type, value.name, data=formula)
             self.pending[value] = len(value.uses)
             self.replaced[value] = gain // len(sizes) if len(value.uses) == 1 else 0
         for value in read:

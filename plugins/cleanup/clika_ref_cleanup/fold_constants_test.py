@@ -154,3 +154,25 @@ def test_a_scalar_and_an_empty_constant_are_folded(sketch):
     y = sketch("mul", x, sketch("neg", sketch.constant(torch.tensor(2.0))))
     sketch.returns(sketch("add", y, sketch("neg", sketch.constant(torch.ones(0, 3), "empty"))))
     assert sketch.clean(FoldConstants()) == ["mul", "add"]
+
+
+def test_what_is_folded_of_a_parameter_says_how_it_follows_through_all_that_was_folded(sketch):
+    w = sketch.constant(torch.randn(6, 4), "w")
+    one, other = sketch("split_with_sizes", sketch("mul", w, 2.0), split_sizes=(2, 4), dim=0)
+    x = sketch.input("n", 4)
+    sketch.returns(sketch("linear", x, one, None), sketch("linear", x, sketch("neg", other), None))
+    assert sketch.clean(FoldConstants()) == ["linear", "linear"]
+    for node in sketch.graph.nodes:
+        formula = node.inputs[1].formula
+        while formula.sources[0] is not w:
+            formula = formula.sources[0].formula
+        assert formula.function.name == "mul"
+
+
+def test_literals_that_are_views_of_one_memory_are_copied(sketch):
+    x, numbers = sketch.input(2, 3), sketch("arange", end=6)
+    rows = [sketch("reshape", numbers, shape=shape) for shape in ((2, 3), (1, 2, 3))]
+    sketch.returns(*(sketch("add", x, row) for row in rows)).clean(FoldLiterals())
+    one, other = sketch.graph.constants.values()
+    assert one.data.untyped_storage().data_ptr() != other.data.untyped_storage().data_ptr()
+    assert one.formula is other.formula is None, "numbers of the stored graph follow from nothing"

@@ -14,6 +14,7 @@ from clika_ref.core.ir import Graph, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import keeps_name, substitute
+from clika_ref.formulas import is_deferred
 
 SAMPLE = 256
 """Bytes that are compared before all others."""
@@ -31,13 +32,14 @@ class MergeEqualConstants:
     after: ClassVar[tuple[str, ...]] = ("fold-batch-norm", "fold-constants")
     error: ClassVar[ErrorClass] = EXACT
     removes: ClassVar[str] = "repeated constants"
+    for_any_weights: ClassVar[bool] = False
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Compare elements only within groups of one dtype and shape; what is still to be computed, by its formula."""
         used = [v for name, v in graph.constants.items() if v.uses and name not in graph.state]
-        for same in _parts([v for v in used if v.formula is not None], lambda v: v.formula):
+        for same in _parts([v for v in used if is_deferred(v)], lambda v: v.formula):
             _merge(graph, same)
-        there = [v for v in used if v.formula is None and v.data is not None and v.data.device.type != "meta"]
+        there = [v for v in used if not is_deferred(v) and v.data is not None and v.data.device.type != "meta"]
         for group in _parts(there, _kind):
             for alike in _parts(group, _sample):
                 for same in _parts(alike, _digest):

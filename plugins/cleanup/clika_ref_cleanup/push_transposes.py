@@ -6,12 +6,16 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
+
 from clika_ref.core.accuracy import COMPOSE, ErrorClass
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import Skip, apply_rules, erase_dead, keeps_name, rule, substitute
+from clika_ref.core.types import TensorType
+from clika_ref.formulas import Formula, is_deferred
 from clika_ref_cleanup import push_transposes_motifs as regions
 from clika_ref_cleanup.layouts import (
     ON_LAST_SIDE,
@@ -142,7 +146,7 @@ class _Pushing:
 
     def _is_cheap(self, value: Value) -> bool:
         """Whether a constant can be permuted beforehand."""
-        if value.formula is not None or value.data is None or value.name in self.graph.state:
+        if is_deferred(value) or value.data is None or value.name in self.graph.state:
             return False
         return value.data.nbytes <= self.limit_bytes or len(value.uses) == 1
 
@@ -205,8 +209,10 @@ class _Pushing:
     def _entry(self, value: Value, order: Order, inside: Container[object], build: Builder) -> Value:
         back = inverse(order)
         if self._is_cheap(value) and value.data is not None:
-            full = value.data.detach().reshape((1,) * (len(order) - value.type.rank) + tuple(value.data.shape))
-            return build.constant(full.permute(back).contiguous(), value.name)
+            shape = (1,) * (len(order) - value.type.rank) + tuple(value.data.shape)
+            known = turned(value.data.detach(), shape=shape, dims=back)
+            made = Formula(turned, (value,), (("shape", shape), ("dims", back)), known=known)
+            return build.constant(made, value.name, TensorType(known.dtype, tuple(known.shape)))
         first = order_of(value.producer)
         if first is None or value.producer is None:
             return build("permute", value, dims=back, types=(reordered(value.type, back),))
@@ -231,6 +237,11 @@ class _Pushing:
             build = Builder(self.graph, self.operators, value.producer, value.producer.origin)
             back = build("permute", new, dims=order, types=(value.type,))
             substitute(self.graph, value, back)
+
+
+def turned(x: torch.Tensor, *, shape: tuple[int, ...], dims: Order) -> torch.Tensor:
+    """Return a constant in a shape, and its sides in an order."""
+    return x.reshape(shape).permute(dims).contiguous()
 
 
 def _root(parent: dict[Node, Node], node: Node) -> Node:

@@ -1,0 +1,34 @@
+"""Time steps of training on each road, and print how many times as long as in float they take."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.measuring import in_fresh_process, ratio, verdict
+from clika_ref.reporting.tables import print_table
+
+LIMIT = 2.0
+"""Of a float step (issue 6)."""
+
+NAMES = ("resnet18", "encoder")
+
+
+def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
+    """Measure and print a row for each model and road."""
+    rows: list[tuple[str, ...]] = []
+    worst, beside = 0.0, 0.0
+    for name in names or NAMES:
+        found = in_fresh_process("benchmarks.qat.steps", name, str(rounds))
+        seconds = found["seconds"]
+        for road, times in seconds.items():
+            figure = ratio(times, seconds["float"])
+            rows.append((name, road, f"{statistics.median(times) * 1e3:.1f} ms", f"{figure:.2f}"))
+            worst = max(worst, figure) if road.startswith("ours") else worst
+        rows += [(name, road, "is not installed", reason) for road, reason in found["lacking"].items()]
+        peers = [ratio(seconds["ours"], seconds[road]) for road in ("NNCF", "torchao") if road in seconds]
+        beside = max(beside, *peers) if peers else beside
+    title = "One step: forward, backward, SGD; in turn, one thread, processor time"
+    print_table(("model", "road", "step", "times a float step"), rows, title=title)
+    print(f"Worst ratio to float: {verdict(worst, LIMIT)}")
+    print(f"Worst ratio to a peer: {verdict(beside, 1.0)}" if beside else "No peer is installed")

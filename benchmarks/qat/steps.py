@@ -1,0 +1,125 @@
+"""Steps of training of one model in turn, in float and on each road: ``python -m benchmarks.qat.steps resnet18 9``."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.measuring import in_turn, processor_seconds
+from benchmarks.models import MODELS
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+
+WARM_UP = 2
+
+SMALL_STEP = 1e-4
+"""A learning rate with which random weights stay what they are about."""
+
+EVERY_LAYER = QuantizationSettings(quantization_sensitivity_threshold=1e9)
+
+
+class _Encoder(nn.Module):
+    """Four layers of a transformer, without dropout, which ours leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x)
+
+
+SUBJECTS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "resnet18": lambda: (MODELS["resnet18"]().make(), torch.randn(16, 3, 64, 64)),
+    "encoder": lambda: (_Encoder().eval(), torch.randn(16, 64, 256)),
+}
+
+
+def floating(model: nn.Module, _: torch.Tensor) -> nn.Module:
+    """Train in float, norms being those of the batch."""
+    return model
+
+
+def ours(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """Train in integers, norms being frozen."""
+    return _compiled(model, x)
+
+
+def ours_live(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """Train in integers, norms being those of the batch."""
+    return _compiled(model, x, batch_norm="live")
+
+
+def _compiled(model: nn.Module, x: torch.Tensor, **options: Any) -> nn.Module:
+    return clika_compile(
+        model,
+        calibration_inputs=[x],
+        quantization_settings=EVERY_LAYER,
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        **options,
+    )
+
+
+def nncf(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """Train with NNCF's fake quantization."""
+    peer: Any = importlib.import_module("nncf")
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    return peer.quantize(model, peer.Dataset([x]), subset_size=1)
+
+
+def torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """Train with torchao's quantization of exported programs."""
+    peer: Any = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
+    quantizers: Any = importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+    quantizer = quantizers.X86InductorQuantizer()
+    quantizer.set_global(quantizers.get_default_x86_inductor_quantization_config(is_qat=True))
+    return peer.prepare_qat_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+
+
+ROADS = {"float": floating, "ours": ours, "ours, live norms": ours_live, "NNCF": nncf, "torchao": torchao}
+
+
+def step_of(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
+    """Return what trains a model by one step and returns the seconds that it takes."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=SMALL_STEP, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return lambda: processor_seconds(step)
+
+
+def main(name: str, rounds: str) -> dict[str, Any]:
+    """Return the seconds of each step by roads, and why there are none of others."""
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    model, x = SUBJECTS[name]()
+    steps: dict[str, Callable[[], float]] = {}
+    lacking: dict[str, str] = {}
+    for road, make in ROADS.items():
+        if road == "ours, live norms" and not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
+            continue
+        try:
+            made = make(copy.deepcopy(model), x)
+            steps[road] = step_of(made.train() if road != "torchao" else made, x)
+            steps[road]()
+        except ImportError as error:
+            lacking[road] = str(error)
+            steps.pop(road, None)
+    in_turn(steps, WARM_UP)
+    return {"seconds": in_turn(steps, int(rounds)), "lacking": lacking}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

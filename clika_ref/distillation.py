@@ -1,0 +1,47 @@
+"""The loss of a student that learns what a teacher says, beside or in place of labels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional
+
+from clika_ref.core.errors import ModelError
+
+
+def distillation_loss(
+    student_outputs: torch.Tensor, teacher_outputs: torch.Tensor, *, temperature: float = 1.0
+) -> torch.Tensor:
+    """Return how far the classes that a student sees are from those of its teacher, as a loss without sides.
+
+    ``temperature ** 2 * KL(softmax(teacher / temperature) || softmax(student / temperature))``, the mean over all rows.
+    The teacher gets no gradients; a quantized module learns from its float model what rounding has made it forget.
+
+    Args:
+        student_outputs: logits ``[..., classes]``.
+        teacher_outputs: the same of the teacher.
+        temperature: above 0; the larger, the more do classes count that the teacher takes for unlikely.
+
+    Raises:
+        ModelError: the outputs are no logits of the same shape, or the temperature is none.
+
+    Source: Hinton et al., Distilling the Knowledge in a Neural Network (2015), section 2.
+    """
+    shapes = [tuple(outputs.shape) for outputs in (student_outputs, teacher_outputs)]
+    if shapes[0] != shapes[1] or not shapes[0]:
+        msg = (
+            f"distillation_loss compares logits of {list(shapes[0])} with logits of {list(shapes[1])}; give the same "
+            "output of student and teacher, [..., classes]"
+        )
+        raise ModelError(msg)
+    if not 0 < temperature < math.inf:
+        msg = f"temperature is {temperature!r}; it takes a number above 0, of which 1 changes nothing"
+        raise ModelError(msg)
+    classes = shapes[0][-1]
+    student, teacher = (
+        functional.log_softmax(outputs.reshape(-1, classes) / temperature, -1)
+        for outputs in (student_outputs, teacher_outputs.detach())
+    )
+    divergence = functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    return divergence * temperature**2

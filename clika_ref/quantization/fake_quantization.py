@@ -1,0 +1,137 @@
+"""Fake quantization: floats rounded to what integers hold, with gradients for them and for their scales.
+
+Gradients pass straight through rounding, and not at all where an element is cut off; what is rounded to an end is not.
+The gradient of a scale is multiplied by ``1 / sqrt(elements * greatest integer)``, so that a step moves it about as far
+as it moves weights.
+
+Source: Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.operators import operator
+from clika_ref.quantization.scales import BIAS_LIMIT
+
+
+@operator()
+def learned_scale(log_scale: Tensor, *, planned: float) -> Tensor:
+    """``planned * exp(log_scale)``, in float32."""
+    return planned * log_scale.exp()
+
+
+@operator()
+def learned_scales(log_scales: Tensor, planned: Tensor) -> Tensor:
+    """``planned * exp(log_scales)``, one for each channel or block, in float32."""
+    return planned * log_scales.exp()
+
+
+@operator()
+def followed_scales(scales: Tensor, now: Tensor, then: Tensor) -> Tensor:
+    """``scales[c, ...] * |now[c] / then[c]|``, by what a norm multiplies a weight by: its integers stay as they are.
+
+    As they are where either is 0, and where all channels have one scale.
+    """
+    if not scales.ndim:
+        return scales
+    now, then = now.detach().abs(), then.abs()
+    share = torch.where((now > 0) & (then > 0), now / then, torch.ones_like(now)).to(scales.dtype)
+    return scales * share.reshape(-1, *[1] * (scales.ndim - 1))
+
+
+@operator()
+def fake_quantize(x: Tensor, scale: Tensor, *, zero_point: int, low: int, high: int) -> Tensor:
+    """Return what integers hold of a value: ``(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale``.
+
+    The elements by which the gradient of the scale is lessened are those of one sample.
+    """
+    features = x.numel() // x.shape[0] if x.ndim and x.numel() else 1
+    share = (features * high) ** -0.5
+    return _FakeQuantized.apply(x, scale, None, low - zero_point, high - zero_point, share)  # type: ignore[no-any-return]
+
+
+@operator()
+def fake_quantize_weight(
+    weight: Tensor, scales: Tensor, moved: Tensor | None = None, *, axis: int | None, low: int, high: int
+) -> Tensor:
+    """Return what integers hold of a weight that has a scale for each place along a side, or one in all.
+
+    Those that are ``moved`` are rounded to another integer than the nearest, by so many steps.
+    """
+    if axis is not None:
+        scales = scales.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
+    return _of_weight(weight, scales, moved, low, high)
+
+
+@operator()
+def fake_quantize_rows(
+    weight: Tensor, scales: Tensor, moved: Tensor | None = None, *, has_rows: bool, low: int, high: int
+) -> Tensor:
+    """Return what integers hold of a matrix that has ``scales[outputs, blocks]``, outputs being its rows or columns."""
+    rows = weight if has_rows else weight.T
+    parts = rows.reshape(*scales.shape, -1)
+    steps = None if moved is None else moved.reshape(parts.shape)
+    held = _of_weight(parts, scales.unsqueeze(-1), steps, low, high).reshape(rows.shape)
+    return held if has_rows else held.T
+
+
+@operator()
+def rounded_bias(bias: Tensor, input_scale: Tensor, scales: Tensor) -> Tensor:
+    """Return what integers of 32 bits hold of a bias, whose scale is that of the input times that of the weight."""
+    return _RoundedBias.apply(bias, input_scale * scales)  # type: ignore[no-any-return]
+
+
+def _of_weight(weight: Tensor, scales: Tensor, moved: Tensor | None, low: int, high: int) -> Tensor:
+    share = (max(weight.numel() // max(scales.numel(), 1), 1) * high) ** -0.5
+    return _FakeQuantized.apply(weight, scales, moved, low, high, share)  # type: ignore[no-any-return]
+
+
+class _FakeQuantized(torch.autograd.Function):
+    """Rounds in float32 as the simulation does, whatever autocast made of the elements."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd functions are called by position
+        ctx: Any, x: Tensor, scale: Tensor, moved: Tensor | None, low: int, high: int, share: float
+    ) -> Tensor:
+        steps = (_wide(x) / scale).round_().clamp_(low, high)
+        if moved is not None:
+            steps = steps.add_(moved).clamp_(low, high)
+        held = steps.mul_(scale)
+        ctx.save_for_backward(x, scale, held)
+        ctx.ends, ctx.share = (low, high), share
+        return held.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, held = ctx.saved_tensors
+        low, high = ctx.ends
+        (gradient,) = map(_wide, gradients)
+        steps = _wide(x) / scale
+        passed = torch.ops.aten.hardtanh_backward(gradient, steps, low - 0.5, high + 0.5)  # one pass, and no mask
+        of_scale = None
+        if ctx.needs_input_grad[1]:  # of what is not cut off, held - x; of the rest, held alone
+            missed = steps.mul_(passed).mul_(scale).addcmul_(gradient, held, value=-1)  # large memory is slow to get
+            of_scale = missed.sum_to_size(scale.shape) / scale * -ctx.share
+        return passed.to(x.dtype), of_scale, None, None, None, None
+
+
+class _RoundedBias(torch.autograd.Function):
+    """Rounds, and hands gradients on."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG004 - as PyTorch calls it
+        steps = (bias.double() / scales.double()).round().clamp(-BIAS_LIMIT, BIAS_LIMIT)
+        return (steps.float() * scales).to(bias.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG004
+        (gradient,) = gradients
+        return gradient, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

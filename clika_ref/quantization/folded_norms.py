@@ -1,0 +1,71 @@
+"""Batch norms that were folded into layers: of what they were made, and what they multiply channels by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from clika_ref.core.ir import Node, Value
+from clika_ref.formulas import Formula
+from clika_ref.norm_folding import folded_bias, folded_weight, norm_scale
+from clika_ref.quantization.factors import scaled_along, times
+from clika_ref.quantization.fake_quantization import followed_scales
+from clika_ref.quantization.layer_weights import bias_of, position_of
+
+
+@dataclass(frozen=True)
+class FoldedNorm:
+    """A batch norm that was folded into a layer."""
+
+    bias: Value | None
+    """Of the layer, as it was."""
+    gamma: Value | None
+    beta: Value | None
+    mean: Value
+    var: Value
+    eps: float
+    factor: Value | None
+    """What the channels of the result have been multiplied by since."""
+
+    @property
+    def scale(self) -> Formula:
+        """What the norm multiplies by, ``float64[channels]``."""
+        return Formula(norm_scale, (self.gamma, self.var), (("eps", self.eps),))
+
+
+def folded_norm(node: Node) -> FoldedNorm | None:
+    """Return the batch norm that was folded into a layer; None where there is none."""
+    if node.op.trait.weight is None or node.op.trait.bias is None:
+        return None
+    of_weight, _ = _made(node.inputs[position_of(node)])
+    of_bias, factor = _made(bias_of(node))
+    if of_weight is None or of_bias is None:
+        return None
+    if of_weight.function is not folded_weight or of_bias.function is not folded_bias:
+        return None
+    return FoldedNorm(*of_bias.sources, eps=dict(of_bias.arguments)["eps"], factor=factor)
+
+
+def _made(constant: Any) -> tuple[Formula | None, Value | None]:
+    """Return how a constant was folded, and the factor that was put on what came of that, if one was."""
+    factor: Value | None = None
+    formula = constant.formula if isinstance(constant, Value) else None
+    while isinstance(formula, Formula) and formula.function in (scaled_along, times):
+        if formula.function is scaled_along:
+            factor = formula.sources[1]
+        formula = formula.sources[0].formula
+    return (formula if isinstance(formula, Formula) else None), factor
+
+
+def scales_now(scales: Tensor, node: Node, then: Tensor | None) -> Tensor:
+    """Return the scales of a layer's weight by what the norm in it multiplies by now.
+
+    Args:
+        scales: as they were chosen, ``float32[channels, ...]``.
+        node: the layer.
+        then: what the norm multiplied by when they were, ``float64[channels]``; None where scales do not follow it.
+    """
+    norm = None if then is None else folded_norm(node)
+    return scales if then is None or norm is None else followed_scales(scales, norm.scale(), then)

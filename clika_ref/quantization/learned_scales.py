@@ -1,0 +1,71 @@
+"""Scales that are learned: logarithms of what they are by now, relative to those of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.quantization.fake_quantization import learned_scale, learned_scales
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.scales import LEAST_SCALE, Scale
+
+LEARNED = ("clika.log_scales", "clika.log_weight_scales")
+"""Where the logarithms are among the parameters of a module: those of values, and of the weights of layers."""
+
+VALUES, WEIGHTS = (f"{scope}." for scope in LEARNED)
+
+
+def log_scale_name(plan: Plan, value: str) -> str:
+    """Return the name of the logarithm of a value's scale: values that must have one scale share it."""
+    return VALUES + plan.scaled_as.get(value, value)
+
+
+def unlearned(plan: Plan) -> dict[str, Tensor]:
+    """Return the logarithms of a plan that nothing was learned of, zeros by the names of parameters."""
+    values = {log_scale_name(plan, name): torch.zeros(()) for name in plan.activations}
+    planned = {**plan.weights, **{name: held.scales for name, held in plan.compressed.items()}}
+    return values | {WEIGHTS + name: torch.zeros_like(scales) for name, scales in planned.items()}
+
+
+@torch.no_grad()
+def learned_plan(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
+    """Return a plan with the scales that were learned; as it is where nothing was.
+
+    Raises:
+        ModelError: one is NaN, infinite, or so small that runtimes take it for 0; all are named.
+    """
+    if not any(bool(log.any()) for log in logs.values()):
+        return plan
+    values = {name: _number(scale, logs.get(log_scale_name(plan, name))) for name, scale in plan.activations.items()}
+    weights = {name: _scales(scales, logs.get(WEIGHTS + name)) for name, scales in plan.weights.items()}
+    held = {name: _scales(held.scales, logs.get(WEIGHTS + name)) for name, held in plan.compressed.items()}
+    spoiled = [f"of the value {name!r} is {scale}" for name, scale in values.items() if not _is_sound(scale)]
+    for name, scales in {**weights, **held}.items():
+        odd = scales[~((scales >= LEAST_SCALE) & scales.isfinite())]
+        spoiled += [f"of the weight of {name!r} is {float(odd[0])}"] if len(odd) else []
+    if spoiled:
+        msg = (
+            f"the scale {', that '.join(spoiled)}: training has diverged there, and no integers have such a scale; "
+            "load a state dict from before, and train with a smaller learning rate"
+        )
+        raise ModelError(msg)
+    activations = {name: Scale(values[name], scale.zero_point) for name, scale in plan.activations.items()}
+    compressed = {name: replace(plan.compressed[name], scales=scales) for name, scales in held.items()}
+    return replace(plan, activations=activations, weights=weights, compressed=compressed)
+
+
+def _number(scale: Scale, log: Tensor | None) -> float:
+    return scale.scale if log is None else float(learned_scale(log, planned=scale.scale))
+
+
+def _scales(planned: Tensor, logs: Tensor | None) -> Tensor:
+    return planned if logs is None else learned_scales(logs, planned.to(logs.device))
+
+
+def _is_sound(scale: float) -> bool:
+    return LEAST_SCALE <= scale < math.inf

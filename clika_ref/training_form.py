@@ -1,0 +1,61 @@
+"""What a quantized module computes in training mode: its integers as floats, of its parameters, with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.exporting.export import lower
+from clika_ref.fast_form import fast_form
+from clika_ref.quantization.smoothing import smooth
+from clika_ref.settings import Norms
+from clika_ref.simulation import Quantized, device_of, target_of
+from clika_ref.training_graph import make_trainable
+from clika_ref.weights import Weights, weight_places
+
+
+class TrainingForm:
+    """Runs the training graph of a quantized module on its parameters, as they are at each call."""
+
+    def __init__(
+        self, graph: Graph, quantized: Quantized, logs: Mapping[str, Tensor], registry: Registry, norms: Norms
+    ) -> None:
+        """Make it.
+
+        Args:
+            graph: that of the module, bound to its weights as they are now.
+            quantized: what becomes integers.
+            logs: the parameters that are learned of scales.
+            registry: the plugins.
+            norms: whether batch norms are live.
+
+        Raises:
+            ModelError: a pass does not say what it makes of a parameter.
+            TargetError: no plugin provides the target.
+        """
+        self.device = device_of(graph)
+        target, plan, clone = target_of(quantized, registry), quantized.plan.on(self.device), graph.clone()
+        with torch.no_grad():
+            lower(clone, registry, target, for_any_weights=True)
+            smooth(clone, plan.smoothing, registry.operators)
+            multipliers = make_trainable(clone, graph, plan, logs, has_live_norms=norms == "live")
+        self.quantized = replace(quantized, plan=replace(quantized.plan, norms=multipliers))
+        """With what live norms multiplied by when scales were chosen."""
+        held = graph.constants.keys() | logs.keys()
+        places = list(zip(weight_places(clone), clone.constants.items(), strict=True))
+        self._places = [place for place, (name, _) in places if name in held]
+        self._own = {place[0]: value.data for place, (name, value) in places if name not in held}
+        self._run = fast_form(clone)
+
+    def __call__(self, module: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Compute the outputs of the graph, with the weights of a module."""
+        holder: Any = Weights(module, self._places)
+        for name, constant in self._own.items():
+            setattr(holder, name, constant)
+        return self._run(holder, *inputs)

@@ -1,0 +1,346 @@
+"""The graph that trains a quantized module: what its simulation computes, with gradients for its own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.accuracy import COMPOSE
+from clika_ref.core.errors import ModelError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.core.operators import Operator, operator
+from clika_ref.core.rewriting import erase_dead
+from clika_ref.core.traits import KEEP_FLOAT
+from clika_ref.core.types import TensorType
+from clika_ref.formulas import Formula
+from clika_ref.norm_folding import folded_weight
+from clika_ref.quantization.compressing import has_rows
+from clika_ref.quantization.fake_quantization import (
+    fake_quantize,
+    fake_quantize_rows,
+    fake_quantize_weight,
+    followed_scales,
+    learned_scale,
+    learned_scales,
+    rounded_bias,
+)
+from clika_ref.quantization.folded_norms import FoldedNorm, folded_norm
+from clika_ref.quantization.layer_weights import bias_of, position_of
+from clika_ref.quantization.learned_scales import WEIGHTS, log_scale_name
+from clika_ref.quantization.quantizing import (
+    Plan,
+    axis_of,
+    has_integer_bias,
+    joined_constants,
+    read_instead,
+    scaled_values,
+)
+from clika_ref.quantization.scales import Scale
+
+SCALAR = TensorType(torch.float32, ())
+
+OWN = "training"
+"""The name of constants that are no parameters."""
+
+
+@operator()
+def live_norm(  # noqa: PLR0917 - the signature is the schema
+    x: Tensor,
+    scale: Tensor,
+    factor: Tensor | None,
+    bias: Tensor | None,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Normalize by the batch what a layer ``[n, c, ...]`` made with a weight into which the norm was folded.
+
+    The fold is undone by ``scale``, which the norm multiplied by, and ``factor``, which its channels were divided by
+    since. Running statistics are written to. A channel that was multiplied by 0 is 0 before its ``beta``.
+    """
+    whole = scale.detach() if factor is None else scale.detach() * factor
+    whole = torch.where(whole == 0, torch.ones_like(whole), whole).to(x.dtype)
+    x = x / _along_channels(whole, x)
+    x = x if bias is None else x + _along_channels(bias.to(x.dtype), x)
+    result = normalized_by_batch(x, gamma, beta, mean, var, momentum=momentum, eps=eps)
+    return result if factor is None else result * _along_channels(factor.to(result.dtype), x)
+
+
+@operator()
+def normalized_by_batch(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Normalize ``x[n, c, ...]`` by the batch, and write to its running statistics."""
+    return torch.batch_norm(x, gamma, beta, mean, var, True, momentum, eps, torch.backends.cudnn.enabled)
+
+
+@operator()
+def shifted(x: Tensor, correction: Tensor, *, dim: int) -> Tensor:
+    """Return ``x`` with something added at each place along a side."""
+    return x + correction.reshape([-1 if i == dim else 1 for i in range(x.ndim)])
+
+
+@operator()
+def detached(x: Tensor) -> Tensor:
+    """Return ``x`` without a history of gradients."""
+    return x.detach()
+
+
+def _along_channels(vector: Tensor, x: Tensor) -> Tensor:
+    return vector.reshape(1, -1, *[1] * (x.ndim - 2))
+
+
+def make_trainable(
+    graph: Graph, stored: Graph, plan: Plan, logs: Mapping[str, Tensor], *, has_live_norms: bool
+) -> dict[str, Tensor]:
+    """Put fake quantization into a graph that is lowered and smoothed, and calls in place of constants that follow.
+
+    Args:
+        graph: changed in place; its constants are then those of the stored graph, logarithms of scales, and others that
+            do not change.
+        stored: the graph of the module, from which it was lowered.
+        plan: what becomes integers.
+        logs: the parameters that are learned of its scales.
+        has_live_norms: whether batch norms are those of the batch.
+
+    Returns:
+        What live norms multiplied by when the scales of the plan were chosen, or now where it does not say, by layers.
+
+    Raises:
+        ModelError: a pass has made something of a parameter, or of a norm that is to be live, and does not say what.
+    """
+    names = {v.name for v in graph.inputs} | {v.name for node in graph.nodes for v in node.outputs}
+    lacking = sorted((plan.activations.keys() | plan.weights.keys() | plan.compressed.keys()) - names)
+    if lacking:
+        msg = f"the graph that is trained has no value {lacking[0]!r}, which is quantized; quantize the module anew"
+        raise ModelError(msg)
+    norms = [node for node in stored.nodes if node.kind == "batch_norm"] if has_live_norms else []
+    live = {n.inputs[3].name: n for n in norms if not n.attrs["training"] and isinstance(n.inputs[3], Value)}
+    making = _Making(graph, stored, plan, logs, live)
+    making.run()
+    graph.drop_unused_constants()
+    _refuse_lost(graph, stored)
+    _refuse_frozen(graph, live)
+    return making.norms
+
+
+def _refuse_lost(graph: Graph, stored: Graph) -> None:
+    """Refuse parameters that would not train.
+
+    Raises:
+        ModelError: a pass does not say what it made of them.
+    """
+    trained = [n for n, v in stored.constants.items() if v.uses and v.data is not None and v.data.requires_grad]
+    lost = [name for name in trained if name not in graph.constants]
+    if lost:
+        msg = (
+            f"{', '.join(map(repr, lost))} would not be trained: a pass computes with it and does not say how. Its "
+            "author states that as a clika_ref.formulas.Formula; freeze it, with requires_grad_(False), to go on"
+        )
+        raise ModelError(msg)
+
+
+def _refuse_frozen(graph: Graph, live: Mapping[str, Node]) -> None:
+    """Refuse norms that would not be live.
+
+    Raises:
+        ModelError: a pass has made something of the layer that one is folded into.
+    """
+    found = {live_norm: 6, normalized_by_batch: 3}
+    means = {n.inputs[found[n.op]].name for n in graph.nodes if n.op in found}
+    frozen = [norm for mean, norm in live.items() if mean not in means]
+    if frozen:
+        shown = ", ".join(f"{norm.name} in {norm.origin}" for norm in frozen)
+        msg = (
+            f"the batch norms {shown} cannot be live: a pass has made something of the layers that they are folded "
+            "into; compile with batch_norm='frozen'"
+        )
+        raise ModelError(msg)
+
+
+@dataclass
+class _Making:
+    graph: Graph
+    stored: Graph
+    plan: Plan
+    logs: Mapping[str, Tensor]
+    live: Mapping[str, Node]
+    """Batch norms that are live, by the names of their running means."""
+    norms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """What they multiplied by when scales were chosen, by the layers that they are folded into."""
+    made: dict[Value, Value] = field(default_factory=dict[Value, Value])
+    """What stands for constants that are no parameters."""
+    scales: dict[str, Value] = field(default_factory=dict[str, Value])
+    """Of values, by the names of their logarithms."""
+
+    def run(self) -> None:
+        nodes = list(self.graph.nodes)
+        front = Builder(self.graph, {}, nodes[0] if nodes else None)
+        for value, scale in self.plan.activations.items():
+            self._add_scale(value, scale, front)
+        for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+            if node.kind == "batch_norm" and isinstance(node.inputs[3], Value) and node.inputs[3].name in self.live:
+                self._normalize_by_batch(node)
+            elif node.op.trait.weight is not None:
+                self._train_layer(node, following)
+        placed = list(self.graph.nodes)
+        after = dict(zip(placed, [*placed[1:], None], strict=True))
+        joined = joined_constants(nodes, self.plan)
+        for value, scale in scaled_values(self.graph, self.plan):
+            before = front.before if value.producer is None else after[value.producer]
+            self._round(value, value.uses, value.name, scale, before)
+        for node, value, scale in joined:
+            readers = [use for use in value.uses if use.user is node]
+            self._round(value, readers, node.output.name, scale, node)
+        for node in list(self.graph.nodes):
+            for position, operand in enumerate(node.inputs):
+                if isinstance(operand, Value) and operand.is_constant:
+                    self.graph.set_input(node, position, self._computed(operand, node))
+        erase_dead(self.graph, *nodes)
+
+    # Values
+
+    def _add_scale(self, value: str, scale: Scale, build: Builder) -> None:
+        """Compute a scale before all else, once for all values that share it."""
+        name = log_scale_name(self.plan, value)
+        if name not in self.scales:
+            self.scales[name] = build(learned_scale, self._log(name), planned=scale.scale, types=(SCALAR,))
+
+    def _log(self, name: str) -> Value:
+        data = self.logs[name]
+        known = Value(TensorType(data.dtype, tuple(data.shape)), name, data=data)
+        return self.graph.constants.setdefault(name, known)
+
+    def _round(self, value: Value, readers: Sequence[Use], scaled_as: str, scale: Scale, before: Node | None) -> None:
+        """Let readers of a value read what integers hold of it, by the scale of a value that has one."""
+        kind, own = self.plan.scheme.activations, self.scales[log_scale_name(self.plan, scaled_as)]
+        ends = {"zero_point": scale.zero_point, "low": kind.low, "high": kind.high}
+        held = Builder(self.graph, {}, before)(fake_quantize, value, own, types=(value.type,), **ends)
+        for use in readers:
+            read_instead(self.graph, use, held)
+
+    # Layers
+
+    def _train_layer(self, node: Node, following: Node | None) -> None:
+        """Round the weight of a layer as the plan has it, and let the norm in it be live where it is to be."""
+        build, weight, kind = (
+            Builder(self.graph, {}, node, node.origin),
+            node.inputs[position_of(node)],
+            self.plan.scheme,
+        )
+        norm = folded_norm(node) if self.live else None
+        norm = norm if norm is not None and norm.mean.name in self.live else None
+        multiplier = norm and Value(TensorType(torch.float64, norm.var.type.shape), "norm", data=norm.scale)
+        held, planned = self.plan.compressed.get(node.name), self.plan.weights.get(node.name)
+        scales = None if planned is held is None else self._scales_of(node, norm, multiplier, build)
+        if planned is not None:
+            steps = self._constant(self.plan.moved.get(node.name))
+            ends = {"axis": axis_of(node, planned), "low": kind.weights.low, "high": kind.weights.high}
+            weight = build(fake_quantize_weight, weight, scales, steps, types=(weight.type,), **ends)
+        elif held is not None:
+            ends = {"has_rows": has_rows(node), "low": held.integers.low, "high": held.integers.high}
+            steps = self._constant(held.moved)
+            weight = build(fake_quantize_rows, weight, scales, steps, types=(weight.type,), **ends)
+        self.graph.set_input(node, position_of(node), weight)
+        if norm is not None and multiplier is not None:
+            self._undo(node, norm, multiplier, following)
+        elif planned is not None and node.op.trait.bias is not None:
+            self.graph.set_input(node, node.op.trait.bias, self._bias_of(node, scales, build))
+
+    def _scales_of(self, node: Node, norm: FoldedNorm | None, multiplier: Value | None, build: Builder) -> Value:
+        held = self.plan.compressed.get(node.name)
+        planned = self._constant(self.plan.weights[node.name] if held is None else held.scales)
+        assert planned is not None
+        scales = build(learned_scales, self._log(WEIGHTS + node.name), planned, types=(planned.type,))
+        if norm is None:
+            return scales
+        self.norms[node.name] = self.plan.norms.get(node.name, norm.scale())
+        then = self._constant(self.norms[node.name])
+        return build(followed_scales, scales, multiplier, then, types=(scales.type,))
+
+    def _constant(self, data: Tensor | None) -> Value | None:
+        return None if data is None else self.graph.add_constant(data, OWN)
+
+    def _bias_of(self, node: Node, scales: Any, build: Builder) -> Any:
+        """Return the bias of a layer, corrected and rounded as it will be."""
+        bias = bias_of(node)
+        if isinstance(bias, Value) and not bias.is_constant:
+            return bias
+        correction = self._constant(self.plan.corrections.get(node.name))
+        if correction is not None:
+            bias = correction if bias is None else build(shifted, bias, correction, types=(bias.type,), dim=0)
+        if bias is None or not has_integer_bias(node, self.plan):
+            return bias
+        read = self.scales[log_scale_name(self.plan, node.inputs[0].name)]
+        return build(rounded_bias, bias, read, scales, types=(bias.type,))
+
+    # Live norms
+
+    def _normalize_by_batch(self, node: Node) -> None:
+        """Let a norm that is folded into nothing be that of the batch."""
+        attrs = {name: node.attrs[name] for name in ("momentum", "eps")}
+        build, readers = Builder(self.graph, {}, node, node.origin), node.output.uses
+        self._let_read(node, readers, build(normalized_by_batch, *node.inputs, types=(node.output.type,), **attrs))
+
+    def _undo(self, node: Node, norm: FoldedNorm, multiplier: Value, following: Node | None) -> None:
+        """Let the norm that is folded into a layer be that of the batch, behind it; what corrects a bias comes last."""
+        self.graph.set_input(node, node.op.trait.bias or 0, None)
+        build, readers = Builder(self.graph, {}, following, node.origin), node.output.uses
+        operands = (multiplier, norm.factor, norm.bias, norm.gamma, norm.beta, norm.mean, norm.var)
+        attrs = {"momentum": self.live[norm.mean.name].attrs["momentum"], "eps": norm.eps}
+        result = build(live_norm, node.output, *operands, types=(node.output.type,), **attrs)
+        correction = self._constant(self.plan.corrections.get(node.name))
+        if correction is not None:
+            result = build(shifted, result, correction, types=(result.type,), dim=1)
+        self._let_read(node, readers, result)
+
+    def _let_read(self, node: Node, readers: Sequence[Use], result: Value) -> None:
+        """Let a value have the name and the readers that the output of a node had."""
+        for use in readers:
+            read_instead(self.graph, use, result)
+        result.name, node.output.name = node.output.name, result.name
+
+    # Constants that follow from others
+
+    def _computed(self, constant: Value, before: Node) -> Value:
+        """Return the call that computes a constant, made where it is first read; of what does not follow, itself."""
+        is_held = constant.name in self.stored.constants or self.graph.constants.get(constant.name) is constant
+        if is_held and not isinstance(constant.formula, Formula):
+            return self.graph.constants.setdefault(constant.name, constant)
+        if constant not in self.made:
+            self.made[constant] = self._called(constant, before)
+        return self.made[constant]
+
+    def _called(self, constant: Value, before: Node) -> Value:
+        formula = constant.formula
+        if not isinstance(formula, Formula):
+            assert constant.data is not None
+            return self.graph.add_constant(constant.data, OWN)
+        operands = [self._computed(s, before) if isinstance(s, Value) else s for s in formula.sources]
+        if self.live and formula.function is folded_weight and operands[1] is not None:
+            build = Builder(self.graph, {}, before)  # a norm behind undoes that gradient, which costs time
+            operands[1] = build(detached, operands[1], types=(operands[1].type,))
+        node = Node(_as_operator(formula.function), operands, dict(formula.arguments))
+        types = [constant.type] * (formula.index + 1)
+        return self.graph.insert(node, types, before).outputs[formula.index]
+
+
+def _as_operator(function: Any) -> Operator:
+    known = isinstance(function, Operator)
+    return function if known else Operator(function, (), KEEP_FLOAT, COMPOSE, random=False)

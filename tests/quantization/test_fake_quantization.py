@@ -1,0 +1,132 @@
+"""Fake quantization: the numbers of the operators that integers really pass, and the gradients of LSQ."""
+
+import math
+
+import pytest
+import torch
+
+from clika_ref.core.registry import load_registry
+from clika_ref.quantization.fake_quantization import (
+    fake_quantize,
+    fake_quantize_rows,
+    fake_quantize_weight,
+    followed_scales,
+    learned_scale,
+    learned_scales,
+    rounded_bias,
+)
+from clika_ref.quantization.scales import BIAS_LIMIT, quantized_bias
+
+OPERATORS = load_registry().operators
+
+
+def numbers(*sides, seed=0):
+    return torch.randn(*sides, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [(torch.int8, 0), (torch.int8, 17), (torch.uint8, 100)])
+def test_values_are_those_of_the_operators_to_the_last_bit(dtype, zero_point):
+    x, scale, ends = numbers(64, 64), 0.031, torch.iinfo(dtype)
+    wanted = OPERATORS["dequantize"](OPERATORS["quantize"](x, scale, zero_point, dtype=dtype), scale, zero_point)
+    own = learned_scale(torch.zeros(()), planned=float(torch.tensor(scale)))
+    assert torch.equal(fake_quantize(x, own, zero_point=zero_point, low=ends.min, high=ends.max), wanted)
+    assert (wanted == wanted.amax()).sum() > 1, "some are cut off"
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_weights_are_those_of_the_operators_too(axis):
+    x, scales = numbers(6, 6, 3), numbers(6, seed=1).abs() / 40
+    zeros = torch.zeros(6, dtype=torch.int8)
+    steps = OPERATORS["quantize"](x, scales, zeros, axis=axis, quant_min=-127)
+    wanted = OPERATORS["dequantize"](steps, scales, axis=axis)
+    assert torch.equal(fake_quantize_weight(x, scales, None, axis=axis, low=-127, high=127), wanted)
+    moved = torch.randint(-1, 2, x.shape, dtype=torch.int8)
+    shifted = OPERATORS["dequantize"]((steps.short() + moved).clamp(-127, 127).to(torch.int8), scales, axis=axis)
+    assert torch.equal(fake_quantize_weight(x, scales, moved, axis=axis, low=-127, high=127), shifted)
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_rows_have_a_scale_for_each_block(has_rows):
+    rows, scales = numbers(4, 8), numbers(4, 2, seed=1).abs() / 4
+    wide = scales.repeat_interleave(4, 1)
+    wanted = (rows / wide).round().clamp(-8, 7) * wide
+    given = rows if has_rows else rows.T
+    found = fake_quantize_rows(given, scales, None, has_rows=has_rows, low=-8, high=7)
+    assert torch.equal(found, wanted if has_rows else wanted.T)
+
+
+def test_biases_are_those_that_32_bits_hold():
+    bias, scales = numbers(64) * 1e3, numbers(64, seed=1).abs() / 1e4
+    scales[:2] = 1e-8
+    steps, own = quantized_bias(bias, 0.017, scales)
+    wanted = OPERATORS["dequantize"](steps, own, axis=0)
+    bias.requires_grad_()
+    found = rounded_bias(bias, torch.tensor(0.017), scales)
+    assert torch.equal(found, wanted)
+    found.sum().backward()
+    assert torch.equal(bias.grad, torch.ones(64)), "gradients pass rounding"
+    assert steps[:2].abs().tolist() == [BIAS_LIMIT] * 2, "what needs more bits keeps its sign"
+
+
+def gradients(x, scale, seed, **ends):
+    x, scale = x.clone().requires_grad_(), scale.clone().requires_grad_()
+    fake_quantize(x, scale, **{"zero_point": 0, **ends}).backward(seed)
+    return x.grad, scale.grad
+
+
+def test_gradients_are_those_of_the_paper():
+    """Esser et al. (2020), equations 3 and 5: ``round(v) - v`` within, the end that is reached outside of it."""
+    x, scale, seed = numbers(2, 500), torch.tensor(0.02), numbers(2, 500, seed=1)
+    found, of_scale = gradients(x, scale, seed, low=-128, high=127)
+    steps = (x / scale).double()
+    inside = (steps > -128.5) & (steps < 127.5)  # what is rounded to an end lies within, as PyTorch has it
+    assert torch.equal(found, seed * inside)
+    slope = torch.where(inside, steps.round() - steps, steps.clamp(-128, 127))
+    wanted = (slope * seed).sum() / math.sqrt(500 * 127)  # of one sample, as equation 6 has it
+    assert abs(float(of_scale) - float(wanted)) < 1e-3 * abs(float(wanted))
+    assert 0 < int((~inside).sum()) < 500
+
+
+def test_a_zero_point_moves_what_is_cut_off():
+    x, seed = torch.tensor([[-1.0, -0.5, 0.0, 1.0, 1.5]]), torch.ones(1, 5)
+    found, _ = gradients(x, torch.tensor(0.01), seed, low=0, high=255, zero_point=100)
+    assert found.tolist() == [[1, 1, 1, 1, 1]]
+    found, _ = gradients(x, torch.tensor(0.01), seed, low=0, high=255, zero_point=60)
+    assert found.tolist() == [[0, 1, 1, 1, 1]]
+
+
+def test_each_channel_has_the_gradient_that_it_would_have_alone():
+    x, scales, seed = numbers(4, 50), torch.full((4,), 0.02), numbers(4, 50, seed=1)
+    scales.requires_grad_()
+    fake_quantize_weight(x, scales, None, axis=0, low=-127, high=127).backward(seed)
+    for row, found in enumerate(scales.grad):
+        _, wanted = gradients(x[row : row + 1], torch.tensor(0.02), seed[row : row + 1], low=-127, high=127)
+        assert torch.allclose(found, wanted, rtol=1e-4)
+
+
+def test_logarithms_move_scales_by_a_share():
+    log = torch.zeros((), requires_grad=True)
+    learned_scale(log, planned=0.25).backward()
+    assert float(log.grad) == 0.25
+    logs = torch.tensor([0.0, math.log(2)])
+    assert torch.allclose(learned_scales(logs, torch.tensor([0.1, 0.1])), torch.tensor([0.1, 0.2]))
+
+
+def test_scales_follow_norms_but_where_these_are_0_or_all_channels_have_one():
+    now, then = torch.tensor([2.0, -3.0, 0.0, 5.0]).double(), torch.tensor([1.0, 1.5, 2.0, 0.0]).double()
+    assert followed_scales(torch.ones(4), now, then).tolist() == [2, 2, 1, 1]
+    assert followed_scales(torch.ones(4, 2), now, then)[:, 1].tolist() == [2, 2, 1, 1]
+    assert followed_scales(torch.tensor(1.0), now, then) == 1
+
+
+def test_half_precision_is_rounded_as_float32_is():
+    x, scale = numbers(8, 64).bfloat16().requires_grad_(), torch.tensor(0.031, requires_grad=True)
+    found = fake_quantize(x, scale, zero_point=0, low=-128, high=127)
+    whole = fake_quantize(x.detach().float(), scale, zero_point=0, low=-128, high=127)
+    assert torch.equal(found, whole.bfloat16())
+    found.sum().backward()
+    of_half = scale.grad.clone()
+    scale.grad = None
+    whole.sum().backward()
+    assert x.grad.dtype == torch.bfloat16
+    assert torch.allclose(of_half, scale.grad, rtol=0.05)

@@ -1,0 +1,43 @@
+"""What a student learns of its teacher."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from clika_ref import ModelError, distillation_loss
+
+
+def logits(*sides):
+    return torch.randn(sides, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_it_is_the_divergence_of_softened_classes_by_the_square_of_the_temperature(temperature):
+    student, teacher = logits(6, 5), logits(7, 5)[1:]
+    p, q = (functional.softmax(x.double() / temperature, -1) for x in (teacher, student))
+    wanted = (p * (p / q).log()).sum(-1).mean() * temperature**2
+    assert abs(float(distillation_loss(student, teacher, temperature=temperature)) - float(wanted)) < 1e-5
+    rows = distillation_loss(student.reshape(2, 3, 5), teacher.reshape(2, 3, 5), temperature=temperature)
+    assert torch.allclose(rows, distillation_loss(student, teacher, temperature=temperature))
+
+
+def test_only_the_student_gets_gradients_and_none_where_it_agrees():
+    student, teacher = logits(6, 5).requires_grad_(), logits(7, 5)[1:].requires_grad_()
+    distillation_loss(student, teacher, temperature=2).backward()
+    assert student.grad.any()
+    assert teacher.grad is None
+    same = teacher.detach().clone().requires_grad_()
+    distillation_loss(same, teacher, temperature=2).backward()
+    assert same.grad.abs().max() < 1e-7
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_temperature_that_is_none_is_refused(temperature):
+    with pytest.raises(ModelError, match=r"temperature is .*; it takes a number above 0, of which 1 changes nothing"):
+        distillation_loss(logits(2, 3), logits(2, 3), temperature=temperature)
+
+
+@pytest.mark.parametrize(("one", "other"), [((2, 3), (2, 4)), ((), ())])
+def test_outputs_that_are_not_alike_are_refused(one, other):
+    with pytest.raises(ModelError, match=r"compares logits of \[.*\] with logits of \[.*\]; give the same output"):
+        distillation_loss(logits(*one), logits(*other))

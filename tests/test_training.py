@@ -1,0 +1,556 @@
+"""Training in integers: what it starts from, what it trains, what it leaves, and in whose loops it fits."""
+
+import copy
+import inspect
+import pickle
+
+import onnx
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from clika_ref_cleanup import fold_constants
+from clika_ref_onnxruntime.target import OnnxRuntime
+from onnx import numpy_helper
+from torch import nn
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    ModelError,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.quantization import fake_quantization
+from clika_ref.quantization.decision import decibels
+from clika_ref.quantization.learned_scales import LEARNED
+
+HERE = DeploymentSettings_ONNXRuntime_ONNX()
+ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
+FEW_BITS = QuantizationSettings(
+    weights_num_bits=4,
+    weights_only_quantization_block_size=[16],
+    prefer_weights_only_quantization=True,
+    quantization_sensitivity_threshold=1e9,
+)
+
+
+class Convolutions(nn.Module):
+    """Norms behind convolutions of all kinds, and before one; sums, pools and a weight that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.deep = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.ReLU6())
+        self.wide = nn.Sequential(nn.ConvTranspose2d(8, 8, 2, groups=2), nn.BatchNorm2d(8))
+        self.before = nn.BatchNorm2d(8)
+        self.pool, self.last = nn.MaxPool2d(2), nn.Conv2d(8, 8, 3)
+        self.head, self.scale = nn.Linear(8, 5), nn.Parameter(torch.ones(5, 1))
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.wide(self.deep(x))[:, :, 1:, 1:]
+        x = torch.relu(self.last(torch.relu(self.before(self.pool(x)))))
+        return nn.functional.linear(x.mean((2, 3)), self.head.weight * self.scale, self.head.bias)
+
+
+class Tokens(nn.Module):
+    """Attention with one weight for all of its inputs, a norm that takes factors up, and positions that are sliced."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(9, 32) * 0.1)
+        self.norm, self.back = nn.LayerNorm(32), transformers.pytorch_utils.Conv1D(32, 32)
+        self.norm.weight.data[3] = 40
+        self.whole = nn.Linear(32, 96)
+        self.whole.weight.data[:, 3] /= 40
+
+    def forward(self, x):
+        x = x + self.positions[1 : 1 + x.shape[1]]
+        y = self.norm(x)
+        parts = zip(self.whole.weight.chunk(3), self.whole.bias.chunk(3), strict=True)
+        q, k, v = (nn.functional.linear(y, weight, bias) for weight, bias in parts)
+        return x + self.back(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+SIDES = {Convolutions: (3, 12, 12), Tokens: (8, 32)}
+
+
+def batches(kind, count=4, size=8, seed=0):
+    spread = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, *SIDES[kind], generator=spread) for _ in range(count)]
+
+
+def made(kind):
+    torch.manual_seed(0)
+    model = kind().train()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 2)
+                module.bias.uniform_(-0.5, 0.5)
+        if kind is Uneven:
+            model.norm.weight[0] *= 40
+            model.two.weight[:, 0] /= 40
+        for x in batches(kind, 40, 16, seed=9):  # until statistics have settled
+            model(x)
+    return model.eval()
+
+
+def compiled(kind=Convolutions, settings=ALL, **options):
+    options = {"deployment_settings": HERE, "calibration_inputs": [*batches(kind), batches(kind, 1, 4)[0]], **options}
+    return clika_compile(made(kind), quantization_settings=settings, **options)
+
+
+CASES = [(Convolutions, ALL), (Tokens, ALL), (Tokens, FEW_BITS)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=["convolutions", "tokens", "few bits"])
+def case(request):
+    kind, settings = request.param
+    return kind, compiled(kind, settings)
+
+
+def noise(wanted, found):
+    wanted, found = wanted.detach(), found.detach()
+    return decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
+
+
+def trained(module, kind=Convolutions, steps=12, rate=3e-3):
+    """Train towards another output, so that weights and scales move."""
+    original = made(kind)
+    optimizer = torch.optim.Adam(module.parameters(), lr=rate)
+    module.train()
+    for number in range(steps):
+        x = batches(kind, 1, seed=number)[0]
+        optimizer.zero_grad()
+        (module(x) - 1.1 * original(x).detach()).square().mean().backward()
+        optimizer.step()
+    return module
+
+
+def logs_of(module):
+    return {name: p for name, p in module.named_parameters() if name.startswith(LEARNED)}
+
+
+# What it starts from
+
+
+def test_training_starts_from_what_the_integers_compute(case):
+    kind, module = case
+    x, twin = batches(kind, 1, seed=5)[0], copy.deepcopy(module)
+    integers = twin.eval()(x)
+    found = twin.train()(x)
+    assert (found - integers).abs().max() <= 1e-5 * integers.abs().max(), "issue 6: to 1e-5"
+    assert torch.equal(twin(x), found)
+
+
+def test_every_parameter_of_the_original_gets_nearly_the_gradient_that_it_has_there(case):
+    kind, module = case
+    x, twin, original = batches(kind, 1, seed=5)[0], copy.deepcopy(module).train(), made(kind)
+    if twin._clika_quantized.plan.compressed:
+        original.load_state_dict({n: p for n, p in twin.state_dict().items() if n in original.state_dict()})
+    twin(x).square().sum().backward()
+    original(x).square().sum().backward()
+    for name, parameter in original.named_parameters():
+        found = twin.get_parameter(name).grad
+        assert noise(parameter.grad, found) > (3 if "clika" in name or kind is Tokens else 10), name
+
+
+def test_the_state_dict_has_the_originals_keys_and_the_scales(case):
+    kind, module = case
+    added = module.state_dict().keys() - made(kind).state_dict().keys() - {"_extra_state"}
+    assert added == logs_of(module).keys()
+    assert not any(p.any() for p in logs_of(module).values()), "they are relative to those that were planned"
+
+
+def test_values_that_must_have_one_scale_learn_one():
+    x = batches(Convolutions, 1)[0]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3), nn.Flatten())
+    module = clika_compile(
+        model.eval(), calibration_inputs=[x], quantization_settings=ALL, deployment_settings=HERE
+    ).train()
+    planned = module._clika_quantized.plan
+    assert planned.scaled_as == {"max_pool2d": "relu"}
+    assert {name.rpartition(".")[2] for name in logs_of(module)} == {"input", "relu", "conv2d", "conv2d_1"}
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    module(x).square().sum().backward()
+    optimizer.step()
+    learned = module._learned.plan.activations
+    assert learned["max_pool2d"] == learned["relu"] != planned.activations["relu"]
+
+
+class Joined(nn.Module):
+    """A parameter that is joined with what a layer made."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(16, 4, 3)
+        self.table = nn.Parameter(torch.randn(8, 8, 12, 12))
+
+    def forward(self, x):
+        return self.two(torch.cat([torch.relu(self.one(x)), self.table], 1))
+
+
+def test_a_parameter_that_is_joined_with_integers_is_rounded_and_trained():
+    data = batches(Convolutions)
+    module = clika_compile(
+        Joined().eval(), calibration_inputs=data, quantization_settings=ALL, deployment_settings=HERE
+    )
+    integers = module(data[0])
+    found = module.train()(data[0])
+    assert torch.equal(found, integers)
+    found.square().sum().backward()
+    assert module.get_parameter("table").grad.any()
+
+
+def test_parameters_that_are_equal_at_the_start_are_trained_apart():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+    for layer in (model[0], model[2]):
+        nn.init.zeros_(layer.bias)
+    module = clika_compile(
+        model, calibration_inputs=[torch.randn(16, 8)], quantization_settings=ALL, deployment_settings=HERE
+    )
+    module.train()(torch.randn(16, 8)).square().sum().backward()
+    one, other = (module.get_parameter(f"{i}.bias").grad for i in (0, 2))
+    assert one.any()
+    assert other.any()
+    assert not torch.equal(one, other)
+
+
+def test_a_float_module_trains_as_before():
+    kind = Convolutions
+    module, x = clika_compile(made(kind), tracing_inputs=batches(kind, 1)), batches(kind, 1)[0]
+    assert not logs_of(module)
+    assert torch.equal(module.train()(x), module.eval()(x))
+    module.train()(x).sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+# What it leaves
+
+
+def test_after_training_integers_and_artifact_compute_what_was_trained(case, tmp_path):
+    kind, module = case
+    twin, x = trained(copy.deepcopy(module), kind), batches(kind, 1, seed=5)[0]
+    found = twin(x)
+    assert all(p.any() for p in logs_of(twin).values()), "each scale has moved"
+    integers = twin.eval()(x)
+    assert (found - integers).abs().max() <= 1e-5 * integers.abs().max()
+    artifact = twin.clika_export(tmp_path / "trained.onnx")
+    (exported,) = OnnxRuntime().load(artifact)([x])
+    assert noise(integers, exported) > 30
+    if kind is Convolutions:
+        planned, learned = twin._clika_quantized.plan.activations, twin._learned.plan.activations
+        constants = {i.name: numpy_helper.to_array(i) for i in onnx.load(artifact.path).graph.initializer}
+        written = {float(c) for c in constants.values() if c.dtype == "float32" and not c.ndim}
+        assert {s.scale for s in learned.values()} <= written
+        assert not {s.scale for s in planned.values()} & written
+
+
+def test_an_export_in_training_mode_has_the_learned_scales_and_no_warning(tmp_path):
+    module = trained(compiled(logs_dir=tmp_path))
+    module.clika_export(tmp_path / "one.onnx")
+    assert module.training
+    module.eval().clika_export(tmp_path / "two.onnx")
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+    assert not any("weights have changed since" in log.read_text() for log in tmp_path.glob("*.log"))
+
+
+def test_copies_pickles_and_state_dicts_keep_what_was_learned(case):
+    kind, module = case
+    twin, x = trained(copy.deepcopy(module), kind).eval(), batches(kind, 1)[0]
+    loaded, beside = ClikaModule(), copy.deepcopy(module)
+    logs_of(twin)[next(iter(logs_of(twin)))].requires_grad_(requires_grad=False)
+    loaded.load_state_dict(twin.state_dict())
+    beside.load_state_dict(twin.state_dict())
+    pickled = pickle.loads(pickle.dumps(twin))  # noqa: S301 - our own bytes
+    for other in (copy.deepcopy(twin), pickled, loaded.eval(), beside.eval()):
+        assert torch.equal(other(x), twin(x))
+        assert torch.allclose(other.train()(x), twin(x), atol=1e-5)
+    assert [p.requires_grad for p in logs_of(loaded).values()] == [p.requires_grad for p in logs_of(twin).values()]
+
+
+def test_a_new_quantization_forgets_what_was_learned_and_optimizers_keep_its_parameters():
+    module = trained(compiled())
+    held = logs_of(module)
+    before = module._learned.plan.weights
+    module.clika_initialize_algorithms(ALL)
+    assert all(module.get_parameter(name) is p and not p.any() for name, p in held.items())
+    assert any(not torch.equal(module._clika_quantized.plan.weights[name], scales) for name, scales in before.items())
+    module.clika_adopt(None, None)
+    assert not logs_of(module)
+
+
+def test_writes_to_data_of_a_scale_are_seen_by_eval():
+    module, x = compiled().eval(), batches(Convolutions, 1)[0]
+    before = module(x)
+    for log in logs_of(module).values():
+        log.data.add_(0.5)
+    assert not torch.equal(module.eval()(x), before)
+
+
+# Batch norm
+
+
+def statistics_of(module):
+    return {name: b.clone() for name, b in module.named_buffers() if "running" in name}
+
+
+def test_frozen_norms_keep_their_statistics_and_live_ones_learn_them_all():
+    frozen, live = compiled(), compiled(batch_norm="live")
+    before = statistics_of(frozen)
+    assert all(torch.equal(b, before[name]) for name, b in statistics_of(trained(frozen)).items())
+    assert not any(torch.equal(b, before[name]) for name, b in statistics_of(trained(live)).items())
+
+
+def test_live_norms_compute_and_learn_what_those_of_the_original_do(tmp_path):
+    module, original = compiled(batch_norm="live").train(), made(Convolutions).train()
+    for x in batches(Convolutions, 12, 16, seed=3):
+        module(x)
+        wanted = original(x)
+    assert noise(wanted, module(x)) > 20
+    found, learned = statistics_of(module), statistics_of(original)
+    for name in [name for name in found if name.endswith("mean")]:  # a mean near 0 says nothing without its variance
+        pair = name, name.replace("mean", "var")
+        assert noise(*(torch.cat([of[n] for n in pair]) for of in (learned, found))) > 30, name
+    assert noise(original.eval()(x), module.eval()(x)) > 20
+    artifact = trained(module).eval().clika_export(tmp_path / "live.onnx")
+    assert noise(module(x), OnnxRuntime().load(artifact)([x])[0]) > 30
+
+
+class Unrounded:
+    """In place of the function that rounds."""
+
+    @staticmethod
+    def apply(x, *_):
+        return x
+
+
+class Uneven(nn.Module):
+    """Two layers with norms, of which the first has channels that are much larger than others."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.two, self.last = nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.last(self.two(torch.relu(self.norm(self.one(x)))))
+
+
+SIDES[Uneven] = SIDES[Convolutions]
+
+
+@pytest.mark.parametrize("norms", ["frozen", "live"])
+@pytest.mark.parametrize("kind", [Convolutions, Uneven])
+def test_without_rounding_it_computes_and_trains_what_the_original_does(monkeypatch, kind, norms):
+    monkeypatch.setattr(fake_quantization, "_FakeQuantized", Unrounded)
+    monkeypatch.setattr(fake_quantization, "_RoundedBias", Unrounded)
+    module, original, x = compiled(kind, batch_norm=norms).train(), made(kind), batches(kind, 1)[0]
+    assert bool(module._clika_quantized.plan.smoothing) is (kind is Uneven)
+    original.train(norms == "live")
+    for model in (module, original):
+        model(x).square().sum().backward()
+    assert noise(original(x), module(x)) > 60
+    for name, parameter in original.named_parameters():
+        found = module.get_parameter(name).grad
+        assert noise(parameter.grad, found) > 40 or max(parameter.grad.norm(), found.norm()) < 1e-3, name  # at kinks
+
+
+def test_scales_follow_a_live_norm_whose_statistics_change_and_survive_saving(tmp_path):
+    module = compiled(batch_norm="live").train()
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for twin in (module, loaded):
+        before = integers_in(twin.eval().clika_export(tmp_path / "before.onnx"))
+        with torch.no_grad():
+            twin.get_buffer("stem.1.running_var").mul_(0.04)
+            twin.get_parameter("wide.1.weight").mul_(3)
+        after = integers_in(twin.eval().clika_export(tmp_path / "after.onnx"))
+        assert before.keys() == after.keys()
+        assert all((before[name].astype("int") - after[name]).__abs__().max() <= 1 for name in before), "cut off"
+        assert twin.train()._clika_options.batch_norm == "live"
+
+
+def integers_in(artifact):
+    found = onnx.load(artifact.path).graph.initializer
+    return {i.name: numpy_helper.to_array(i) for i in found if i.data_type == onnx.TensorProto.INT8 and len(i.dims) > 1}
+
+
+def test_an_option_for_norms_that_there_is_not_is_refused():
+    with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'; it takes 'frozen', 'live'"):
+        compiled(batch_norm="thawed")
+
+
+# In whose loops it fits
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
+@pytest.mark.parametrize("norms", ["frozen", "live"])
+@pytest.mark.parametrize("kind", [Convolutions, Tokens])
+def test_torch_compile_makes_one_graph_of_it_in_either_mode(kind, norms):
+    module, x = compiled(kind, batch_norm=norms), batches(kind, 1)[0]
+    for training in (True, False):
+        module.train(training)
+        expected = copy.deepcopy(module)(x)
+        found = torch.compile(module, fullgraph=True, backend="aot_eager")(x)
+        assert torch.allclose(found, expected, atol=1e-5)
+        if training:
+            found.sum().backward()
+            assert all(p.grad is not None for p in module.parameters())
+
+
+def test_autocast_rounds_to_the_same_integers_and_trains(case):
+    kind, module = case
+    twin, x = copy.deepcopy(module).train(), batches(kind, 1)[0]
+    expected = twin(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = twin(x)
+    assert noise(expected, found.float()) > 20
+    found.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == p.dtype and p.grad.isfinite().all() for p in twin.parameters())
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(case):
+    kind, module = case
+    (x,) = batches(kind, 1)
+    whole, parts = (copy.deepcopy(module).train() for _ in range(2))
+    whole(x).square().sum().backward()
+    for part in x.chunk(2):
+        parts(part).square().sum().backward()
+    for (name, one), other in zip(whole.named_parameters(), parts.parameters(), strict=True):
+        assert noise(one.grad, other.grad) > 60, name
+
+
+def test_optimizers_and_schedulers_train_scales_as_any_parameter():
+    module, x = compiled().train(), batches(Convolutions, 1)[0]
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad(set_to_none=True)
+        loss = module(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        losses.append(float(loss.detach()))
+    assert losses == sorted(losses, reverse=True)
+    assert all(0 < float(p.detach().abs().max()) < 0.04 for p in logs_of(module).values()), (
+        "a share of what was planned"
+    )
+
+
+class Classifier(nn.Module):
+    """What transformers trains: a call with labels returns a loss."""
+
+    def __init__(self):
+        super().__init__()
+        config = transformers.BertConfig(
+            vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+        )
+        self.model = transformers.BertForSequenceClassification(config)
+
+    def forward(self, input_ids, attention_mask, labels):
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+
+
+def sentences(count):
+    spread = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 50, (count, 8), generator=spread)
+    return [{"input_ids": i, "attention_mask": torch.ones(8).long(), "labels": i[0] % 2} for i in ids]
+
+
+@pytest.fixture
+def classifier():
+    torch.manual_seed(0)
+    batch = torch.utils.data.default_collate(sentences(8))
+    return clika_compile(
+        Classifier().eval(), calibration_inputs=[batch], quantization_settings=ALL, deployment_settings=HERE
+    )
+
+
+def test_it_offers_what_the_trainer_of_transformers_asks_of_a_model(classifier, tmp_path):
+    """The trainer itself needs the package accelerate: see the test behind."""
+    assert [*inspect.signature(classifier.forward).parameters] == ["input_ids", "attention_mask", "labels"]
+    batch = torch.utils.data.default_collate(sentences(8))
+    decayed = transformers.trainer_pt_utils.get_parameter_names(classifier, [nn.LayerNorm])
+    assert {*decayed} == {name for name, _ in classifier.named_parameters()}
+    optimizer = torch.optim.AdamW(classifier.train().parameters(), lr=3e-3)
+    losses = []
+    for _ in range(6):
+        outputs = classifier(**batch)
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    safetensors.torch.save_file(classifier.state_dict(), tmp_path / "model.safetensors")
+    loaded = ClikaModule()
+    loaded.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(loaded.eval()(**batch)["logits"], classifier.eval()(**batch)["logits"])
+
+
+def test_the_trainer_of_transformers_trains_it(classifier, tmp_path):
+    pytest.importorskip(
+        "accelerate", reason="transformers.Trainer needs the package accelerate, which is not installed"
+    )
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=8, learning_rate=3e-3, use_cpu=True
+    )
+    trainer = transformers.Trainer(classifier, arguments, train_dataset=sentences(32))
+    trainer.train()
+    assert any(p.any() for p in logs_of(classifier).values())
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(("number", "found"), [(float("nan"), "nan"), (float("inf"), "inf"), (-200.0, "0.0")])
+def test_scales_that_training_has_spoiled_are_named_by_eval_and_by_an_export(number, found, tmp_path):
+    module = compiled().train()
+    with torch.no_grad():
+        module.get_parameter("clika.log_scales.relu").fill_(number)
+        module.get_parameter("clika.log_weight_scales.conv2d")[1] = number
+    said = (
+        rf"the scale of the value 'relu' is {found}, that of the weight of 'conv2d' is {found}: training has diverged "
+        "there, and no integers have such a scale; load a state dict from before, and train with a smaller learning "
+        "rate"
+    )
+    with pytest.raises(ModelError, match=said):
+        module.clika_export(tmp_path / "spoiled.onnx")
+    with pytest.raises(ModelError, match=said):
+        module.eval()
+    assert not (tmp_path / "spoiled.onnx").exists()
+
+
+def test_weights_that_training_has_spoiled_are_named_by_eval():
+    module = compiled().train()
+    with torch.no_grad():
+        module.get_parameter("last.weight")[0] = float("nan")
+    with pytest.raises(ModelError, match=r"NaN in 'last.weight': no integers stand for it"):
+        module.eval()
+
+
+def test_a_parameter_of_which_a_pass_does_not_say_what_it_makes_is_named(monkeypatch):
+    module = compiled().eval()
+    monkeypatch.setattr(fold_constants._Folding, "states", False)
+    monkeypatch.setattr(fold_constants._Folding, "_data", lambda self, value: self.known[value])
+    said = r"'scale', 'head.weight' would not be trained: a pass computes with it and does not say how.*requires_grad_"
+    with pytest.raises(ModelError, match=said):
+        module.train()
+    for name in ("head.weight", "scale"):
+        module.get_parameter(name).requires_grad_(requires_grad=False)
+    assert module.train().training
+
+
+def test_parameters_that_are_frozen_stay():
+    module = compiled()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_("last" in name)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    trained(module)
+    changed = {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name in before if "last" in name}
