@@ -145,8 +145,9 @@ class QuantizedModule(SavedModule):
             max_drop: by how much the score may fall, in its own units; from 0.
             quantization_settings: as for `clika_compile`; the threshold in it is what is searched for, and says what
                 stays float, beside ``sparing``: ``automatic_skip_quantization=False`` and
-                ``skip_tail_quantization=False`` change nothing, with a warning. Nor does ``optimize_for="latency"`` where weights alone are quantized; where
-                values are, layers are timed before the search, and the whole is not.
+                ``skip_tail_quantization=False`` change nothing, with a warning. Nor does ``optimize_for="latency"``
+                where weights alone are quantized; where values are, layers are timed before the search, and the whole
+                is not.
             calibration_inputs: this and what follows, as for `clika_initialize_algorithms`.
             deployment_settings: of which target.
             layer_quantization_settings: what is otherwise for single layers.

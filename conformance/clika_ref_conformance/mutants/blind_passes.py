@@ -45,7 +45,8 @@ def _(registry):
 
     def faulty(weight, gamma, var, *, eps, groups):
         if groups is not None:
-            gamma, var = (v if v is None else v[: weight.shape[1]].repeat(groups) for v in (gamma, var))
+            var = var[: weight.shape[1]].repeat(groups)
+            gamma = None if gamma is None else gamma[: weight.shape[1]].repeat(groups)
         return original(weight, gamma, var, eps=eps, groups=groups)
 
     with patch.object(fold_batch_norm, "folded_weight", faulty):
