@@ -42,6 +42,13 @@ PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
 
 
+class _OfEachModule(property):
+    """A property whose class shows a function in its place, as tools look there for the arguments of a model."""
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        return ClikaModule._require_graph if module is None else self.fget(module)  # type: ignore[misc] - it has one
+
+
 class ClikaModule(QuantizedModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
@@ -53,7 +60,7 @@ class ClikaModule(QuantizedModule):
 
     _clika_run: Callable[..., Sequence[torch.Tensor]]
 
-    @property
+    @_OfEachModule
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
         """The method that computes the graph, under the original's signature, which tools inspect."""
         # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.

@@ -472,7 +472,6 @@ def classifier():
 
 
 def test_it_offers_what_the_trainer_of_transformers_asks_of_a_model(classifier, tmp_path):
-    """The trainer itself needs the package accelerate: see the test behind."""
     assert [*inspect.signature(classifier.forward).parameters] == ["input_ids", "attention_mask", "labels"]
     batch = torch.utils.data.default_collate(sentences(8))
     decayed = transformers.trainer_pt_utils.get_parameter_names(classifier, [nn.LayerNorm])
@@ -494,9 +493,6 @@ def test_it_offers_what_the_trainer_of_transformers_asks_of_a_model(classifier, 
 
 
 def test_the_trainer_of_transformers_trains_it(classifier, tmp_path):
-    pytest.importorskip(
-        "accelerate", reason="transformers.Trainer needs the package accelerate, which is not installed"
-    )
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=8, learning_rate=3e-3, use_cpu=True
     )
