@@ -14,6 +14,7 @@ from clika_ref_aten import (
     indexing,
     reduction,
     scattering,
+    searching,
     sorting,
     spacing,
     variance,
@@ -29,7 +30,19 @@ from clika_ref.core.registry import Plugin, build_registry
 from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
-FAMILIES = (counting, creation, cumulative, embedding, indexing, reduction, scattering, sorting, spacing, variance)
+FAMILIES = (
+    counting,
+    creation,
+    cumulative,
+    embedding,
+    indexing,
+    reduction,
+    scattering,
+    searching,
+    sorting,
+    spacing,
+    variance,
+)
 OPERATORS = by_overload(o for family in FAMILIES for o in vars(family).values() if isinstance(o, Operator))
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
