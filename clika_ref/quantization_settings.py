@@ -3,64 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from clika_ref.core.errors import ModelError
+from clika_ref.checked_settings import CheckedSettings, flag, threshold
 
 LEAST_BITS, MOST_BITS = 2, 16
 LEAST_BLOCK = 16
 
 WIDTH = f"a number of bits from {LEAST_BITS} to {MOST_BITS}"
 BLOCK = f"0 for one scale per channel, or a power of two from {LEAST_BLOCK}"
-
-
-@dataclass
-class _Checked:
-    """Settings whose fields are checked whenever one is set: on construction, and by assignment later."""
-
-    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
-    """By field: what is wrong with a value, in words; nothing where it is right."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        known = [f.name for f in dataclasses.fields(self)]
-        if name not in known:
-            msg = f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
-            raise ModelError(msg)
-        wanted = self._checks[name](value)
-        if wanted:
-            msg = f"{type(self).__name__}.{name} is {value!r}; it takes {wanted}"
-            raise ModelError(msg)
-        before = vars(self).get(name, _ABSENT)
-        object.__setattr__(self, name, value)
-        contradiction = self._contradiction() if len(vars(self)) == len(known) else ""
-        if contradiction:
-            if before is not _ABSENT:
-                object.__setattr__(self, name, before)
-            msg = f"{type(self).__name__}: {contradiction}"
-            raise ModelError(msg)
-
-    def check(self) -> None:
-        """Check all fields again, as what is in a list may have been changed since it was set.
-
-        Raises:
-            ModelError: a value is of another kind, or contradicts another one.
-        """
-        for of in dataclasses.fields(self):
-            setattr(self, of.name, getattr(self, of.name))
-
-    def _contradiction(self) -> str:
-        """Say which fields contradict each other, once all are set; nothing where none do."""
-        return ""
-
-
-_ABSENT = object()
-
-
-def _flag(value: Any) -> str:
-    return "" if isinstance(value, bool) else "True or False"
 
 
 def _flag_or_none(value: Any) -> str:
@@ -98,11 +51,6 @@ def _blocks(value: Any) -> str:
     return "" if _one_or_more(_is_block, value) else f"{BLOCK}, or a list of such, of which each layer takes one"
 
 
-def _threshold(value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if is_number and value >= 0 and math.isfinite(value) else "a number from 0"
-
-
 def _names(value: Any) -> str:
     is_list = isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value)
     return "" if is_list else "a list of the names of layers"
@@ -115,7 +63,7 @@ def _or_none(check: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 @dataclass
-class QuantizationSettings(_Checked):
+class QuantizationSettings(CheckedSettings):
     """How far a model is quantized. A field may be assigned later; each value is checked as it is set.
 
     Raises:
@@ -156,11 +104,11 @@ class QuantizationSettings(_Checked):
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "weights_num_bits": _widths,
         "activations_num_bits": _width,
-        "quantization_sensitivity_threshold": _threshold,
+        "quantization_sensitivity_threshold": threshold,
         "prefer_weights_only_quantization": _flag_or_none,
         "weights_only_quantization_block_size": _blocks,
         "weights_utilize_full_int_range": _flag_or_none,
-        "automatic_skip_quantization": _flag,
+        "automatic_skip_quantization": flag,
         "skip_tail_quantization": _flag_or_none,
     }
 
@@ -188,7 +136,7 @@ class QuantizationSettings(_Checked):
 
 
 @dataclass
-class LayerQuantizationSettings(_Checked):
+class LayerQuantizationSettings(CheckedSettings):
     """What is otherwise for one layer; None leaves what the model has.
 
     Raises:
@@ -208,9 +156,9 @@ class LayerQuantizationSettings(_Checked):
     activations_num_bits: int | None = None
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
-        "skip_quantization": _flag,
+        "skip_quantization": flag,
         "skip_quantization_until": _names,
-        "skip_quantization_downstream": _flag,
+        "skip_quantization_downstream": flag,
         "weights_num_bits": _or_none(_widths),
         "activations_num_bits": _or_none(_width),
     }

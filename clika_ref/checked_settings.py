@@ -1,0 +1,64 @@
+"""Settings that check their own fields, whenever one is set."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from clika_ref.core.errors import ModelError
+
+
+@dataclass
+class CheckedSettings:
+    """Settings whose fields are checked whenever one is set: on construction, and by assignment later."""
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
+    """By field: what is wrong with a value, in words; nothing where it is right."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [f.name for f in dataclasses.fields(self)]
+        if name not in known:
+            msg = f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
+            raise ModelError(msg)
+        wanted = self._checks[name](value)
+        if wanted:
+            msg = f"{type(self).__name__}.{name} is {value!r}; it takes {wanted}"
+            raise ModelError(msg)
+        before = vars(self).get(name, _ABSENT)
+        object.__setattr__(self, name, value)
+        contradiction = self._contradiction() if len(vars(self)) == len(known) else ""
+        if contradiction:
+            if before is not _ABSENT:
+                object.__setattr__(self, name, before)
+            msg = f"{type(self).__name__}: {contradiction}"
+            raise ModelError(msg)
+
+    def check(self) -> None:
+        """Check all fields again, as what is in a list may have been changed since it was set.
+
+        Raises:
+            ModelError: a value is of another kind, or contradicts another one.
+        """
+        for of in dataclasses.fields(self):
+            setattr(self, of.name, getattr(self, of.name))
+
+    def _contradiction(self) -> str:
+        """Say which fields contradict each other, once all are set; nothing where none do."""
+        return ""
+
+
+_ABSENT = object()
+
+
+def flag(value: Any) -> str:
+    """Say what a field takes that is a switch, where a value is none."""
+    return "" if isinstance(value, bool) else "True or False"
+
+
+def threshold(value: Any) -> str:
+    """Say what a field takes that is a finite number from 0, where a value is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if is_number and value >= 0 and math.isfinite(value) else "a number from 0"
