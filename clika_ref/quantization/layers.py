@@ -58,7 +58,7 @@ def choices(
             number of bits is given for what has no weights.
     """
     found = dict.fromkeys(graph.nodes, Choice(_widths(settings.weights_num_bits), settings.activations_num_bits))
-    for key in sorted(layers, key=lambda key: _specificity(graph, key)):
+    for key in sorted(layers, key=lambda key: specificity(graph, key)):
         layer, nodes = layers[key], matching(graph, key, ARGUMENT, model)
         _refuse_idle_widths(key, layer, nodes)
         for node in nodes:
@@ -123,7 +123,7 @@ def _matches(name: str, key: str) -> bool:
     return name == key or (not WILDCARDS.isdisjoint(key) and fnmatchcase(name, key))
 
 
-def _specificity(graph: Graph, key: str) -> tuple[int, int]:
+def specificity(graph: Graph, key: str) -> tuple[int, int]:
     """Sort wildcards, as they were given, before paths, those of outer modules first, and these before nodes."""
     if any(node.name == key for node in graph.nodes):
         return 2, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -200,12 +200,8 @@ class Tape:
         if not self.outputs:
             return {place: UNKNOWN * bool(error.any()) for place, error in errors.items()}
         found = dict.fromkeys(errors, 0.0)
-        weights = _weights_of(self.outputs)
-        if not any(weights) or not errors:
-            return found
-        leaves = [self.held[self.places[place]] for place in errors]
-        for number in range(probes):
-            for (place, error), slope in zip(errors.items(), self._slopes(leaves, weights, number), strict=True):
+        for slopes in self.slopes([*errors], probes):
+            for (place, error), slope in zip(errors.items(), slopes, strict=True):
                 if slope is None:
                     found[place] = UNKNOWN * bool(error.any())
                 else:
@@ -223,6 +219,16 @@ class Tape:
     def _sum_squared(self, moved: Tensor) -> float:
         sums = moved.flatten(1).sum(1) if _has_samples(moved, self.inputs) else moved.sum()
         return float(sums.double().square().sum())
+
+    def slopes(self, places: Sequence[Any], probes: int) -> Iterator[Sequence[Tensor | None]]:
+        """Yield at places the slopes of a sum of all outputs, in so many random directions of these.
+
+        None where no way leads to the outputs; nothing at all where these are zeros.
+        """
+        weights = _weights_of(self.outputs)
+        leaves = [self.held[self.places[place]] for place in places]
+        for number in range(probes if any(weights) and leaves else 0):
+            yield self._slopes(leaves, weights, number)
 
     def _slopes(self, leaves: Sequence[Tensor], weights: Sequence[float], seed: int) -> Sequence[Tensor | None]:
         """Return the slopes of a sum of all outputs in random directions, None where there is no way to them."""
