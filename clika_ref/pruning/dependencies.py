@@ -1,0 +1,80 @@
+"""The units along the sides of all values of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+from torch import Tensor
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.types import Dim
+from clika_ref.pruning.layer_sides import LayerSides
+from clika_ref.pruning.units import Units
+
+Sides = dict[int, Tensor]
+"""The units along sides of a value, by axis; a side that is not among them stays as it is."""
+
+
+@dataclass
+class Dependencies:
+    """The units along the sides of all values of a graph.
+
+    Weights are where units come from: each of their sides begins with units of its own.
+    """
+
+    graph: Graph
+    units: Units = field(default_factory=Units)
+    sides: dict[Value, Sides] = field(default_factory=dict[Value, Sides])
+    layers: dict[Node, LayerSides] = field(default_factory=dict[Node, LayerSides])
+    """Those that multiply by weights, in order."""
+    known: dict[Any, list[Tensor] | None] = field(default_factory=dict[Any, "list[Tensor] | None"])
+    """What nodes answered that may be met again."""
+
+    def of(self, value: Value) -> Sides:
+        """Return the units along the sides of a value; a weight gets its own when it is first asked for."""
+        if value not in self.sides:
+            is_weight = value.is_constant and value.type.dtype.is_floating_point
+            lengths = enumerate(value.type.shape) if is_weight else ()
+            self.sides[value] = {i: self.units.fresh(int(n)) for i, n in lengths if int(n) > 1}
+            if value.name in self.graph.state:
+                self.fix(value, "a call writes to it")
+        return self.sides[value]
+
+    def fix(self, value: Value, reason: str) -> None:
+        """Let all units along the sides of a value stay."""
+        for units in self.of(value).values():
+            self.units.fix_all(units, reason)
+
+    def kept(self, value: Value, gone: frozenset[int]) -> dict[int, Tensor]:
+        """Return by axis the places that stay where units go, of the sides that lose some."""
+        found = {axis: self.units.kept(units, gone) for axis, units in self.of(value).items()}
+        return {axis: places for axis, places in found.items() if len(places) < len(self.of(value)[axis])}
+
+    def shape(self, value: Value, kept: Mapping[int, Tensor]) -> tuple[Dim, ...]:
+        """Return the shape of a value with the places that are kept, by axis; dynamic sides shrink in proportion."""
+        lengths = {axis: len(units) for axis, units in self.of(value).items()}
+        return tuple(
+            _in_proportion(side, len(kept[axis]), lengths[axis]) if axis in kept else side
+            for axis, side in enumerate(value.type.shape)
+        )
+
+
+def _in_proportion(side: Dim, kept: int, length: int) -> Dim:
+    return kept if isinstance(side, int) else side * sympy.Rational(kept, length)
+
+
+def in_periods(side: Dim, units: Tensor) -> bool:
+    """Whether a side is as many times as long as an input wants, and each time with the same units.
+
+    So are the heads of all samples of a batch, where they lie along one side: after one another, or each head of all.
+    """
+    if isinstance(side, int):
+        return True
+    count = int(side.as_coeff_Mul()[0])
+    if count < 2 or len(units) % count:
+        return False
+    alike = (units.reshape(-1, count), units.reshape(count, -1).T)
+    return any(bool((rows == rows[:1]).all()) for rows in alike)

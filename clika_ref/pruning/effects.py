@@ -1,0 +1,102 @@
+"""What the outputs would miss without units: their first-order effects, all found by the same few passes backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.pruning.dependencies import Dependencies
+from clika_ref.pruning.groups import Group
+from clika_ref.quantization.calibration import sample_count
+from clika_ref.quantization.sensitivity import DRAWS, UNKNOWN, taped
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What becomes of the outputs without units, in random directions of them, sample by sample."""
+
+    rows: Tensor
+    """``float64[draws, units]``: effects of units that go together add up along a draw, and their squares are shares of
+    the outputs' energy."""
+    numbers: Mapping[int, int]
+    """The column of each unit."""
+
+    def of(self, units: Sequence[int]) -> Tensor:
+        """Return the effects of units: ``[draws, units]``."""
+        return self.rows[:, [self.numbers[unit] for unit in units]]
+
+
+def effects(
+    found: Dependencies,
+    groups: Sequence[Group],
+    operators: Mapping[str, Operator],
+    inputs: Sequence[Tensor],
+) -> Effects:
+    """Return what the outputs would miss without units.
+
+    A layer that reads a channel misses ``x`` of it where it goes, and to first order the outputs miss ``x`` times their
+    slope. Along a random direction of the outputs, one pass backward gives the slopes at all layers at once: the mean
+    over directions of the square of a sum of such products is the square of what the outputs miss.
+
+    Args:
+        found: the units of a graph.
+        groups: those that may go.
+        operators: of the registry.
+        inputs: a batch.
+
+    Source: Molchanov et al., Importance Estimation for Neural Network Pruning (2019), whose first-order score it is, of
+    outputs in place of a loss.
+    """
+    numbers = {unit: i for i, unit in enumerate(u for group in groups for u in group.units)}
+    consumers = {n for group in groups for n in group.consumers}
+    readers = [node for node in found.layers if node in consumers]
+    clone, places = _watched(found.graph, readers, operators)
+    tape = taped(clone, places, inputs)
+    samples, rows = sample_count(inputs), list[Tensor]()
+    for slopes in tape.slopes([*places], -(-DRAWS // samples)):
+        missed = torch.zeros(samples, len(numbers), dtype=torch.float64)
+        for node, slope in zip(readers, slopes, strict=True):
+            layer = found.layers[node]
+            read = tape.held[places[node.name]].detach()
+            product = torch.full_like(read, UNKNOWN**0.5) if slope is None else read * slope
+            of_places = [numbers.keys() & found.units.plain(p) for p in found.of(layer.x)[layer.channel].tolist()]
+            _add(missed, product.movedim(layer.channel, -1), [[numbers[u] for u in units] for units in of_places])
+        rows.append(missed)
+    if not rows:
+        rows.append(torch.full((1, len(numbers)), UNKNOWN**0.5, dtype=torch.float64))
+    return Effects(torch.cat(rows) / len(rows) ** 0.5, numbers)
+
+
+def _add(missed: Tensor, product: Tensor, columns: Sequence[Sequence[int]]) -> None:
+    """Add what a layer misses of units; sample by sample where side 0 is that of the batch.
+
+    Args:
+        missed: ``[samples, units]``.
+        product: what each element adds, with the channels of the layer on the last side.
+        columns: the units of each channel.
+    """
+    by_place = product.double().cpu().nan_to_num()
+    has_samples = by_place.ndim > 1 and by_place.shape[0] == len(missed)
+    by_place = by_place.reshape(len(missed) if has_samples else 1, -1, by_place.shape[-1]).sum(1)
+    for place, some in enumerate(columns):
+        for column in some:
+            missed[: len(by_place), column] += by_place[:, place]
+
+
+def _watched(
+    graph: Graph, readers: Sequence[Node], operators: Mapping[str, Operator]
+) -> tuple[Graph, dict[str, Value]]:
+    """Return a clone in which each of some layers reads a value that no other node does, by the layer's name."""
+    clone, names, reshape = graph.clone(), {node.name for node in readers}, operators["reshape"]
+    places: dict[str, Value] = {}
+    for node in [n for n in clone.nodes if n.name in names]:
+        read = node.inputs[0]
+        own = clone.insert(Node(reshape, [read], {"shape": read.type.shape}, node.origin), [read.type], node)
+        clone.set_input(node, 0, own.output)
+        places[node.name] = own.output
+    return clone, places

@@ -1,0 +1,83 @@
+"""Groups of units: the channels, heads or groups of one layer, or of several whose results are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from clika_ref.core.ir import Node
+from clika_ref.pruning.dependencies import Dependencies
+
+
+@dataclass
+class Group:
+    """Units of which each may go by itself, as long as one stays."""
+
+    places: int = 1
+    """How many channels of the first producer one unit is."""
+    units: list[int] = field(default_factory=list[int])
+    producers: list[Node] = field(default_factory=list[Node])
+    """The layers that make them."""
+    consumers: list[Node] = field(default_factory=list[Node])
+    """The layers that multiply them, and by which they would be missed."""
+    crossed: list[int] = field(default_factory=list[int])
+    """Units of other groups that cross these: where heads go, places within heads stay, and the other way round."""
+
+    @property
+    def kind(self) -> str:
+        """What its units are, in words."""
+        if self.places == 1:
+            return "channels"
+        if any(node.attrs.get("groups", 1) > 1 for node in self.producers):
+            return "groups"
+        return "heads" if self.crossed else "blocks of channels"
+
+
+def groups(found: Dependencies) -> list[Group]:
+    """Return the groups of a graph, those first that most layers make; what no layer makes, or none reads, is no group.
+
+    Of groups that cross each other the first is to be taken: heads, which query, key and value have in common.
+    """
+    by_families: dict[frozenset[int], Group] = {}
+    of_unit: dict[int, Group] = {}
+    for node, layer in found.layers.items():
+        for unit, places, crossed in _counted(found, found.of(layer.weight).get(layer.making)):
+            group = by_families.setdefault(found.units.families(unit), Group(places))
+            if unit not in of_unit:
+                of_unit[unit] = group
+                group.units.append(unit)
+            if node not in group.producers:
+                group.producers.append(node)
+            group.crossed += [c for c in crossed if c not in group.crossed]
+    for node, layer in found.layers.items():
+        if layer.groups == 1:
+            for unit, _, _ in _counted(found, found.of(layer.x).get(layer.channel)):
+                if unit in of_unit and node not in of_unit[unit].consumers:
+                    of_unit[unit].consumers.append(node)
+    every = [group for group in by_families.values() if group.consumers and len(group.units) > 1]
+    return sorted(every, key=lambda group: -len(group.producers))
+
+
+def _counted(found: Dependencies, places: Tensor | None) -> Iterator[tuple[int, int, set[int]]]:
+    """Yield the free units along a side, each with the number of its places, and with the units that cross it there."""
+    counts: dict[int, int] = {}
+    crossed: dict[int, set[int]] = {}
+    for place in () if places is None else places.tolist():
+        free = found.units.free([place])
+        for unit in free:
+            counts[unit] = counts.get(unit, 0) + 1
+            crossed.setdefault(unit, set()).update(u for u in free if u != unit)
+    for unit, count in counts.items():
+        yield unit, count, crossed[unit]
+
+
+def why_fixed(found: Dependencies, node: Node) -> str:
+    """Say why none of the output channels of a layer may go: what forbids it for the first."""
+    layer = found.layers[node]
+    places = found.of(layer.weight).get(layer.making)
+    if places is None:
+        return "it has one output channel"
+    plain = (p for place in places.tolist() for p in found.units.plain(place))
+    return next((reason for p in plain if (reason := found.units.reason(p))), "no layer reads its channels")

@@ -1,0 +1,83 @@
+"""Which settings hold for which layer: those of the model, and those of layers that the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph, Node
+from clika_ref.pruning_settings import SINGLE, UNSTRUCTURED, LayerPruningSettings, PruningSettings, pattern
+from clika_ref.quantization.layers import matching, specificity
+
+ARGUMENT = "layer_pruning_settings"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the user chose for one node."""
+
+    mask_type: str
+    threshold: float | None
+    """None for no limit."""
+    sparsity: float | None
+    skipped: str = ""
+    """Which setting leaves it as it is; none where it may be pruned."""
+    named: str = ""
+    """The key by which the user asks for it to be pruned, where that is one layer and no wildcard."""
+
+
+def choices(graph: Graph, settings: PruningSettings, layers: Mapping[str, LayerPruningSettings]) -> dict[Node, Choice]:
+    """Return what holds for each node.
+
+    A key of ``layers`` is the name of a node, the path of a module, which stands for all nodes within, or either with
+    wildcards; the more specific hold before others, as for quantization. A layer that is given a sparsity or an N:M
+    mask of its own is held to the threshold of its own alone.
+
+    Raises:
+        ModelError: a key is that of no layer with weights; near ones are listed.
+    """
+    whole = Choice(_plain(settings.mask_type), settings.pruning_sensitivity_threshold, settings.sparsity)
+    found = dict.fromkeys(graph.nodes, whole)
+    for key in sorted(layers, key=lambda key: specificity(graph, key)):
+        layer, nodes = layers[key], matching(graph, key, ARGUMENT)
+        if not layer.skip_pruning and all(node.op.trait.weight is None for node in nodes):
+            msg = (
+                f"{ARGUMENT}: {key!r} names nothing that multiplies by weights, such as a convolution or a linear layer"
+                "; name one"
+            )
+            raise ModelError(msg)
+        for node in nodes:
+            found[node] = _chosen(found[node], key, layer, is_one=len(nodes) == 1)
+    for node, choice in found.items():
+        _refuse_no_limit(node, choice)
+    return found
+
+
+def _plain(mask_type: str) -> str:
+    return UNSTRUCTURED if mask_type == SINGLE else mask_type
+
+
+def _chosen(before: Choice, key: str, layer: LayerPruningSettings, *, is_one: bool) -> Choice:
+    if layer.skip_pruning:
+        return replace(before, skipped=f"skip_pruning of {key!r}", named="")
+    mask_type = _plain(layer.mask_type) if layer.mask_type is not None else before.mask_type
+    kept = pattern(mask_type)
+    is_own = layer.sparsity is not None or (layer.mask_type is not None and kept is not None)
+    threshold = layer.pruning_sensitivity_threshold
+    return Choice(
+        mask_type,
+        threshold if threshold is not None or is_own else before.threshold,
+        None if kept else layer.sparsity if layer.sparsity is not None else before.sparsity,
+        named=key if is_one else "",
+    )
+
+
+def _refuse_no_limit(node: Node, choice: Choice) -> None:
+    """Refuse what the settings of a layer and of the model say together, and neither alone: to remove everything."""
+    if not choice.skipped and not pattern(choice.mask_type) and choice.sparsity is None and choice.threshold is None:
+        msg = (
+            f"{ARGUMENT}: nothing limits what is pruned of {node.name!r}, with mask_type={choice.mask_type!r}; give it "
+            "a sparsity, or a pruning_sensitivity_threshold"
+        )
+        raise ModelError(msg)

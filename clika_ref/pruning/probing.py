@@ -1,0 +1,97 @@
+"""A node run by itself, on elements of its operands' types: what it does to sides is seen on these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.symbols import resolve
+
+LOW, HIGH = 0.5, 1.5
+"""Between which elements are drawn: of these no root, logarithm or quotient is NaN."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A node with elements for its operands, and what it returns for them."""
+
+    node: Node
+    operands: Sequence[Any]
+    results: Sequence[Tensor]
+    sizes: Mapping[str, int]
+
+    def run(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> list[Tensor]:
+        """Run the node on other elements, or with other attributes."""
+        return _run(self.node, operands, self.node.attrs if attrs is None else attrs, self.sizes)
+
+    def is_floating(self, position: int) -> bool:
+        """Whether an operand is a float tensor with sides."""
+        operand = self.operands[position]
+        return isinstance(operand, Tensor) and operand.is_floating_point() and operand.ndim > 0
+
+    @property
+    def negated(self) -> Probe | None:
+        """The same with elements of the other sign; None where the node makes NaN of these."""
+        operands = [-o if isinstance(o, Tensor) and o.is_floating_point() else o for o in self.operands]
+        results = self.run(operands)
+        return None if any(r.isnan().any() for r in results) else replace(self, operands=operands, results=results)
+
+    @property
+    def likeness(self) -> Any:
+        """What another node has in common with this one that computes the same of the same; None where data decides."""
+        described: list[Any] = []
+        for operand in self.operands:
+            if isinstance(operand, Tensor) and not operand.is_floating_point():
+                return None
+            described.append((operand.dtype, *operand.shape) if isinstance(operand, Tensor) else repr(operand))
+        return self.node.kind, repr(self.node.attrs), *described
+
+    @property
+    def chooses(self) -> bool:
+        """Whether integers or truth values that only data tell are among the operands."""
+        values = [v for v in self.node.inputs if isinstance(v, Value) and not v.is_constant]
+        return any(not v.type.dtype.is_floating_point for v in values)
+
+
+def probe(node: Node, sizes: Mapping[str, int], *, chosen: int = 0) -> Probe | str:
+    """Return a node with elements for its operands, or say why there is none.
+
+    Args:
+        node: of a graph.
+        sizes: the values of its symbols, by name.
+        chosen: what stands for integers that only data tell.
+    """
+    if node.is_random:
+        return "it draws random numbers"
+    try:
+        operands = [_elements(v, sizes, chosen) if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs]
+        results = _run(node, operands, node.attrs, sizes)
+    except KeyError as error:
+        return f"the size {error} depends on the data"
+    if any(r.isnan().any() for r in results):
+        return "it makes NaN of ordinary numbers"
+    return Probe(node, operands, results, sizes)
+
+
+def _run(node: Node, operands: Sequence[Any], attrs: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Tensor]:
+    chosen = {name: resolve(v, sizes) for name, v in attrs.items()}
+    if node.op.takes_device and chosen["device"] is None:
+        chosen["device"] = torch.device("cpu")
+    with torch.no_grad():
+        result = node.op(*operands, **chosen)
+    return [result] if isinstance(result, Tensor) else [*result]
+
+
+def _elements(value: Value, sizes: Mapping[str, int], chosen: int) -> Tensor:
+    dtype, shape = value.type.dtype, resolve(value.type.shape, sizes)
+    if dtype.is_floating_point:
+        drawn = torch.empty(shape).uniform_(LOW, HIGH, generator=torch.Generator().manual_seed(0))
+        return drawn.to(dtype)
+    if value.is_constant and value.data is not None:
+        return value.data.detach().cpu()
+    return torch.full(shape, bool(1 - chosen) if dtype == torch.bool else chosen, dtype=dtype)

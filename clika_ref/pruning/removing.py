@@ -1,0 +1,77 @@
+"""Removal: weights, types and attributes of a graph without the places of units that go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from clika_ref.core.errors import PassError
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Node, Value
+from clika_ref.core.types import TensorType
+from clika_ref.pruning.attributes import attributes_without, without
+from clika_ref.pruning.dependencies import Dependencies
+from clika_ref.pruning.layer_sides import layer_sides
+from clika_ref.pruning.probing import Probe, probe
+
+Kept = Mapping[int, Tensor]
+
+
+def remove(found: Dependencies, gone: frozenset[int], sizes: Mapping[str, int]) -> None:
+    """Remove units from the graph whose dependencies are given; nothing is changed where that fails.
+
+    Args:
+        found: the units of the graph.
+        gone: the plain ones that go.
+        sizes: values of its symbols for which nodes are run.
+
+    Raises:
+        PassError: a node does not compute the same without them: what goes together was not understood.
+    """
+    graph = found.graph
+    made = [v for node in graph.nodes for v in node.outputs]
+    kept = {v: some for v in (*graph.constants.values(), *made) if (some := found.kept(v, gone))}
+    shapes = {v: found.shape(v, some) for v, some in kept.items()}
+    attrs = {node: _attributes(found, node, gone, kept, sizes) for node in graph.nodes if _is_touched(node, kept)}
+    for value, shape in shapes.items():
+        value.type = TensorType(value.type.dtype, shape)
+        if value.is_constant and value.data is not None:
+            value.data = _shorter(value.data, kept[value])
+    for node, found_attrs in attrs.items():
+        node.attrs = found_attrs
+        types = infer(node.op, node.inputs, node.attrs)
+        if types != tuple(v.type for v in node.outputs):
+            msg = f"{node!r} in {node.origin} makes {', '.join(map(str, types))} after channels were removed"
+            raise PassError(msg)
+    graph.revision += 1
+
+
+def _is_touched(node: Node, kept: Mapping[Value, Kept]) -> bool:
+    return any(v in kept for v in (*node.inputs, *node.outputs) if isinstance(v, Value))
+
+
+def _attributes(
+    found: Dependencies, node: Node, gone: frozenset[int], kept: Mapping[Value, Kept], sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    layer = layer_sides(node)
+    if layer is not None and found.of(layer.weight):
+        if layer.groups == 1 or layer.x not in kept:
+            return node.attrs
+        groups = layer.groups * len(kept[layer.x][layer.channel]) // len(found.of(layer.x)[layer.channel])
+        return {**node.attrs, "groups": groups}
+    asked = probe(node, sizes)
+    attrs = attributes_without(asked, found, gone) if isinstance(asked, Probe) else None
+    if attrs is None:
+        msg = (
+            f"{node!r} in {node.origin} does not compute the same without what goes of its sides: leave the layers "
+            "before it out, with layer_pruning_settings={...: LayerPruningSettings(skip_pruning=True)}, and report it"
+        )
+        raise PassError(msg)
+    return attrs
+
+
+def _shorter(data: Tensor, kept: Kept) -> Tensor:
+    short = without(data.detach(), kept).contiguous()
+    return nn.Parameter(short, data.requires_grad) if isinstance(data, nn.Parameter) else short

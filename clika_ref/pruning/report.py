@@ -1,0 +1,127 @@
+"""What pruning took out of each layer, what that saves, and why it left the rest: a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.symbols import resolve
+from clika_ref.pruning.layer_sides import LayerSides
+from clika_ref.reporting.tables import table_text
+
+COLUMNS = (
+    "layer",
+    "operator",
+    "mask",
+    "weight",
+    "weight after",
+    "zeros",
+    "MACs",
+    "MACs after",
+    "PS",
+    "decision",
+)
+"""MACs as multiplications with a weight in one call, zeros included; PS as pruning sensitivity."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPruning:
+    """A line of the table: what became of a layer, and why."""
+
+    name: str
+    scope: str
+    operator: str
+    mask: str
+    """How it was to be pruned."""
+    before: tuple[int, ...]
+    """The shape of its weight before."""
+    after: tuple[int, ...]
+    zeros: float
+    """The share of its weight that is masked."""
+    macs_before: int
+    macs_after: int
+    sensitivity: float | None
+    """What the outputs miss without what went of this layer alone, as a share of their energy; None where none went."""
+    decision: str
+    """What went, or why nothing did."""
+    is_pruned: bool
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What was pruned of a module; printed, a table with a line for each layer and one for all."""
+
+    layers: Sequence[LayerPruning]
+    bytes_before: int
+    """Of all weights and constants."""
+    bytes_after: int
+    error: float
+    """What the outputs miss of those before, as a share of their energy, on the data that sensitivities are of."""
+
+    @property
+    def macs_before(self) -> int:
+        """Multiplications with weights in one call."""
+        return sum(layer.macs_before for layer in self.layers)
+
+    @property
+    def macs_after(self) -> int:
+        """The same, after channels went; what is masked counts."""
+        return sum(layer.macs_after for layer in self.layers)
+
+    def __str__(self) -> str:
+        return f"{table_text(COLUMNS, self.rows())}\n{self.in_one_line()}"
+
+    def rows(self) -> list[Sequence[object]]:
+        """Return a row for each layer, in order."""
+        return [
+            (
+                layer.scope or layer.name,
+                layer.operator,
+                layer.mask,
+                "x".join(map(str, layer.before)),
+                "x".join(map(str, layer.after)),
+                f"{layer.zeros:.1%}",
+                layer.macs_before,
+                layer.macs_after,
+                layer.sensitivity,
+                layer.decision,
+            )
+            for layer in self.layers
+        ]
+
+    def in_one_line(self) -> str:
+        """Return how many layers were pruned, what that saves, and what the outputs miss."""
+        count = sum(layer.is_pruned for layer in self.layers)
+        elements = [math.prod(layer.after) for layer in self.layers]
+        zeros = sum(n * layer.zeros for n, layer in zip(elements, self.layers, strict=True))
+        masked = f", {zeros / sum(elements):.1%} of the weights masked" if zeros else ""
+        return (
+            f"{count:,} of {len(self.layers):,} layers pruned: {self.bytes_before / 1e6:,.2f} to "
+            f"{self.bytes_after / 1e6:,.2f} MB, {self.macs_before / 1e6:,.1f} to {self.macs_after / 1e6:,.1f} million "
+            f"MACs{masked}; the outputs miss {self.error:.2g} of their energy"
+        )
+
+
+def macs_of(node: Node, layer: LayerSides, sizes: Mapping[str, int]) -> int:
+    """Return how many products with its weight a layer computes in one call, given the values of symbols."""
+    is_transposed = not layer.passes_others and layer.outer != layer.grouped_axis
+    places = layer.x if is_transposed else node.output
+    channels = math.prod(resolve(places.type.shape, sizes))
+    weight = [int(side) for side in layer.weight.type.shape]
+    return channels // (weight[layer.inner] if is_transposed else layer.out_channels) * math.prod(weight)
+
+
+def shape_of(layer: LayerSides) -> tuple[int, ...]:
+    """Return the shape of the weight of a layer."""
+    return tuple(map(int, layer.weight.type.shape))
+
+
+def bytes_of(graph: Graph) -> int:
+    """Return what all constants take but masks, which no artifact has."""
+    return sum(
+        math.prod(map(int, value.type.shape)) * value.type.dtype.itemsize
+        for name, value in graph.constants.items()
+        if not name.startswith("clika.masks.")
+    )

@@ -1,0 +1,111 @@
+"""Along which sides of a result units lie, given the place of an operand that each of its elements comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from clika_ref.pruning.units import ABSENT, Units
+
+
+def spread(units: Units, own: Tensor, places: Tensor, reason: str) -> dict[int, Tensor]:
+    """Return the units along the sides of a result, by axis, so that removing places there removes whole units.
+
+    Where each place along one side holds elements of one unit, that is the side. Where a side of ``h * d`` places was
+    split into ``h`` heads of ``d``, heads and places within heads become units, of which those before are crossings.
+    Units that lie otherwise stay.
+
+    Args:
+        units: all of them.
+        own: those along the side of the operand.
+        places: for each element of the result the place along that side that it comes from, `ABSENT` where it does not.
+        reason: what the reason begins with why some stay.
+
+    >>> units = Units()
+    >>> spread(units, units.fresh(3), torch.arange(3).reshape(1, 3).expand(2, 3), "")
+    {1: tensor([0, 1, 2])}
+    >>> {axis: len(found) for axis, found in spread(units, units.fresh(6), torch.arange(6).reshape(2, 3), "").items()}
+    {0: 2, 1: 3}
+    """
+    reached = torch.bincount(places.flatten() + 1, minlength=len(own) + 1)[1:] > 0
+    present, order = units.roots(own[reached]).unique(return_inverse=True)
+    numbers = torch.full_like(own, ABSENT).index_put((reached,), order)
+    elements = torch.where(places == ABSENT, ABSENT, numbers[places.clamp(min=0)])
+    return _spread(units, present.tolist(), elements, reason)
+
+
+def _spread(units: Units, present: Sequence[int], elements: Tensor, reason: str) -> dict[int, Tensor]:
+    """Spread units, given for each element the number of its own among them."""
+    if len(present) < 2 or not elements.numel():
+        return _stay(units, present, f"{reason}: there is but one of them")
+    lines = [_ends(elements, axis) for axis in range(elements.ndim)]
+    direct = [axis for axis, (least, most) in enumerate(lines) if torch.equal(least, most)]
+    if len(direct) == 1:
+        return {direct[0]: torch.tensor([*present, ABSENT])[lines[direct[0]][0]]}
+    if direct:
+        return _stay(units, present, f"{reason}: they lie along several sides, or on none")
+    crossings = [units.crossing(unit) for unit in present]
+    if all(len(c) == len(crossings[0]) > 1 for c in crossings):
+        return _by_parts(units, crossings, elements, reason)
+    return _divided(units, present, elements, [least for least, _ in lines], reason)
+
+
+def _stay(units: Units, some: Sequence[int], reason: str) -> dict[int, Tensor]:
+    for unit in some:
+        units.fix(unit, reason)
+    return {}
+
+
+def _ends(elements: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest number at each place along a side; `ABSENT` where there is none."""
+    rows = elements.movedim(axis, 0).reshape(elements.shape[axis], -1)
+    most = rows.amax(1)
+    least = torch.where(rows == ABSENT, torch.iinfo(rows.dtype).max, rows).amin(1)
+    return torch.where(most == ABSENT, ABSENT, least), most
+
+
+def _by_parts(units: Units, crossings: Sequence[tuple[int, ...]], elements: Tensor, reason: str) -> dict[int, Tensor]:
+    """Spread what crossings cross, each by itself."""
+    found: dict[int, Tensor] = {}
+    for part in zip(*crossings, strict=True):
+        present, numbers = torch.tensor(part).unique(return_inverse=True)
+        own = torch.where(elements == ABSENT, ABSENT, numbers[elements.clamp(min=0)])
+        for axis, some in _spread(units, present.tolist(), own, reason).items():
+            if axis in found:
+                units.fix_all(torch.cat([found[axis], some]), f"{reason}: two sides share one")
+            found[axis] = some
+    return found
+
+
+def _divided(
+    units: Units, present: Sequence[int], elements: Tensor, lines: Sequence[Tensor], reason: str
+) -> dict[int, Tensor]:
+    """Make units of the places along those sides at which each unit before lies at places of one kind.
+
+    Places are of one kind where they hold the same: heads of several samples may follow each other along a side.
+    """
+    is_there = elements != ABSENT
+    found: dict[int, Tensor] = {}
+    crossed: list[list[int]] = []
+    for axis, kinds in enumerate(lines):
+        shape = [-1 if i == axis else 1 for i in range(elements.ndim)]
+        along = kinds.reshape(shape).expand(elements.shape)[is_there]
+        first, last = (
+            torch.zeros(len(present), dtype=torch.int64).scatter_reduce(
+                0, elements[is_there], along, extreme, include_self=False
+            )
+            for extreme in ("amin", "amax")
+        )
+        different = kinds[kinds != ABSENT].unique()
+        if len(different) > 1 and torch.equal(first, last):
+            own = torch.full((len(present),), ABSENT).index_put((different,), units.fresh(len(different)))
+            found[axis] = torch.where(kinds == ABSENT, ABSENT, own[kinds.clamp(min=0)])
+            crossed.append(own[first].tolist())
+    for unit, *parts in zip(present, *crossed, strict=True):
+        if parts:
+            units.merge(unit, units.cross(parts))
+        else:
+            units.fix(unit, f"{reason}: their elements lie on no side by themselves")
+    return found

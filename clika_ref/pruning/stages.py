@@ -1,0 +1,202 @@
+"""Pruning told top to bottom: what goes together, what it would cost, remove, mask, and tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.operators import Operator
+from clika_ref.pruning.agreeing import agreed
+from clika_ref.pruning.choosing import Removal, removal
+from clika_ref.pruning.dependencies import Dependencies
+from clika_ref.pruning.effects import Effects, effects
+from clika_ref.pruning.groups import Group, groups, why_fixed
+from clika_ref.pruning.layer_sides import layer_sides
+from clika_ref.pruning.layers import ARGUMENT, Choice, choices
+from clika_ref.pruning.masking import Masked, maskings
+from clika_ref.pruning.masks import has_masks, put_mask
+from clika_ref.pruning.removing import remove
+from clika_ref.pruning.report import COLUMNS, LayerPruning, Pruning, bytes_of, macs_of, shape_of
+from clika_ref.pruning.tying import dependencies
+from clika_ref.pruning_settings import STRUCTURED, LayerPruningSettings, PruningSettings
+from clika_ref.quantization.energy import energy, mean_share, missed
+from clika_ref.reporting.log import CompilationLog
+
+
+@dataclass(frozen=True)
+class WantedPruning:
+    """What the user wants pruned."""
+
+    settings: PruningSettings
+    layers: Mapping[str, LayerPruningSettings]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A graph that is being pruned, and what decides how."""
+
+    graph: Graph
+    chosen: Mapping[Node, Choice]
+    layers: Sequence[Node]
+    """Those that multiply by weights."""
+    inputs: Sequence[Tensor]
+    operators: Mapping[str, Operator]
+    sizes: Mapping[str, int]
+
+    def wanting(self, *, removal: bool) -> list[Node]:
+        """Return the layers that are to lose channels, or those that are to be masked."""
+        return [node for node in self.layers if (self.chosen[node].mask_type == STRUCTURED) is removal]
+
+
+def pruned(
+    graph: Graph,
+    wanted: WantedPruning,
+    inputs: Sequence[Tensor],
+    operators: Mapping[str, Operator],
+    log: CompilationLog,
+) -> Pruning:
+    """Prune a graph in place and return what went; where that fails, it is left as it was, but for what is removed.
+
+    Channels go first, as masks are patterns of what is left.
+
+    Args:
+        graph: of a module, float.
+        wanted: what the user chose.
+        inputs: a batch, by which sensitivities are found.
+        operators: of the registry.
+        log: what it tells.
+
+    Raises:
+        ModelError: settings ask for what there is not, or for channels of a graph whose weights are masked.
+    """
+    for settings in (wanted.settings, *wanted.layers.values()):
+        settings.check()
+    with log.stage("Pruning") as stage:
+        chosen = choices(graph, wanted.settings, wanted.layers)
+        layers = [node for node in graph.nodes if layer_sides(node) is not None]
+        if not layers:
+            msg = f"{graph.name} has no layer that multiplies by weights, so there is nothing to prune"
+            raise ModelError(msg)
+        work = _Work(graph, chosen, layers, inputs, operators, read_sizes(graph, inputs))
+        before, bytes_before, wished = [_size(node, work) for node in layers], bytes_of(graph), _outputs(work)
+        told = _removed(work)
+        told |= _masked(work)
+        reports = [_report(node, size, told[node], work) for node, size in zip(layers, before, strict=True)]
+        found = Pruning(reports, bytes_before, bytes_of(graph), _error(_outputs(work), wished))
+        log.table("Pruning", COLUMNS, found.rows())
+        stage.done(found.in_one_line())
+    return found
+
+
+def _removed(work: _Work) -> dict[Node, Masked]:
+    """Remove channels where that is wanted; return by layer what went, or why nothing did."""
+    chosen = work.chosen
+    told = {node: Masked(None, None, chosen[node].skipped) for node in work.wanting(removal=True)}
+    if all(chosen[node].skipped for node in told):
+        return told
+    if has_masks(work.graph):
+        msg = (
+            "channels cannot be removed from weights that are masked, whose patterns would no longer hold: remove them "
+            "first, with mask_type='structured', and mask what is left then"
+        )
+        raise ModelError(msg)
+    found = dependencies(work.graph, work.sizes)
+    every = groups(found)
+    weighed = effects(found, every, work.operators, work.inputs) if every else None
+    gone: set[int] = set()
+    for group in every:
+        taken = _taken(group, chosen, weighed, gone)
+        gone |= {*taken.units}
+        count = f"{len(taken.units)} of {len(group.units)} {group.kind} removed"
+        for node in group.producers:
+            if node in told and (taken.units or not told[node].decision):
+                told[node] = Masked(None, taken.sensitivity, taken.reason or count)
+    _tell_fixed(found, every, chosen, told)
+    if gone:
+        remove(found, frozenset(gone), work.sizes)
+    return told
+
+
+def _taken(group: Group, chosen: Mapping[Node, Choice], weighed: Effects | None, gone: set[int]) -> Removal:
+    """Return what goes of a group, given what goes of those before it."""
+    choice = agreed(group, chosen)
+    if choice.skipped or weighed is None:
+        return Removal([], None, choice.skipped)
+    if not gone.isdisjoint(group.crossed):
+        return Removal([], None, "what crosses it goes")
+    return removal(group, choice, weighed)
+
+
+def _tell_fixed(
+    found: Dependencies, every: Sequence[Group], chosen: Mapping[Node, Choice], told: dict[Node, Masked]
+) -> None:
+    """Say of layers none of whose channels may go what forbids it.
+
+    Raises:
+        ModelError: the user asks for it by the name of the layer.
+    """
+    may = {node for group in every for node in group.producers}
+    for node in told:
+        if node in may or chosen[node].skipped:
+            continue
+        reason = why_fixed(found, node) if node in found.layers else "its weight is computed from inputs"
+        if chosen[node].named:
+            msg = (
+                f"{ARGUMENT}: {chosen[node].named!r}: no output channel of {node!r} in {node.origin} can be removed: "
+                f"{reason}"
+            )
+            raise ModelError(msg)
+        told[node] = Masked(None, None, reason)
+
+
+def _masked(work: _Work) -> dict[Node, Masked]:
+    """Mask weights where that is wanted; return by layer what was masked, or why nothing was."""
+    wanting = {node: side for node in work.wanting(removal=False) if (side := layer_sides(node)) is not None}
+    told = maskings(work.graph, wanting, work.chosen, work.inputs)
+    for node, masked in told.items():
+        side = layer_sides(node)  # a weight that is tied may have been masked with another layer
+        if masked.mask is not None and side is not None:
+            put_mask(work.graph, side.weight, masked.mask, work.operators)
+    return told
+
+
+def _size(node: Node, work: _Work) -> tuple[tuple[int, ...], int]:
+    """Return the shape of the weight of a layer, and its products in one call."""
+    layer = layer_sides(node)
+    assert layer is not None
+    return shape_of(layer), macs_of(node, layer, work.sizes)
+
+
+def _report(node: Node, size: tuple[tuple[int, ...], int], told: Masked, work: _Work) -> LayerPruning:
+    (before, macs_before), (after, macs_after) = size, _size(node, work)
+    return LayerPruning(
+        node.name,
+        node.origin.scope,
+        node.kind,
+        work.chosen[node].mask_type,
+        before,
+        after,
+        0.0 if told.mask is None else 1 - float(told.mask.float().mean()),
+        macs_before,
+        macs_after,
+        told.sensitivity,
+        told.decision,
+        is_pruned=told.mask is not None or after != before,
+    )
+
+
+def _outputs(work: _Work) -> list[Tensor]:
+    with torch.no_grad():
+        outputs, _ = interpret(work.graph, [x.clone() for x in work.inputs])
+    return [o for o in outputs if o.is_floating_point()]
+
+
+def _error(found: Sequence[Tensor], wished: Sequence[Tensor]) -> float:
+    """Return what outputs miss, as a share of their energy."""
+    return mean_share((missed(f, w), energy(w)) for f, w in zip(found, wished, strict=True))

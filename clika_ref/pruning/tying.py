@@ -1,0 +1,212 @@
+"""Which places along sides of values go together: each node of a graph is asked where its results come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.pruning.attributes import refusal
+from clika_ref.pruning.dependencies import Dependencies, Sides, in_periods
+from clika_ref.pruning.layer_sides import LayerSides, layer_sides
+from clika_ref.pruning.probing import Probe, probe
+from clika_ref.pruning.sources import sources
+from clika_ref.pruning.spreading import spread
+from clika_ref.pruning.units import ABSENT, Units
+
+REMEMBERED = 64
+"""Answers of nodes that are remembered: models repeat the same few layers."""
+
+
+def dependencies(graph: Graph, sizes: Mapping[str, int]) -> Dependencies:
+    """Return which places along sides of values go together.
+
+    Most nodes are asked by `sources`, which needs no word of the operator about it; layers that multiply by weights
+    state in their trait where channels stand.
+
+    Args:
+        graph: of a module.
+        sizes: values of its symbols for which nodes are run.
+    """
+    found = Dependencies(graph)
+    with torch.no_grad():
+        for node in graph.nodes:
+            sides = layer_sides(node)
+            if sides is not None and found.of(sides.weight):
+                _through_layer(found, node, sides)
+            elif any(found.of(v) for v in node.inputs if isinstance(v, Value)):
+                _through(found, node, sizes)
+    for value in graph.outputs:
+        found.fix(value, f"the model returns %{value.name}")
+    for name, value in graph.state.items():
+        found.fix(value, f"a call leaves it in {name!r}")
+    return found
+
+
+def _through_layer(found: Dependencies, node: Node, layer: LayerSides) -> None:
+    """Let output channels be those of weight and bias, and input channels those of the weight."""
+    units, given, weight = found.units, found.of(layer.x), found.of(layer.weight)
+    because = f"{node!r} has its channels on other sides"
+    for axis, some in weight.items():
+        if axis not in (layer.outer, layer.inner):
+            units.fix_all(some, because)
+    passed = {a: some for a, some in given.items() if layer.passes_others and a != layer.channel}
+    for axis in given.keys() - passed.keys() - {layer.channel}:
+        units.fix_all(given[axis], because)
+    made = _grouped(found, node, layer) if layer.groups > 1 else _full(found, node, layer)
+    if layer.bias is not None and made is not None:
+        units.merge_all(made, found.of(layer.bias).get(0, made))
+    found.layers[node] = layer
+    found.sides[node.output] = {**passed, **({} if made is None else {layer.channel % node.output.type.rank: made})}
+
+
+def _full(found: Dependencies, node: Node, layer: LayerSides) -> Tensor | None:
+    """Tie the input channels of a layer that reads all of them to its weight; return its output channels."""
+    given, weight = found.of(layer.x).get(layer.channel), found.of(layer.weight)
+    inner = weight.get(layer.inner)
+    if given is None and inner is not None:
+        found.units.fix_all(inner, f"{node!r} reads %{layer.x.name}, whose side {layer.channel} stays")
+    elif inner is None and given is not None:
+        found.units.fix_all(given, f"{node!r} has one channel")
+    elif given is not None and inner is not None:
+        found.units.merge_all(given, inner)
+    return weight.get(layer.outer)
+
+
+def _grouped(found: Dependencies, node: Node, layer: LayerSides) -> Tensor | None:
+    """Let each group of a layer be one unit, with its input and its output channels."""
+    given, weight = found.of(layer.x).get(layer.channel), found.of(layer.weight)
+    reason = f"{node!r} reads %{layer.x.name}, whose side {layer.channel} stays"
+    divided = layer.grouped_axis
+    rest = ({layer.inner, layer.outer} - {divided}).pop()
+    if rest in weight:
+        found.units.fix_all(weight[rest], f"{node!r} has groups of as many channels each")
+    own = weight[divided]
+    if given is None:
+        found.units.fix_all(own, reason)
+        return None
+    read = given.reshape(layer.groups, -1)
+    for number, members in enumerate(own.reshape(layer.groups, -1)):
+        for unit in (*read[number].tolist(), *members.tolist()):
+            found.units.merge(int(read[number][0]), unit)
+    return read[:, 0].repeat_interleave(layer.out_channels // layer.groups)
+
+
+def _through(found: Dependencies, node: Node, sizes: Mapping[str, int]) -> None:
+    """Ask a node where its results come from, and let what they come from go together."""
+    values = [v for v in node.inputs if isinstance(v, Value)]
+    given = [
+        (i, axis)
+        for i, v in enumerate(node.inputs)
+        if isinstance(v, Value)
+        for axis, units in found.of(v).items()
+        if found.units.free(units.tolist())
+    ]
+    others = [v for v in values if not v.is_constant and v.type.rank and v.type.dtype.is_floating_point]
+    if others and all(node.inputs[i].is_constant for i, _ in given):
+        for i, axis in given:
+            found.units.fix_all(found.of(node.inputs[i])[axis], f"{node!r} reads %{others[0].name}, which stays")
+        return
+    asked = probe(node, sizes)
+    if isinstance(asked, str):
+        reason = asked
+    else:
+        _spread(found, asked, given, sizes)
+        reason = refusal(asked, found)
+    if reason:
+        for value in (*values, *node.outputs):
+            found.fix(value, f"{node!r}: {reason}")
+
+
+def _spread(found: Dependencies, asked: Probe, given: Iterable[tuple[int, int]], sizes: Mapping[str, int]) -> None:
+    """Give the outputs of a node their units."""
+    node = asked.node
+    other = probe(node, sizes, chosen=1) if asked.chooses else asked
+    reached: list[dict[int, list[Sides]]] = [{} for _ in node.outputs]
+
+    def follow(position: int, axis: int, own: Tensor) -> None:
+        places = _known_sources(found, asked, position, axis)
+        again = places if other is asked or isinstance(other, str) else _known_sources(found, other, position, axis)
+        side = f"side {axis} of its operand {position}"
+        if places is None:
+            found.units.fix_all(own, f"{node!r} mixes what lies along {side}")
+        elif isinstance(other, str) or again is None or not all(map(torch.equal, places, again)):
+            found.units.fix_all(own, f"{node!r} chooses by data what it takes of {side}")
+        else:
+            if all(bool((p == ABSENT).all()) for p in places):
+                found.units.fix_all(own, f"{node!r} does not show what it makes of {side}")
+            for sides, p in zip(reached, places, strict=True):
+                sides.setdefault(position, []).append(spread(found.units, own, p, f"{node!r}"))
+
+    for position, axis in given:
+        follow(position, axis, found.of(node.inputs[position])[axis])
+    for position, axis in _further(asked, given, reached):
+        stays = f"{node!r} reads %{node.inputs[position].name}, which stays"
+        follow(position, axis, found.units.pinned(asked.operands[position].shape[axis], stays))
+    for output, sides in zip(node.outputs, reached, strict=True):
+        found.sides[output] = _joined(found.units, output, sides.values(), f"{node!r}")
+
+
+def _known_sources(found: Dependencies, asked: Probe, position: int, axis: int) -> list[Tensor] | None:
+    """Return what `sources` finds, which is the same for layers that are alike."""
+    key = asked.likeness, position, axis
+    if asked.likeness is None or key not in found.known:
+        places = sources(asked, position, axis)
+        if asked.likeness is None:
+            return places
+        if len(found.known) >= REMEMBERED:
+            found.known.clear()
+        found.known[key] = places
+    return found.known[key]
+
+
+def _further(
+    asked: Probe, given: Iterable[tuple[int, int]], reached: list[dict[int, list[Sides]]]
+) -> Iterator[tuple[int, int]]:
+    """Yield sides without units of operands that lie along a side of a result which others gave units to."""
+    for position in filter(asked.is_floating, range(len(asked.operands))):
+        lengths = enumerate(asked.operands[position].shape)
+        for axis in (a for a, n in lengths if n > 1 and (position, a) not in given):
+            last = torch.tensor([asked.operands[position].shape[axis] - 1])
+            marked = asked.operands[position].index_fill(axis, last, torch.nan)
+            results = asked.run([*asked.operands[:position], marked, *asked.operands[position + 1 :]])
+            for sides, result in zip(reached, results, strict=True):
+                of_others = {a for i, some in sides.items() if i != position for one in some for a in one}
+                own = {a for one in sides.get(position, ()) for a in one}
+                if any(_is_divided(result.isnan(), a) for a in of_others - own):
+                    yield position, axis
+                    break
+
+
+def _is_divided(is_nan: Tensor, axis: int) -> bool:
+    """Whether some places along a side hold NaN, and others none."""
+    rows = is_nan.movedim(axis, 0).reshape(is_nan.shape[axis], -1).any(1)
+    return bool(rows.any() and not rows.all())
+
+
+def _joined(units: Units, output: Value, operands: Iterable[Iterable[Sides]], reason: str) -> Sides:
+    """Return the units of an output: several sides of one operand cross, those of several operands are merged."""
+    found: Sides = {}
+    for reached in operands:
+        own: Sides = {}
+        for sides in reached:
+            for axis, some in sides.items():
+                own[axis] = _crossed(units, own[axis], some) if axis in own else some
+        for axis, some in own.items():
+            before = found.get(axis, some)
+            units.merge_all(before, some)
+            found[axis] = torch.where(before == ABSENT, some, before)
+    for axis, some in found.items():
+        missing = some == ABSENT
+        if missing.any():
+            some[missing] = units.pinned(int(missing.sum()), f"{reason}: elements of its own stand there")
+        if not in_periods(output.type.shape[axis], units.roots(some)):
+            units.fix_all(some, f"{reason}: the length of side {axis} depends on the input")
+    return found
+
+
+def _crossed(units: Units, some: Tensor, others: Tensor) -> Tensor:
+    pairs = zip(some.tolist(), others.tolist(), strict=True)
+    return torch.tensor([units.cross([u for u in pair if u != ABSENT]) if max(pair) >= 0 else ABSENT for pair in pairs])

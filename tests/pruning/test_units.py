@@ -1,0 +1,48 @@
+"""Units: what is merged goes together, crossings go with either of what they cross, and what is fixed stays."""
+
+import torch
+
+from clika_ref.pruning.units import Units
+
+
+def test_merged_units_go_together_and_keep_both_families():
+    units = Units()
+    a, b = units.fresh(3), units.fresh(3)
+    units.merge_all(a, b)
+    assert units.roots(a).tolist() == units.roots(b).tolist()
+    assert len(units.families(int(a[0]))) == 2
+    gone = frozenset(units.free([int(b[1])]))
+    assert units.kept(a, gone).tolist() == [0, 2]
+
+
+def test_a_crossing_goes_where_either_goes():
+    units = Units()
+    heads, inner = units.fresh(2).tolist(), units.fresh(3).tolist()
+    places = torch.tensor([units.cross([h, i]) for h in heads for i in inner])
+    assert units.kept(places, frozenset({heads[0]})).tolist() == [3, 4, 5]
+    assert units.kept(places, frozenset({inner[1]})).tolist() == [0, 2, 3, 5]
+    assert units.cross([heads[0], inner[0]]) == int(places[0])
+
+
+def test_a_fixed_unit_stays_with_all_that_it_is_merged_with_and_crosses():
+    units = Units()
+    heads, inner = units.fresh(2).tolist(), units.fresh(2).tolist()
+    place, other = units.cross([heads[0], inner[0]]), int(units.fresh(1))
+    units.fix(other, "it is returned")
+    units.merge(place, other)
+    assert units.reason(heads[0]) == units.reason(inner[0]) == "it is returned"
+    assert units.free([heads[1], inner[1]]) == [heads[1], inner[1]]
+
+
+def test_crossings_of_different_units_stay_where_they_would_go_together():
+    units = Units()
+    a, b, c, d = units.fresh(4).tolist()
+    units.merge(units.cross([a, b]), units.cross([c, d]))
+    assert not units.free([a, b, c, d])
+
+
+def test_a_unit_that_is_merged_with_a_crossing_of_its_own_lets_the_other_stay():
+    units = Units()
+    a, b = units.fresh(2).tolist()
+    units.merge(units.cross([a, b]), a)
+    assert not units.free([a, b])

@@ -1,0 +1,45 @@
+"""Settings of pruning: what they take, and what contradicts itself."""
+
+import pytest
+
+from clika_ref import LayerPruningSettings, ModelError, PruningSettings
+
+
+def test_the_default_is_that_of_the_record():
+    settings = PruningSettings()
+    assert (settings.mask_type, settings.pruning_sensitivity_threshold) == ("1:1", 0.001)
+    settings.pruning_sensitivity_threshold = 0.01
+    settings.check()
+
+
+@pytest.mark.parametrize("mask_type", ["structured", "unstructured", "1:1", "2:4", "1:4", "4:8"])
+def test_mask_types_that_parse(mask_type):
+    assert PruningSettings(mask_type).mask_type == LayerPruningSettings(mask_type=mask_type).mask_type == mask_type
+
+
+@pytest.mark.parametrize("mask_type", ["4:2", "2:2", "0:4", "2/4", "", None, 3])
+def test_a_mask_type_that_does_not_parse_is_told_those_that_do(mask_type):
+    with pytest.raises(ModelError, match=r'mask_type is .*; it takes "structured", "unstructured" .*"2:4"'):
+        PruningSettings(mask_type)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (PruningSettings, {"pruning_sensitivity_threshold": -1}, "a number from 0, or None for no limit"),
+        (PruningSettings, {"sparsity": 1.0}, "a share between 0 and 1"),
+        (PruningSettings, {"mask_type": "2:4", "sparsity": 0.5}, "says which share stays, and sparsity too"),
+        (PruningSettings, {"pruning_sensitivity_threshold": None}, "sets no limit to what goes; give sparsity"),
+        (LayerPruningSettings, {"skip_pruning": 1}, "True or False"),
+        (LayerPruningSettings, {"skip_pruning": True, "sparsity": 0.5}, "a layer that is skipped has no mask_type"),
+        (LayerPruningSettings, {"mask_type": "1:4", "sparsity": 0.5}, "says which share stays, and sparsity too"),
+    ],
+)
+def test_a_wrong_value_and_a_contradiction_are_told(kind, fields, message):
+    with pytest.raises(ModelError, match=message):
+        kind(**fields)
+
+
+def test_an_unknown_field_is_refused_with_those_that_there_are():
+    with pytest.raises(ModelError, match="PruningSettings has no 'mask'; it has mask_type"):
+        PruningSettings().mask = "2:4"
