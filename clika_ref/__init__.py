@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from clika_ref.inputs import clika_install_inputs_catcher as clika_install_inputs_catcher
     from clika_ref.inputs import clika_move_to_device as clika_move_to_device
     from clika_ref.module import ClikaModule as ClikaModule
+    from clika_ref.pruning_settings import LayerPruningSettings as LayerPruningSettings
+    from clika_ref.pruning_settings import PruningSettings as PruningSettings
     from clika_ref.quantization_settings import LayerQuantizationSettings as LayerQuantizationSettings
     from clika_ref.quantization_settings import QuantizationSettings as QuantizationSettings
     from clika_ref.reporting.progress import SimpleProgressBar as SimpleProgressBar
@@ -46,11 +48,13 @@ HOMES = {
     "DeploymentSettings_TFLite": "settings",
     "DeploymentSettings_TensorRT_LLM_ONNX": "settings",
     "DeploymentSettings_TensorRT_ONNX": "settings",
+    "LayerPruningSettings": "pruning_settings",
     "LayerQuantizationSettings": "quantization_settings",
     "ModelArgType": "compiling",
     "ModelError": "core.errors",
     "PassError": "core.errors",
     "PluginError": "core.errors",
+    "PruningSettings": "pruning_settings",
     "QuantizationSettings": "quantization_settings",
     "SimpleProgressBar": "reporting.progress",
     "TargetError": "core.errors",

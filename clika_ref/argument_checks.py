@@ -11,6 +11,7 @@ import torch
 
 from clika_ref.capture.inputs import refuse_no_list
 from clika_ref.core.errors import ModelError
+from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 
@@ -32,6 +33,8 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     ),
     "quantization_settings": (QuantizationSettings, "a QuantizationSettings, or None for a float model"),
     "layer_quantization_settings": (Mapping, "a dict from the names of layers to LayerQuantizationSettings, or None"),
+    "pruning_settings": (PruningSettings, "a PruningSettings, or None for a model that stays whole"),
+    "layer_pruning_settings": (Mapping, "a dict from the names of layers to LayerPruningSettings, or None"),
     "clika_compile_options": (
         ClikaCompileOptions,
         "a ClikaCompileOptions, such as ClikaCompileOptions(check_passes=True), or None",
@@ -40,6 +43,12 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     "graph_name": (str, "a str, or None for the class of the model"),
 }
 """What else is of one kind, and how to say so; None is always the default."""
+
+OF_LAYERS: Mapping[str, type] = {
+    "layer_quantization_settings": LayerQuantizationSettings,
+    "layer_pruning_settings": LayerPruningSettings,
+}
+"""What the settings of single layers are."""
 
 CALLS: Mapping[str, tuple[str, ...]] = {"data_transform_fn": ("element",), "forward_fn": ("model", "args", "kwargs")}
 """Functions, and what they are called with."""
@@ -60,6 +69,9 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             raise _other(name, arguments[name], "True or False")
     check_kinds(arguments)
     _refuse_quantization(arguments)
+    if arguments["layer_pruning_settings"] and arguments["pruning_settings"] is None:
+        msg = "layer_pruning_settings are given without pruning_settings, which say that the model is pruned"
+        raise ModelError(msg)
     if not arguments["fullgraph"]:
         msg = "fullgraph=False (partial graphs) is not available in this version; compile its parts one by one"
         raise ModelError(msg)
@@ -80,10 +92,10 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
             check_call(name, arguments[name], parameters, is_optional=True)
     if arguments.get("calibration_inputs") is not None:
         refuse_no_list(arguments["calibration_inputs"], "calibration_inputs")
-    for name, settings in (arguments.get("layer_quantization_settings") or {}).items():
-        if not isinstance(name, str) or not isinstance(settings, LayerQuantizationSettings):
-            wanted = "names of layers and LayerQuantizationSettings"
-            raise _other("layer_quantization_settings", {name: settings}, wanted)
+    for argument, kind in OF_LAYERS.items():
+        for name, settings in (arguments.get(argument) or {}).items():
+            if not isinstance(name, str) or not isinstance(settings, kind):
+                raise _other(argument, {name: settings}, f"names of layers and {kind.__name__}")
 
 
 def refuse_scripted(module_or_func: Any) -> None:

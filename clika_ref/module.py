@@ -29,7 +29,7 @@ from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.fast_form import fast_form
 from clika_ref.input_checks import check_inputs
-from clika_ref.quantized_module import QuantizedModule
+from clika_ref.pruned_module import PrunedModule
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import Signature
@@ -49,7 +49,7 @@ class _OfEachModule(property):
         return ClikaModule._require_graph if module is None else self.fget(module)  # type: ignore[misc] - it has one
 
 
-class ClikaModule(QuantizedModule):
+class ClikaModule(PrunedModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.

@@ -1,4 +1,4 @@
-"""The road from a model to a ClikaModule, told top to bottom: capture, clean, quantize, wrap."""
+"""The road from a model to a ClikaModule, told top to bottom: capture, clean, prune, quantize, wrap."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting.export import target_for
 from clika_ref.generic import torchlib_operator
 from clika_ref.module import ClikaModule
+from clika_ref.pruned_module import TRACED
+from clika_ref.pruning.stages import WantedPruning, pruned
+from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.spoiled_weights import has_nan
@@ -55,6 +58,8 @@ class Given:
     forward_fn: ForwardFn | None
     quantization_settings: QuantizationSettings | None
     layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None
+    pruning_settings: PruningSettings | None = None
+    layer_pruning_settings: Mapping[str, LayerPruningSettings] | None = None
 
     @property
     def data(self) -> Unread | None:
@@ -83,7 +88,7 @@ def compile_model(
     callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
     registry = _registry_for(deployment)
     with CompilationLog.open(logs_dir) as log:
-        log.header(_echoed(choices, options, deployment, given.quantization_settings))
+        log.header(_echoed(choices, options, deployment, given))
         if given.quantization_settings is not None and not choices.is_model_pretrained:
             log.warning(UNTRAINED)
         if given.unread is not None:
@@ -119,6 +124,7 @@ def _compile(travel: _Travel) -> ClikaModule | None:
         training = callee.module.training
         with outside_autocast():
             _clean(captured, registry, travel.options, log)
+            _prune(captured, data, travel)
             calibration, found = _quantize(captured, wanted, data, travel) if wanted and data else (None, None)
             if choices.is_dry_run:
                 report_dry_run(captured.graph, registry, travel.deployment, log, found)
@@ -153,6 +159,23 @@ def _calls(travel: _Travel) -> tuple[list[ModelCall], CalibrationInputs | None]:
     return model_calls(travel.callee, inputs, given.data_transform_fn, given.forward_fn), data
 
 
+def _prune(captured: Captured, data: CalibrationInputs | None, travel: _Travel) -> None:
+    """Prune the graph, where that is wanted, by one batch of the data, or else of the tracing inputs."""
+    given, signature = travel.given, captured.signature
+    if given.pruning_settings is None:
+        return
+    leaves = captured.calls[0]
+    if data is None and given.unread is not None and given.unread.can_be_read_again:
+        data = given.unread.begin()
+    if given.tracing_inputs is not None and data is not None:
+        call = data.examples(travel.callee)[0]
+        leaves = signature.flatten(call.args, call.kwargs)
+    elif given.tracing_inputs is not None:
+        travel.log.warning(TRACED)
+    wanted = WantedPruning(given.pruning_settings, given.layer_pruning_settings or {})
+    pruned(captured.graph, wanted, signature.graph_inputs(leaves), travel.registry.operators, travel.log)
+
+
 def _quantize(
     captured: Captured, wanted: Wanted, data: CalibrationInputs, travel: _Travel
 ) -> tuple[Calibration, Quantization]:
@@ -184,12 +207,12 @@ def _echoed(
     choices: Choices,
     options: ClikaCompileOptions,
     deployment: BaseDeploymentSettings | None,
-    settings: QuantizationSettings | None,
+    given: Given,
 ) -> dict[str, dict[str, Any]]:
-    quantization = {"Global Quantization Settings": vars(settings)} if settings else {}
+    chosen = {"Quantization": given.quantization_settings, "Pruning": given.pruning_settings}
     return {
         "Compilation Settings": {**vars(choices), **vars(options)},
-        **quantization,
+        **{f"Global {what} Settings": vars(settings) for what, settings in chosen.items() if settings},
         "Deployment Settings": {"target_framework": deployment.framework if deployment else None},
     }
 

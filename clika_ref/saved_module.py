@@ -110,6 +110,15 @@ class SavedModule(nn.Module):
         self._clika_graph = graph
         self._clika_signature = signature
 
+    def _exchange(self, graph: Graph) -> None:
+        """Take another graph of the same inputs and outputs in place of this one, with its weights, in float."""
+        saved = named_tensors(self).keys() - non_persistent(self).keys()
+        own = {name for name in graph.constants if name.startswith("clika.")}
+        register_weights(self, graph, frozenset(saved | own))
+        self._install(graph, self._clika_signature)
+        self.clika_adopt(None, None)
+        self._clika_unfinished = None
+
     @property
     def graph(self) -> Graph:
         """The stored graph, its constants bound to the current parameters and buffers."""

@@ -69,6 +69,8 @@ def test_the_signature_is_the_published_one():
         "forward_fn": None,
         "quantization_settings": None,
         "layer_quantization_settings": None,
+        "pruning_settings": None,  # of 25.4
+        "layer_pruning_settings": None,
         "logs_dir": None,
         "clika_compile_options": None,
         "discard_input_model": True,

@@ -90,6 +90,11 @@ class Unread:
         """How many elements there are, where that can be known without reading them."""
         return _count(self.inputs)
 
+    @property
+    def can_be_read_again(self) -> bool:
+        """Whether reading some of them leaves them as they are, as it does not of a generator."""
+        return not isinstance(self.inputs, Iterator)
+
     def begin(self) -> CalibrationInputs:
         """Begin to read them.
 

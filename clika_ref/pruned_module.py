@@ -1,0 +1,92 @@
+"""The part of a ClikaModule that prunes it: weights become zeros that stay, or channels go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from clika_ref.algorithms import batches_of
+from clika_ref.argument_checks import check_kinds
+from clika_ref.autocast import outside_autocast
+from clika_ref.capture.calibration_inputs import Unread
+from clika_ref.capture.callables import callee_of
+from clika_ref.capture.inputs import ForwardFn
+from clika_ref.core.errors import ModelError
+from clika_ref.core.registry import load_registry
+from clika_ref.pruning.report import Pruning
+from clika_ref.pruning.stages import WantedPruning, pruned
+from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
+from clika_ref.quantized_module import NO_DATA, QuantizedModule
+from clika_ref.reporting.log import CompilationLog
+
+TRACED = (
+    "What pruning would change is weighed on an input that the module was traced with, whose values need not be like "
+    "those of the data; give calibration_inputs"
+)
+
+QUANTIZED = (
+    "the module is quantized, with scales of the weights as they are: prune first, and quantize then, with "
+    "clika_initialize_algorithms()"
+)
+
+EMPTY = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
+
+
+class PrunedModule(QuantizedModule):
+    """A module around a graph whose weights can be pruned."""
+
+    def clika_prune(
+        self,
+        pruning_settings: PruningSettings | None = None,
+        *,
+        layer_pruning_settings: Mapping[str, LayerPruningSettings] | None = None,
+        calibration_inputs: Iterable[Any] | None = None,
+        data_transform_fn: Callable[[Any], Any] | None = None,
+        forward_fn: ForwardFn | None = None,
+    ) -> Pruning:
+        """Prune a module that is compiled already; return what went, which printed is a table.
+
+        The arguments mean what they mean to `clika_compile`. Of the data one batch is read, by which is found what the
+        outputs would miss. Prune first, fine-tune then, and quantize last; where channels go and weights are masked,
+        channels go first. Parameters are other ones afterwards: an optimizer is to be made anew.
+
+        Raises:
+            ModelError: the module is quantized already, there is no data, or it does not fit; or settings ask for what
+                there is not.
+        """
+        check_kinds(locals())  # which are the arguments, and nothing else yet
+        if self._clika_quantized is not None:
+            raise ModelError(QUANTIZED)
+        given = calibration_inputs
+        data = None if given is None else Unread(given, data_transform_fn, forward_fn)
+        wanted = WantedPruning(pruning_settings or PruningSettings(), layer_pruning_settings or {})
+        registry, graph = self._clika_registry or load_registry(), self.graph.clone()
+        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
+            found = pruned(graph, wanted, self._weighed_on(data, log), registry.operators, log)
+            self._clika_timings.update(log.timings)
+        self._exchange(graph)
+        return found
+
+    def _weighed_on(self, data: Unread | None, log: CompilationLog) -> list[torch.Tensor]:
+        """Return a batch of data: of what is given, or of what is there.
+
+        Raises:
+            ModelError: there is none.
+        """
+        if data is None and self._clika_calibration is not None:
+            return self._clika_calibration.reservoir.batches[0]
+        if data is None and self._clika_unread is not None and self._clika_unread.can_be_read_again:
+            data = self._clika_unread
+        if data is not None:
+            calls = data.begin().calls(callee_of(self))
+            found = next(batches_of(self.graph, self._clika_signature, calls, log), None)
+            if found is None:
+                raise ModelError(EMPTY)
+            return found
+        if not self._clika_examples:
+            raise ModelError(NO_DATA)
+        if not self._clika_examples_are_data:
+            log.warning(TRACED)
+        return self._clika_examples[0]

@@ -1,0 +1,127 @@
+"""Masks: what stays of a weight, that it stays so while it is trained and quantized, and what cannot be had."""
+
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    LayerPruningSettings,
+    ModelError,
+    PruningSettings,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.pruning.masks import of_least_magnitude, of_pattern
+
+ANY = 1e9
+"""A threshold that nothing exceeds."""
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.norm(self.conv(self.stem(x).relu())).mean((2, 3)))
+
+
+def compiled(settings, layers=None):
+    torch.manual_seed(0)
+    data = [torch.randn(8, 3, 8, 8), torch.randn(6, 3, 8, 8)]
+    module = clika_compile(
+        Net().eval(), calibration_inputs=data, pruning_settings=settings, layer_pruning_settings=layers
+    )
+    return module, data
+
+
+def fits(weight, kept=2, of=4):
+    """Whether at most so many of every so many elements along side 1 are other than 0."""
+    return bool(((weight.movedim(1, -1).unflatten(-1, (-1, of)) != 0).sum(-1) <= kept).all())
+
+
+def test_the_least_go_and_of_equal_ones_the_first():
+    assert of_least_magnitude(torch.tensor([1.0, -1.0, 1.0, 3.0]), 0.5).tolist() == [False, False, True, True]
+
+
+def test_a_pattern_lies_along_the_side_that_is_multiplied():
+    mask = of_pattern(torch.randn(6, 8, 3, 3), 1, 1, 4)
+    assert (mask.movedim(1, -1).unflatten(-1, (-1, 4)).sum(-1) == 1).all()
+
+
+def test_masked_weights_stay_zero_in_training_and_in_the_state_dict_of_the_original_keys():
+    module, data = compiled(PruningSettings("2:4", ANY))
+    assert fits(module.conv.weight)
+    assert fits(module.head.weight)
+    assert set(Net().state_dict()) <= set(module.state_dict())
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    module.train()
+    for _ in range(3):
+        optimizer.zero_grad()
+        module(data[0]).square().sum().backward()
+        optimizer.step()
+    assert fits(module.conv.weight)
+    again = ClikaModule()
+    again.load_state_dict(module.state_dict())
+    torch.testing.assert_close(again.eval()(data[1]), module.eval()(data[1]))
+
+
+def test_what_is_written_to_a_masked_weight_counts_as_zero():
+    module, data = compiled(PruningSettings("2:4", ANY))
+    before = module(data[0])
+    with torch.no_grad():
+        module.conv.weight.add_((module.conv.weight == 0) * 5.0)
+    torch.testing.assert_close(module(data[0]), before)
+
+
+def test_a_masked_model_is_exported_with_zeros_and_quantized_with_them(tmp_path):
+    module, data = compiled(PruningSettings("2:4", ANY))
+    for name, is_quantized in (("float", False), ("integers", True)):
+        if is_quantized:
+            module.clika_initialize_algorithms(
+                QuantizationSettings(automatic_skip_quantization=False),
+                calibration_inputs=data,
+                deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+            )
+        path = tmp_path / f"{name}.onnx"
+        module.clika_export(path)
+        graph = onnx.load(str(path)).graph
+        assert not [node for node in graph.node if any("masks" in name for name in node.input)]
+        weights = [numpy_helper.to_array(t) for t in graph.initializer if tuple(t.dims) == (8, 8, 3, 3)]
+        assert weights
+        assert all(fits(torch.from_numpy(w.copy())) for w in weights), name
+
+
+def test_a_threshold_decides_how_much_of_each_weight_goes():
+    little, _ = compiled(PruningSettings(pruning_sensitivity_threshold=1e-6))
+    much, _ = compiled(PruningSettings(pruning_sensitivity_threshold=0.05))
+    zeros = [sum(int((p == 0).sum()) for p in module.parameters() if p.ndim > 1) for module in (little, much)]
+    assert zeros[0] < zeros[1]
+
+
+def test_a_size_that_does_not_divide_is_left_out_and_refused_where_it_is_named():
+    module, _ = compiled(PruningSettings("2:4", ANY))
+    assert not (module.stem.weight == 0).any()
+    with pytest.raises(
+        ModelError, match=r"'stem': mask_type='2:4' takes 4 of the inputs .* and 3 are no multiple of it"
+    ):
+        compiled(PruningSettings("2:4", ANY), {"stem": LayerPruningSettings(mask_type="2:4")})
+
+
+def test_a_layer_may_be_skipped_and_a_mask_be_made_denser_and_sparser():
+    module, data = compiled(PruningSettings("2:4", ANY), {"head": LayerPruningSettings(skip_pruning=True)})
+    assert not (module.head.weight == 0).any()
+    module.clika_prune(PruningSettings("1:4", ANY), calibration_inputs=data)
+    assert fits(module.conv.weight, kept=1)
+    assert len([name for name in module.state_dict() if name.startswith("clika.masks.")]) == 2
+
+
+def test_channels_are_not_removed_from_masked_weights():
+    module, data = compiled(PruningSettings("2:4", ANY))
+    with pytest.raises(ModelError, match=r"channels cannot be removed from weights that are masked.*first"):
+        module.clika_prune(PruningSettings("structured", None, 0.5), calibration_inputs=data)
