@@ -9,6 +9,7 @@ import typer
 from benchmarks import export as export_part
 from benchmarks import forward as forward_part
 from benchmarks import imports as import_part
+from benchmarks import pruning as pruning_part
 from benchmarks import scaling as scaling_part
 from benchmarks.ptq import run as quantization_part
 from benchmarks.qat import run as training_part
@@ -66,6 +67,12 @@ def ptq(names: Names = None, rounds: int = 3, calls: int = 40, runtime: str = "o
 def qat(names: Names = None, rounds: int = 9) -> None:
     """One step of training in integers, against float, NNCF's and torchao's; not part of all."""
     training_part.run(names, rounds)
+
+
+@app.command()
+def pruning(names: Names = None) -> None:
+    """Four models without half of their channels: latency, size and MACs against the whole ones; not part of all."""
+    pruning_part.run(names)
 
 
 @app.command()

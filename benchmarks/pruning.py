@@ -1,0 +1,120 @@
+"""Channels and heads removed: latency, size and products of four models in ONNX Runtime, against the same in float."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.models import MODELS
+
+# isort: split
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+from benchmarks.measuring import geometric_mean, in_fresh_process
+from clika_ref import PruningSettings, clika_compile
+from clika_ref.core.registry import load_registry
+from clika_ref.latency import seconds_and_ratio
+from clika_ref.reporting.tables import print_table
+
+SHARE = 0.5
+"""Of the channels, or heads, of each group that goes."""
+
+
+class GroupedQueryBlock(nn.Module):
+    """A block of a language model: sixteen query heads on four of key and value, and a gated layer behind them."""
+
+    def __init__(self, dim: int = 512, heads: int = 16, shared: int = 4) -> None:
+        super().__init__()
+        self.width = dim // heads
+        self.query, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.key, self.value = (nn.Linear(dim, shared * self.width) for _ in range(2))
+        self.norm, self.gate, self.up, self.down = (
+            nn.LayerNorm(dim),
+            *(nn.Linear(dim, 4 * dim) for _ in range(2)),
+            nn.Linear(4 * dim, dim),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x[n, length, dim]`` after attention and the gated layer."""
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        y = self.norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and a batch of it."""
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], torch.Tensor]
+
+
+def _images() -> torch.Tensor:
+    return torch.randn(1, 3, 224, 224)
+
+
+SUBJECTS: Mapping[str, Subject] = {
+    **{
+        name: Subject(lambda name=name: MODELS[name]().make(), _images)
+        for name in ("densenet121", "mobilenet_v3_large")
+    },
+    "resnext50_32x4d": Subject(lambda: torchvision.models.resnext50_32x4d(weights=None), _images),
+    "grouped-query block": Subject(GroupedQueryBlock, lambda: torch.randn(1, 128, 512)),
+}
+
+
+def measure(name: str) -> dict[str, float]:
+    """Prune one model, export it before and after, and call both files in turn; return the ratios."""
+    torch.manual_seed(0)
+    subject, target = SUBJECTS[name], load_registry().targets["onnxruntime"]
+    inputs = [subject.inputs()]
+    module = clika_compile(subject.build().eval(), calibration_inputs=inputs)
+    with TemporaryDirectory() as folder:
+        before = module.clika_export(Path(folder) / "before.onnx")
+        found = module.clika_prune(PruningSettings("structured", None, SHARE), calibration_inputs=inputs)
+        after = module.clika_export(Path(folder) / "after.onnx")
+        seconds, ratio = seconds_and_ratio(target.load(after), inputs, target.load(before), inputs)
+    return {
+        "seconds": seconds,
+        "latency": ratio,
+        "bytes": after.facts["bytes"] / before.facts["bytes"],
+        "macs": found.macs_after / found.macs_before,
+        "pruning_s": module.timings["Pruning"],
+    }
+
+
+def run(names: Sequence[str] | None = None) -> None:
+    """Measure and print one row for each model."""
+    rows: list[Sequence[object]] = []
+    faster: list[float] = []
+    for name in names or SUBJECTS:
+        found = in_fresh_process("benchmarks.pruning", name)
+        faster.append(1 / found["latency"])
+        rows.append(
+            (
+                name,
+                f"{found['seconds'] * 1e3:.2f} ms",
+                f"{1 / found['latency']:.2f}x",
+                f"{found['bytes']:.2f}",
+                f"{found['macs']:.2f}",
+                f"{found['pruning_s']:.1f} s",
+            )
+        )
+    title = f"{SHARE:.0%} of the channels or heads of each group removed, ONNX Runtime, calls in turn"
+    print_table(("model", "latency", "times faster", "file / before", "MACs / before", "pruning"), rows, title=title)
+    print(f"Geometric mean: {geometric_mean(faster):.2f} times faster")
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1])))
