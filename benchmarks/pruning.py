@@ -18,7 +18,7 @@ import torchvision
 from torch import nn
 
 from benchmarks.measuring import geometric_mean, in_fresh_process
-from clika_ref import PruningSettings, clika_compile
+from clika_ref import ClikaModule, PruningSettings, clika_compile
 from clika_ref.core.registry import load_registry
 from clika_ref.latency import seconds_and_ratio
 from clika_ref.reporting.tables import print_table
@@ -80,6 +80,7 @@ def measure(name: str) -> dict[str, float]:
     subject, target = SUBJECTS[name], load_registry().targets["onnxruntime"]
     inputs = [subject.inputs()]
     module = clika_compile(subject.build().eval(), calibration_inputs=inputs)
+    assert isinstance(module, ClikaModule)
     with TemporaryDirectory() as folder:
         before = module.clika_export(Path(folder) / "before.onnx")
         found = module.clika_prune(PruningSettings("structured", None, SHARE), calibration_inputs=inputs)
