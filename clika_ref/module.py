@@ -42,11 +42,11 @@ PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
 
 
-class _OfEachModule(property):
-    """A property whose class shows a function in its place, as tools look there for the arguments of a model."""
+class _Method(property):
+    """A method of each module, which the class can be called for as well: tools look there for a model's arguments."""
 
-    def __get__(self, module: Any, owner: type | None = None) -> Any:
-        return ClikaModule._require_graph if module is None else self.fget(module)  # type: ignore[misc] - it has one
+    def __call__(self, module: ClikaModule, /, *args: Any, **kwargs: Any) -> Any:
+        return self.__get__(module)(*args, **kwargs)
 
 
 class ClikaModule(PrunedModule):
@@ -60,7 +60,7 @@ class ClikaModule(PrunedModule):
 
     _clika_run: Callable[..., Sequence[torch.Tensor]]
 
-    @_OfEachModule
+    @_Method
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
         """The method that computes the graph, under the original's signature, which tools inspect."""
         # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.

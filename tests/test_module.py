@@ -249,6 +249,11 @@ def test_torch_compile_takes_it_with_other_sizes(original, module):
         torch.testing.assert_close(compiled(x), original(x))
 
 
+def test_the_class_can_be_called_for_the_method_of_a_module(module, x):
+    assert torch.equal(type(module).forward(module, x), module(x))
+    assert "args" in inspect.signature(type(module).forward).parameters
+
+
 def test_it_is_a_part_of_another_module(original, module, x):
     whole = nn.Sequential(module, nn.Linear(2, 2))
     assert {"0.conv.weight", "0._extra_state", "1.weight"} <= set(whole.state_dict())
