@@ -45,6 +45,8 @@ from clika_ref.settings import Switch
 from clika_ref.signature import Signature
 from clika_ref.wanted import Wanted, few_bits
 
+EMPTY = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
+
 
 def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
     """Return a calibration of a graph as it is going to be written, which begins with what another one has found.
@@ -102,8 +104,7 @@ def calibrate(
             elif number > calibration.sizes.total():
                 calibration.keep(inputs)
         if not calibration.reservoir.batches:
-            msg = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
-            raise ModelError(msg)
+            raise ModelError(EMPTY)
         known = f", {seen:,} of them from before" if seen else ""
         stage.done(f"{calibration.table.batches:,} batches{known}, {len(calibration.table.values):,} values")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clika_ref.algorithms import batches_of
+from clika_ref.algorithms import EMPTY, batches_of
 from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast
 from clika_ref.capture.calibration_inputs import Unread
@@ -30,8 +30,6 @@ QUANTIZED = (
     "the module is quantized, with scales of the weights as they are: prune first, and quantize then, with "
     "clika_initialize_algorithms()"
 )
-
-EMPTY = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
 
 
 class PrunedModule(QuantizedModule):

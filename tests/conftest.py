@@ -1,6 +1,8 @@
 """What the tests of the road share: compile, and hold the result against eager PyTorch."""
 
 import copy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from torch.utils import _pytree as pytree
 from clika_ref import clika_compile
 from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import pack
+
+sys.path.insert(0, str(Path(__file__).parent))  # the importlib mode of pytest leaves the folder of a test off the path
 
 
 def call(function, element):

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from calibrated_nets import HERE, batches, compiled, told, traced
 from torch import nn
 
 from clika_ref import (
     ClikaCompileOptions,
     ClikaModule,
-    DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_OpenVINO_ONNX,
     DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TensorRT_ONNX,
@@ -22,37 +22,6 @@ from clika_ref import (
 from clika_ref.latency import LayerTimer
 from clika_ref.quantization.calibration import Reservoir
 from clika_ref.quantization.stages import Stages
-
-HERE = DeploymentSettings_ONNXRuntime_ONNX()
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
-        self.register_buffer("unused", torch.full((3,), torch.nan))
-
-    def forward(self, x):
-        return self.second(torch.relu(self.first(x)))
-
-
-def batches(count=4, seed=0):
-    spread = torch.Generator().manual_seed(seed)
-    return [torch.randn(4 + i, 32, generator=spread) for i in range(count)]
-
-
-def traced(**arguments):
-    return clika_compile(Net().eval(), tracing_inputs=batches(2), **arguments)
-
-
-def compiled(**options):
-    settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
-    return clika_compile(Net().eval(), **{"calibration_inputs": batches(), **settings, **options})
-
-
-def told(folder):
-    return "".join(log.read_text() for log in folder.glob("*.log"))
 
 
 def planned(module, deployment):

@@ -25,7 +25,7 @@ from clika_ref.pruning.removing import remove
 from clika_ref.pruning.report import COLUMNS, LayerPruning, Pruning, bytes_of, macs_of, shape_of
 from clika_ref.pruning.tying import dependencies
 from clika_ref.pruning_settings import STRUCTURED, LayerPruningSettings, PruningSettings
-from clika_ref.quantization.energy import energy, mean_share, missed
+from clika_ref.quantization.energy import missed_share
 from clika_ref.reporting.log import CompilationLog
 
 
@@ -88,7 +88,7 @@ def pruned(
         told = _removed(work)
         told |= _masked(work)
         reports = [_report(node, size, told[node], work) for node, size in zip(layers, before, strict=True)]
-        found = Pruning(reports, bytes_before, bytes_of(graph), _error(_outputs(work), wished))
+        found = Pruning(reports, bytes_before, bytes_of(graph), missed_share(_outputs(work), wished))
         log.table("Pruning", COLUMNS, found.rows())
         stage.done(found.in_one_line())
     return found
@@ -195,8 +195,3 @@ def _outputs(work: _Work) -> list[Tensor]:
     with torch.no_grad():
         outputs, _ = interpret(work.graph, [x.clone() for x in work.inputs])
     return [o for o in outputs if o.is_floating_point()]
-
-
-def _error(found: Sequence[Tensor], wished: Sequence[Tensor]) -> float:
-    """Return what outputs miss, as a share of their energy."""
-    return mean_share((missed(f, w), energy(w)) for f, w in zip(found, wished, strict=True))

@@ -23,6 +23,11 @@ def missed(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).masked_fill(same, 0.0).square().sum())
 
 
+def missed_share(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
+    """Return ``||F - W||^2 / ||W||^2``, the mean of it over all outputs that are not 0."""
+    return mean_share((missed(f, w), energy(w)) for f, w in zip(found, wanted, strict=True))
+
+
 def mean_share(parts: Iterable[tuple[float, float]]) -> float:
     """Return the mean of shares, each given as a part and its whole; of nothing there is none."""
     shares = [part / whole for part, whole in parts if whole]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
-from clika_ref.quantization.energy import energy, mean_share, missed
+from clika_ref.quantization.energy import missed_share
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.quantization.running import run
 
@@ -36,4 +36,4 @@ class Trial:
         twin = self.graph.clone()
         quantize_graph(twin, plan, self.operators)
         found = [o for o in run(twin, self.inputs) if o.is_floating_point()]
-        return mean_share((missed(q, f), energy(f)) for q, f in zip(found, self.outputs, strict=True))
+        return missed_share(found, self.outputs)

@@ -1,0 +1,39 @@
+"""What tests of calibration share: a model, batches for it, and what is compiled of both."""
+
+import torch
+from torch import nn
+
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+
+HERE = DeploymentSettings_ONNXRuntime_ONNX()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.register_buffer("unused", torch.full((3,), torch.nan))
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+def batches(count=4, seed=0, factor=1.0):
+    """Return batches of which two columns are larger than the others by a factor."""
+    spread, factors = torch.Generator().manual_seed(seed), torch.ones(32)
+    factors[3] = factors[9] = factor
+    return [torch.randn(4 + i, 32, generator=spread) * factors for i in range(count)]
+
+
+def traced(**arguments):
+    return clika_compile(Net().eval(), tracing_inputs=batches(2), **arguments)
+
+
+def compiled(**options):
+    settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
+    return clika_compile(Net().eval(), **{"calibration_inputs": batches(), **settings, **options})
+
+
+def told(folder):
+    return "".join(log.read_text() for log in folder.glob("*.log"))
