@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks import digits as digits_part
 from benchmarks import export as export_part
 from benchmarks import forward as forward_part
 from benchmarks import imports as import_part
@@ -73,6 +74,12 @@ def qat(names: Names = None, rounds: int = 9) -> None:
 def pruning(names: Names = None) -> None:
     """Four models without half of their channels: latency, size and MACs against the whole ones; not part of all."""
     pruning_part.run(names)
+
+
+@app.command()
+def digits(names: Names = None, seeds: int = digits_part.SEEDS) -> None:
+    """Accuracy on handwritten digits after each compression and training; not part of all."""
+    digits_part.run(names, seeds)
 
 
 @app.command()

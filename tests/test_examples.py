@@ -1,27 +1,32 @@
 """The examples run and show what they promise."""
 
-import importlib.util
+import importlib
 import re
+import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture
-def digits(monkeypatch):
-    """The demonstration, with less training and less timing."""
+def example(monkeypatch):
+    """Return an example by its name, with less training and less timing."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
-    spec = importlib.util.spec_from_file_location("digits", EXAMPLES / "digits.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.EPOCHS, module.TIMED_RUNS = 2, 1
-    return module
+    monkeypatch.syspath_prepend(EXAMPLES)  # where an example that is run finds its neighbours
+    for name in ("digits", "train_in_integers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    digits = importlib.import_module("digits")
+    digits.EPOCHS, digits.TIMED_RUNS = 2, 1
+    training = importlib.import_module("train_in_integers")
+    training.EPOCHS = 1
+    return importlib.import_module
 
 
-def test_the_digits_are_told_apart_as_well_by_the_artifact_as_by_eager(digits, tmp_path, capsys):
-    digits.main(tmp_path / "build" / "digits.onnx")
+def test_the_digits_are_told_apart_as_well_by_the_artifact_as_by_eager(example, tmp_path, capsys):
+    example("digits").main(tmp_path / "build" / "digits.onnx")
     out = capsys.readouterr().out
     rows = {
         name: re.search(rf"{name} +([\d.]+) % +([\d.]+) %", out)
@@ -35,3 +40,26 @@ def test_the_digits_are_told_apart_as_well_by_the_artifact_as_by_eager(digits, t
     assert "What it took to make" in out
     assert re.search(r"Capturing +[\d.]+", out)
     assert (tmp_path / "build" / "digits.onnx").stat().st_size > 300_000  # 96,000 weights of 4 bytes, less batch norm
+
+
+def test_training_in_integers_leaves_an_artifact_that_tells_the_digits_apart(example, tmp_path, capsys):
+    path = tmp_path / "build" / "trained.onnx"
+    example("train_in_integers").main(path)
+    out = capsys.readouterr().out
+    found = [float(x) for x in re.findall(r"(?:in float|quantized|trained in integers) +([\d.]+) %", out)]
+    assert len(found) == 3, out
+    assert min(found) > 90, out
+    assert "QuantizeLinear" in {node.op_type for node in onnx.load(path).graph.node}
+    assert path.stat().st_size < 200_000  # 96,000 weights of one byte
+
+
+def test_what_is_pruned_and_then_quantized_is_smaller_twice(example, tmp_path, capsys):
+    path = tmp_path / "build" / "pruned.onnx"
+    example("prune_then_quantize").main(path)
+    out = capsys.readouterr().out
+    rows = re.findall(r"(in float|pruned|and trained|and quantized) +([\d.]+) % +(\d+) KiB", out)
+    sizes = {stage: int(size) for stage, _, size in rows}
+    assert sizes.keys() == {"in float", "pruned", "and trained", "and quantized"}, out
+    assert sizes["pruned"] < 0.4 * sizes["in float"]
+    assert sizes["and quantized"] < 0.5 * sizes["pruned"]
+    assert float(rows[-1][1]) > 85, out

@@ -1,0 +1,78 @@
+"""Train a network on handwritten digits, quantize it, and train it on in integers: quantization-aware training.
+
+`python examples/train_in_integers.py [where/to/write.onnx]`. It takes some thirty seconds.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from digits import digits, network, percent, train
+from torch import Tensor, nn
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    QuantizationSettings,
+    SimpleProgressBar,
+    clika_compile,
+    distillation_loss,
+)
+
+EPOCHS = 4
+BATCH = 64
+RATE = 2e-4  # a tenth of the rate that the network was trained with
+
+
+def main(path: Path) -> None:
+    """Tell the whole story: train, quantize, train on, export."""
+    torch.manual_seed(0)
+    train_images, test_images, train_labels, test_labels = digits()
+    teacher = network()
+    train(teacher, train_images, train_labels)
+
+    module = clika_compile(
+        teacher,
+        tracing_inputs=[train_images[:2], train_images[:3]],
+        calibration_inputs=train_images[: 8 * BATCH].split(BATCH),
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        discard_input_model=False,  # it teaches below
+    )
+    assert isinstance(module, ClikaModule)
+    quantized = percent(decisions(module, test_images) == test_labels)
+
+    train_on(module, teacher, train_images, train_labels)
+
+    # What training computed in floats, evaluation computes in integers, and so does the file.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    module.clika_export(path)
+    print(f"{'in float':28}{percent(decisions(teacher, test_images) == test_labels):.2f} %")
+    print(f"{'quantized':28}{quantized:.2f} %")
+    print(f"{'and trained in integers':28}{percent(decisions(module, test_images) == test_labels):.2f} %")
+    print(f"{path} holds {path.stat().st_size / 1024:,.0f} KiB")
+
+
+def train_on(module: ClikaModule, teacher: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """Train a module as any other, on the labels and on what the original says."""
+    optimizer = torch.optim.AdamW(module.parameters(), RATE)
+    module.train()
+    for _ in SimpleProgressBar(range(EPOCHS), desc="Training in integers", unit="epoch"):
+        for chosen in torch.randperm(len(images)).split(BATCH):
+            outputs = module(images[chosen])
+            loss = nn.functional.cross_entropy(outputs, labels[chosen])
+            loss = loss + distillation_loss(outputs, teacher(images[chosen]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    module.eval()
+
+
+def decisions(model: nn.Module, images: Tensor) -> Tensor:
+    """Return which digit a model takes each image for."""
+    with torch.no_grad():
+        return model(images).argmax(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/trained_in_integers.onnx"))
