@@ -18,6 +18,8 @@ COLUMNS = 128
 def rounded_with_feedback(rows: Tensor, scales: Tensor, integers: Integers, gram: Tensor) -> Tensor | None:
     """Return integers of a weight with which its products with data, not its elements, miss least.
 
+    Zeros stay zeros, as those are of a mask.
+
     Args:
         rows: ``float32[outputs, inputs]``.
         scales: ``float32[outputs, blocks]``.
@@ -40,7 +42,7 @@ def rounded_with_feedback(rows: Tensor, scales: Tensor, integers: Integers, gram
         missed = rows.new_zeros(len(rows), end - start)
         for at in range(start, end):
             scale = scales[:, at // block]
-            whole = (left[:, at] / scale).round().clamp(integers.low, integers.high)
+            whole = (left[:, at] / scale).round().clamp(integers.low, integers.high) * (rows[:, at] != 0)
             steps[:, at] = whole.to(torch.int8)
             missed[:, at - start] = (left[:, at] - whole * scale) / chosen[at, at]
             left[:, at + 1 : end] -= missed[:, at - start, None] * chosen[at, at + 1 : end]

@@ -45,6 +45,14 @@ def fits(weight, kept=2, of=4):
     return bool(((weight.movedim(1, -1).unflatten(-1, (-1, of)) != 0).sum(-1) <= kept).all())
 
 
+def written(path):
+    """Return the weight of the second convolution in a file, of which no node reads a mask."""
+    graph = onnx.load(str(path)).graph
+    assert not [node for node in graph.node if any("masks" in name for name in node.input)]
+    (weight,) = [numpy_helper.to_array(t) for t in graph.initializer if tuple(t.dims) == (8, 8, 3, 3)]
+    return torch.from_numpy(weight.copy())
+
+
 def test_the_least_go_and_of_equal_ones_the_first():
     assert of_least_magnitude(torch.tensor([1.0, -1.0, 1.0, 3.0]), 0.5).tolist() == [False, False, True, True]
 
@@ -90,11 +98,29 @@ def test_a_masked_model_is_exported_with_zeros_and_quantized_with_them(tmp_path)
             )
         path = tmp_path / f"{name}.onnx"
         module.clika_export(path)
-        graph = onnx.load(str(path)).graph
-        assert not [node for node in graph.node if any("masks" in name for name in node.input)]
-        weights = [numpy_helper.to_array(t) for t in graph.initializer if tuple(t.dims) == (8, 8, 3, 3)]
-        assert weights
-        assert all(fits(torch.from_numpy(w.copy())) for w in weights), name
+        assert fits(written(path)), name
+
+
+def test_a_masked_model_is_trained_in_integers_and_keeps_its_zeros(tmp_path):
+    module, data = compiled(PruningSettings("2:4", ANY))
+    module.clika_initialize_algorithms(
+        QuantizationSettings(automatic_skip_quantization=False),
+        calibration_inputs=data,
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    before = module.conv.weight.detach().clone()
+    optimizer = torch.optim.AdamW(module.parameters(), 0.01)
+    module.train()
+    for _ in range(3):
+        optimizer.zero_grad()
+        module(data[0]).square().sum().backward()
+        optimizer.step()
+    module.eval().clika_export(tmp_path / "trained.onnx")
+    weight = written(tmp_path / "trained.onnx")
+    assert weight.dtype == torch.int8
+    assert fits(weight)
+    kept = module.get_buffer("clika.masks.conv.weight")
+    assert ((module.conv.weight != before) & kept.bool()).any()
 
 
 def test_a_threshold_decides_how_much_of_each_weight_goes():

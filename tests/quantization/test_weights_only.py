@@ -91,6 +91,15 @@ def test_feedback_misses_less_of_products_with_data_like_that_it_has_seen():
     assert missed[0] < missed[1] / 2
 
 
+def test_feedback_leaves_zeros_of_a_mask_zeros():
+    rows, seen = noise(16, 64), correlated(512, 64)
+    rows[:, 1::2] = 0
+    steps = rounded_with_feedback(rows, (rows.abs().amax(1) / 7)[:, None], FOUR, seen.T @ seen)
+    assert steps is not None
+    assert not steps[:, 1::2].any()
+    assert steps[:, ::2].any()
+
+
 def test_without_correlation_feedback_rounds_to_the_nearest():
     rows = noise(4, 8)
     scales = (rows.abs().amax(1) / 7)[:, None]
