@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clika_ref.core.ir import Graph, Node
-from clika_ref.core.symbols import resolve
+from clika_ref.core.ir import Graph
 from clika_ref.pruning.layer_sides import LayerSides
 from clika_ref.reporting.tables import table_text
 
@@ -102,15 +101,6 @@ class Pruning:
             f"{self.bytes_after / 1e6:,.2f} MB, {self.macs_before / 1e6:,.1f} to {self.macs_after / 1e6:,.1f} million "
             f"MACs{masked}; the outputs miss {self.error:.2g} of their energy"
         )
-
-
-def macs_of(node: Node, layer: LayerSides, sizes: Mapping[str, int]) -> int:
-    """Return how many products with its weight a layer computes in one call, given the values of symbols."""
-    is_transposed = not layer.passes_others and layer.outer != layer.grouped_axis
-    places = layer.x if is_transposed else node.output
-    channels = math.prod(resolve(places.type.shape, sizes))
-    weight = [int(side) for side in layer.weight.type.shape]
-    return channels // (weight[layer.inner] if is_transposed else layer.out_channels) * math.prod(weight)
 
 
 def shape_of(layer: LayerSides) -> tuple[int, ...]:

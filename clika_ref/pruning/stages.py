@@ -12,6 +12,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
+from clika_ref.core.symbols import resolve
 from clika_ref.pruning.agreeing import agreed
 from clika_ref.pruning.choosing import Removal, removal
 from clika_ref.pruning.dependencies import Dependencies
@@ -22,10 +23,11 @@ from clika_ref.pruning.layers import ARGUMENT, Choice, choices
 from clika_ref.pruning.masking import Masked, maskings
 from clika_ref.pruning.masks import has_masks, put_mask
 from clika_ref.pruning.removing import remove
-from clika_ref.pruning.report import COLUMNS, LayerPruning, Pruning, bytes_of, macs_of, shape_of
+from clika_ref.pruning.report import COLUMNS, LayerPruning, Pruning, bytes_of, shape_of
 from clika_ref.pruning.tying import dependencies
 from clika_ref.pruning_settings import STRUCTURED, LayerPruningSettings, PruningSettings
 from clika_ref.quantization.energy import missed_share
+from clika_ref.quantization.products import products_of
 from clika_ref.reporting.log import CompilationLog
 
 
@@ -170,7 +172,7 @@ def _size(node: Node, work: _Work) -> tuple[tuple[int, ...], int]:
     """Return the shape of the weight of a layer, and its products in one call."""
     layer = layer_sides(node)
     assert layer is not None
-    return shape_of(layer), macs_of(node, layer, work.sizes)
+    return shape_of(layer), products_of(node, lambda value: resolve(value.type.shape, work.sizes))
 
 
 def _report(node: Node, size: tuple[tuple[int, ...], int], told: Masked, work: _Work) -> LayerPruning:

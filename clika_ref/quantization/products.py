@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Size, Tensor
 
 from clika_ref.core.ir import Graph, Node
 from clika_ref.quantization.placement import COMPUTE
+
+
+def products_of(node: Node, sides: Callable[[Any], Sequence[int]]) -> int:
+    """Return how many products a layer adds up in a call, given the sides of what it reads and returns."""
+    trait = node.op.trait
+    weight, axis = sides(node.inputs[trait.weight or 0]), trait.axis or 0
+    if axis > 0:  # a transposed layer multiplies each element that it reads by all that its channel has
+        return math.prod(sides(node.inputs[0])) * math.prod(weight[1:])
+    multiplied = weight[-2:] if axis < 0 else weight  # of matrices only the last two sides are multiplied over
+    return math.prod(sides(node.output)) * math.prod(multiplied) // max(multiplied[axis], 1)
 
 
 class ProductCounter:
@@ -23,8 +34,5 @@ class ProductCounter:
     def __call__(self, node: Node, results: tuple[Tensor, ...]) -> None:
         """Look at what a node has returned."""
         self._shapes.update((v, x.shape) for v, x in zip(node.outputs, results, strict=True))
-        trait = node.op.trait
-        if trait.kind == COMPUTE:
-            weight, axis = self._shapes[node.inputs[trait.weight or 0]], trait.axis or 0
-            sides = weight[-2:] if axis < 0 else weight  # of matrices only the last two sides are multiplied over
-            self.of[node] = results[0].numel() * math.prod(sides) // max(sides[axis], 1)
+        if node.op.trait.kind == COMPUTE:
+            self.of[node] = products_of(node, self._shapes.__getitem__)

@@ -61,3 +61,12 @@ def test_products_are_counted_with_the_sizes_of_the_inputs():
     assert found["conv2d"] == [2 * 8 * 16 * 2 * 9]
     assert found["linear"] == [2 * 16 * 5 * 8]
     assert found["matmul"] == [2 * 16 * 16 * 8, 2 * 16 * 8 * 16]
+
+
+@torch.no_grad()
+def test_a_transposed_layer_multiplies_each_element_that_it_reads_by_all_of_its_channel():
+    x = torch.randn(2, 4, 6, 6)
+    graph = graph_of(nn.ConvTranspose2d(4, 8, 3, stride=2, groups=2), x)
+    counter = ProductCounter(graph, [x])
+    run(graph, [x], counter)
+    assert list(counter.of.values()) == [2 * 4 * 6 * 6 * 4 * 9]
