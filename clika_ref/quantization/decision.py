@@ -12,7 +12,6 @@ from clika_ref.quantization.layer_weights import position_of
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.sensitivity import Joint, Parts, together
-from clika_ref.quantization.sparing import SPARED
 from clika_ref.quantization.weights_only import Found
 from clika_ref.quantization_scheme import QuantizationScheme
 
@@ -71,11 +70,8 @@ class Quantization:
     """What the ranges of values were chosen by; nothing where only weights are quantized."""
     bytes: int
     """Of the file, as `WhatIf` counts them."""
-
-    @property
-    def spared(self) -> Sequence[str]:
-        """The layers that stay float at any threshold, as they cost little and spoil much."""
-        return [layer.scope or layer.name for layer in self.layers if layer.reason.startswith(SPARED)]
+    spared: Sequence[str] = ()
+    """The layers that stay float at any threshold, as they cost little and spoil much."""
 
 
 def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: QuantizationScheme) -> list[LayerReport]:

@@ -20,9 +20,6 @@ BUDGET = 0.04
 LEAST = 0.02
 """The share of the error below which a layer is not looked at."""
 
-SPARED = "spared: "
-"""What the reason of such a layer begins with."""
-
 TINY = sys.float_info.min
 """What stands for no error at all, where something is divided by it."""
 
@@ -46,7 +43,7 @@ def spared(weighed: Sensitivities, results: Mapping[Node, str]) -> dict[Node, st
         if is_worth_it and readers.is_alone(node, results[node]):
             left -= costs[node]
             of_all = f"{errors[node]:.0%} of the error, and costs {costs[node]:.1%} of all layers"
-            found[node] = f"{SPARED}it would make {of_all}"
+            found[node] = f"spared: it would make {of_all}"
     return found
 
 

@@ -126,7 +126,8 @@ class Stages:
             if n not in cheap or n in placement.layers
         }
         rows = what_if(reports, parts, weighed.joints, varying, error, graph=self._graph)
-        return Quantization(plan, reports, rows, ranging.observers, bytes_with(self._graph, reports))
+        spared_here = [node.origin.scope or node.name for node in placement.floats if node in cheap]
+        return Quantization(plan, reports, rows, ranging.observers, bytes_with(self._graph, reports), spared_here)
 
     def _without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
         """Return where integers are with further layers left float, with which scales, and the error on data."""
