@@ -13,7 +13,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.pruning.dependencies import Dependencies
 from clika_ref.pruning.groups import Group
 from clika_ref.quantization.calibration import sample_count
-from clika_ref.quantization.sensitivity import DRAWS, UNKNOWN, taped
+from clika_ref.quantization.tape import DRAWS, UNKNOWN, taped
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def effects(
     samples, rows = sample_count(inputs), list[Tensor]()
     for slopes in tape.slopes([*places], -(-DRAWS // samples)):
         missed = torch.zeros(samples, len(numbers), dtype=torch.float64)
-        for node, slope in zip(readers, slopes, strict=True):
-            layer = found.layers[node]
+        for node in readers:
+            layer, slope = found.layers[node], slopes.get(node.name)
             read = tape.held[places[node.name]].detach()
             product = torch.full_like(read, UNKNOWN**0.5) if slope is None else read * slope
             of_places = [numbers.keys() & found.units.plain(p) for p in found.of(layer.x)[layer.channel].tolist()]

@@ -20,7 +20,8 @@ from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.running import run
 from clika_ref.quantization.scales import weight_scales
-from clika_ref.quantization.sensitivity import Tape, taped, too_sensitive, varying_share
+from clika_ref.quantization.sensitivity import too_sensitive, varying_share
+from clika_ref.quantization.tape import Tape, taped
 from clika_ref.quantization_scheme import WeightsOnly
 from clika_ref.quantization_settings import QuantizationSettings
 from clika_ref.settings import ClikaCompileOptions, Switch
