@@ -29,6 +29,7 @@ from clika_ref.quantization.layers import choices
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
 from clika_ref.quantization.smoothing import (
+    FEWEST,
     FREE_GAIN,
     GAIN,
     QuantizedReading,
@@ -116,9 +117,10 @@ def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> di
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = few_bits(settings)
         try_on = partial(FewBitReading, bits=bits, blocks=blocks, ways=Ways.of(wanted.options))
-        wishes = Wishes(None, _share(smoothing, FREE_GAIN), None)
+        wishes = Wishes(None, _share(smoothing, FREE_GAIN), None, 0)  # each is judged by data that it is not fitted to
         return smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
-    wishes = Wishes(_share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN))
+    shares = _share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN)
+    wishes = Wishes(*shares, 0 if "on" in (smoothing, equalization) else FEWEST)
     return smoothing_factors(graph, scheme.layers, inputs, partial(QuantizedReading, scheme=scheme), wishes)
 
 
