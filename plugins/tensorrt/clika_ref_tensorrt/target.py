@@ -26,7 +26,7 @@ from clika_ref.violations import Violation
 from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, rounding_to_bfloat16
 from clika_ref_tensorrt.explaining import precisions
 from clika_ref_tensorrt.file_rules import MOST_TOP
-from clika_ref_tensorrt.profiles import beside, command
+from clika_ref_tensorrt.profiles import beside, command, profile_of, script_of
 from clika_ref_tensorrt.rules import violations
 from clika_ref_tensorrt.scheme import EXPLICIT
 
@@ -68,14 +68,16 @@ class TensorRt:
         """Write a graph as an ONNX file, and beside it a script with the command that builds an engine.
 
         Raises:
-            TargetError: the chosen shapes do not fit the graph.
+            TargetError: the sizes that are chosen, or seen, do not fit the graph.
         """
-        line = command(graph, path, options.get("observed", {}), self.shapes)
+        profile = profile_of(graph, options.get("observed", {}), self.shapes)
+        line = command(graph, path, profile)
         artifact = write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
         script = beside(path, ".trtexec.sh")
-        script.write_text(f'#!/bin/sh\ncd "$(dirname "$0")" || exit\n{line}\n', encoding="utf-8")
+        script.write_text(script_of(line, profile), encoding="utf-8")
         script.chmod(script.stat().st_mode | 0o111)  # for whoever may read it
-        return replace(artifact, facts={**artifact.facts, "trtexec": line})
+        told = {"warnings": (profile.left_out,)} if profile.left_out else {}
+        return replace(artifact, facts={**artifact.facts, "trtexec": line, **told})
 
     def load(self, artifact: Artifact) -> Runner:
         """Load an ONNX file in the runtime that stands in for TensorRT.

@@ -33,7 +33,7 @@ def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_si
     assert violations(onnx.load(artifact.path)) == []
     assert (tmp_path / "net.onnx.trtexec.sh").read_text() == (
         '#!/bin/sh\ncd "$(dirname "$0")" || exit\n'
-        "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --minShapes=x:1x3x16x16 "
+        "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --stronglyTyped --minShapes=x:1x3x16x16 "
         "--optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16\n"
     )
     found = module.clika_explain()
