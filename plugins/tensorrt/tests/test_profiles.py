@@ -107,11 +107,11 @@ def test_what_says_no_sizes_is_refused_as_soon_as_it_is_given(shapes, message):
         DeploymentSettings_TensorRT_ONNX(shapes=shapes)
 
 
-def two_sides(*guards, sides=(named("n"), named("m"))):
+def two_sides(*guards, sides=()):
     """A graph of an input with two sides, and another one with sides that follow from these."""
     graph = Graph("two")
     graph.add_output(graph.add_input(TensorType(torch.float32, (named("n"), named("m"))), "x"))
-    graph.add_output(graph.add_input(TensorType(torch.float32, sides), "y"))
+    graph.add_output(graph.add_input(TensorType(torch.float32, sides or (named("n"), named("m"))), "y"))
     graph.symbols = {"n": Symbol("n", 0, None, Side("x", 0), 4), "m": Symbol("m", 0, None, Side("x", 1), 5)}
     graph.guards = [Guard(guard, "model.py:1") for guard in guards]
     return graph
