@@ -301,6 +301,7 @@ def test_check_names_each_rule_that_a_file_breaks_and_says_what_else_it_cannot_d
         ([str(path), "--target", "toaster"], "no installed plugin provides the target 'toaster'"),
         ([str(path), "--target", "onnxruntime"], "the target onnxruntime has no rules for files; these have: tensorrt"),
         ([str(tmp_path / "none.onnx"), "--target", "tensorrt"], "there is no file"),
+        ([str(tmp_path), "--target", "tensorrt"], "is a folder; give the file of a model in it"),
         ([__file__, "--target", "tensorrt"], "cannot be read as an ONNX file"),
     ):
         result = run("check", *words)

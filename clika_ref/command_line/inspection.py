@@ -142,7 +142,7 @@ def rules_broken(file: Path, target: str) -> Sequence[Violation]:
 
     Raises:
         TargetError: there is no such target, it has no rules, or it cannot read the file.
-        ModelError: there is no such file.
+        ModelError: there is no such file, or it is a folder.
     """
     registry = load_registry()
     check = checker_of(target_named(target, registry))
@@ -151,6 +151,6 @@ def rules_broken(file: Path, target: str) -> Sequence[Violation]:
         msg = f"the target {target} has no rules for files; these have: {having}"
         raise TargetError(msg)
     if not file.is_file():
-        msg = f"there is no file {file}"
+        msg = f"{file} is a folder; give the file of a model in it" if file.is_dir() else f"there is no file {file}"
         raise ModelError(msg)
     return check(file)

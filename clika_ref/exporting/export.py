@@ -85,6 +85,8 @@ def export(
         with log.stage("Writing") as stage:
             artifact = target.compile(graph, place, external_data=request.options.external_data, observed=observed)
             stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
+        for told in artifact.facts.get("warnings", ()):
+            log.warning(f"{artifact.path.name}: {told}")
         _warn_of_broken_rules(target, artifact, log)
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
