@@ -1,7 +1,7 @@
 """What integers do to the products of attention, each of two computed values, which no target plans: latency and SQNR.
 
-They are put into the file that a quantized module is exported to: bytes from 0 to 1 for what a softmax returns, signed ones
-around 0 for what stands second, as OpenVINO and ONNX Runtime multiply them, and what each of them takes for queries.
+They are put into the file that a quantized module is exported to: bytes from 0 to 1 for what a softmax returns, signed
+ones around 0 for what stands second, as OpenVINO and ONNX Runtime multiply them, and what each takes for queries.
 """
 
 from __future__ import annotations

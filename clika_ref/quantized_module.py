@@ -15,7 +15,7 @@ from clika_ref.autocast import outside_autocast
 from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ForwardFn
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
 from clika_ref.emulation import stand_in_of

@@ -129,7 +129,7 @@ RETIRED = frozenset({"tflite", "qnn"})
 """Targets that older releases of the system had, and that nobody has written here."""
 
 SHORT_NAMES: Mapping[str, str] = {"ort": "onnxruntime", "ov": "openvino", "trt": "tensorrt"}
-"""What settings files and the command line may call our targets: the names of release 24 (``target_framework: trt``)."""
+"""What settings files and the command line may call our targets, as release 24 did (``target_framework: trt``)."""
 
 MAY_BE_ADDED = 'a plugin may add it: CONTRIBUTING.md, "A target", shows one in 80 lines'
 

@@ -56,7 +56,7 @@ def _call(text: str, factory: Any) -> Any:
 
 
 def deployment_settings(target: str) -> BaseDeploymentSettings:
-    """Return the settings of a target by its name or its short one, of a plugin's own too; compiling finds it, or not."""
+    """Return the settings of a target by its name or a short one, of a plugin's own too; compiling finds it or not."""
     name = full_name(target)
     for settings in BaseDeploymentSettings.__subclasses__():
         if name and settings.target == name:  # those of retired targets have no name

@@ -1,4 +1,4 @@
-"""Installed by pip and removed again: the example's entry points come and go, and nothing outside its folder changes."""
+"""Installed by pip and removed again: entry points of the example come and go, and nothing outside it changes."""
 
 import hashlib
 import json
@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "plugins/example"
 PACKAGE = "clika_ref_example"
+GIT = shutil.which("git") or "git"
 
 INSTALL = ("install", "--no-index", "--no-build-isolation", "--no-deps", "--no-compile")
 
@@ -68,7 +69,7 @@ def environment(tmp_path):
 
 def files_outside():
     """Return the hash of each file of the project that the folder of the example does not hold."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run([GIT, "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = [ROOT / name for name in listed.split("\0") if name]
     kept = [path for path in paths if path.is_file() and FOLDER not in path.parents]
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}

@@ -62,9 +62,7 @@ def test_sides_that_are_named_anew_keep_the_sizes_that_were_seen(tmp_path):
 
 def test_sizes_by_names_that_an_export_gives_are_no_matter_of_what_explains_or_compares(tmp_path):
     module, deployment = compiled(), DeploymentSettings_TensorRT_ONNX(shapes={"N": (1, 4, 8)})
-    artifact = module.clika_export(
-        tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}}, deployment_settings=deployment
-    )
+    artifact = module.clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}}, deployment_settings=deployment)
     assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:8x3x16x16" in artifact.facts["trtexec"]
     assert module.clika_explain(deployment).share() == 1.0
     (row,) = module.clika_compare_targets(deployment).rows
