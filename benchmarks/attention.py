@@ -19,8 +19,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.measuring import in_fresh_process, ratio
-from benchmarks.ptq.judging import judged, latencies, outputs
+from benchmarks.measuring import in_fresh_process, in_turn, processor_seconds, ratio
+from benchmarks.ptq.judging import judged, outputs
 from benchmarks.ptq.quantizers import compiled
 from benchmarks.ptq.runtimes import RUNTIMES
 from benchmarks.ptq.subjects import SUBJECTS, Batch, Prepared
@@ -43,7 +43,7 @@ DEPLOYMENTS = {
 }
 SEEN = 5
 """Batches of the calibration data in which ranges are looked for."""
-ROUNDS = 20
+ROUNDS = 40
 
 
 class LongAttention(torch.nn.Module):
@@ -108,7 +108,8 @@ def _rows(runtime: str, prepared: Prepared, exact: np.ndarray) -> Iterator[tuple
             onnx.save(attention.in_integers(kinds, ranges), file)
             runs[variant] = opened(file)
         feed = {name: tensor[:1].numpy() for name, tensor in prepared.test[0].items()}
-        seconds = latencies(runs, feed, ROUNDS)
+        calls = {name: lambda one=one: processor_seconds(lambda: one(feed)) for name, one in runs.items()}
+        seconds = in_turn(calls, ROUNDS)
         for variant, one in runs.items():
             found = judged(outputs(one, prepared.test), exact, prepared)
             slower = ratio(seconds[variant], seconds["as planned"])
