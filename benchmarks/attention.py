@@ -1,7 +1,7 @@
 """What integers do to the products of attention, each of two computed values, which no target plans: latency and SQNR.
 
-They are put into the file that a quantized module is exported to: bytes from 0 to 1 for what a softmax returns, signed
-ones around 0 for what stands second, as OpenVINO and ONNX Runtime multiply them, and what each takes for queries.
+They are put into the file that a quantized module is exported to: from 0 on for what a softmax returns, signed ones
+around 0 for what stands second, as both runtimes multiply them, and what each of them takes for queries.
 """
 
 from __future__ import annotations
@@ -43,41 +43,48 @@ DEPLOYMENTS = {
 }
 SEEN = 5
 """Batches of the calibration data in which ranges are looked for."""
-ROUNDS = 40
+ROUNDS = 20
 
 
-class LongAttention(torch.nn.Module):
-    """Attention of twelve heads over 1,024 tokens, between two linear layers."""
+class Block(torch.nn.Module):
+    """Attention between two linear layers, with as many heads as the width has parts: ``float32[b, tokens, width]``."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.mixed, self.out = torch.nn.Linear(768, 3 * 768), torch.nn.Linear(768, 768)
+        self.heads, self.mixed, self.out = heads, torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attend: ``float32[b, 1024, 768]`` both."""
-        parts = self.mixed(x).unflatten(-1, (3, 12, 64)).permute(2, 0, 3, 1, 4)
-        attended = torch.nn.functional.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+        """Attend."""
+        query, key, value = self.mixed(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value)
         return self.out(attended.transpose(1, 2).flatten(2))
 
 
-def _long() -> Prepared:
-    spread = torch.Generator().manual_seed(0)
-    data = [{"x": torch.randn(2, 1024, 768, generator=spread)} for _ in range(8)]
-    return Prepared(LongAttention().eval(), data[:4], data[4:], None, is_transformer=True)
+def _block(batch: int, tokens: int, width: int, heads: int) -> Callable[[], Prepared]:
+    def made() -> Prepared:
+        spread = torch.Generator().manual_seed(0)
+        data = [{"x": torch.randn(size, tokens, width, generator=spread)} for size in (2 * batch, batch) * 2]
+        return Prepared(Block(width, heads).eval(), data[:2], data[:1:-1], None, is_transformer=True)
+
+    return made
 
 
 def _subject(name: str) -> Callable[[], Prepared]:
     def made() -> Prepared:
         found = SUBJECTS[name]()
-        return Prepared(found.make(), found.calibration(), found.test(), None, is_transformer=True)
+        first, *others = found.test()
+        single, rest = ({name: tensor[part] for name, tensor in first.items()} for part in (slice(1), slice(1, None)))
+        return Prepared(found.make(), found.calibration(), [single, rest, *others], None, is_transformer=True)
 
     return made
 
 
 MODELS: Mapping[str, Callable[[], Prepared]] = {
-    **{name: _subject(name) for name in ("vit_b_16", "swin_t", "encoder")},
-    "long": _long,
+    **{name: _subject(name) for name in ("encoder", "vit_b_16", "swin_t")},
+    "block of vit_b_16": _block(1, 197, 768, 12),
+    "first block of swin_t": _block(64, 49, 96, 3),
+    "block of 1,024 tokens": _block(1, 1024, 768, 12),
 }
 
 
@@ -91,7 +98,7 @@ def main(name: str) -> list[tuple[str, ...]]:
     """Return the rows of one model."""
     prepared = MODELS[name]()
     with torch.no_grad():
-        exact = np.concatenate([prepared.model(**batch).numpy() for batch in prepared.test])
+        exact = np.concatenate([prepared.model(**batch).flatten(1).numpy() for batch in prepared.test])
     return [(name, *row) for runtime in DEPLOYMENTS for row in _rows(runtime, prepared, exact)]
 
 
@@ -107,14 +114,16 @@ def _rows(runtime: str, prepared: Prepared, exact: np.ndarray) -> Iterator[tuple
             file = Path(place) / f"{variant}.onnx"
             onnx.save(attention.in_integers(kinds, ranges), file)
             runs[variant] = opened(file)
-        feed = {name: tensor[:1].numpy() for name, tensor in prepared.test[0].items()}
+        feed = {name: tensor.numpy() for name, tensor in prepared.test[0].items()}
         calls = {name: lambda one=one: processor_seconds(lambda: one(feed)) for name, one in runs.items()}
         seconds = in_turn(calls, ROUNDS)
         for variant, one in runs.items():
-            found = judged(outputs(one, prepared.test), exact, prepared)
+            found = judged(outputs(one, prepared.test).reshape(exact.shape), exact, prepared)
             slower = ratio(seconds[variant], seconds["as planned"])
             numbers = (f"{found['sqnr']:.1f} dB", f"{found['cosine']:.4f}")
-            yield runtime, variant, f"{statistics.median(seconds[variant]) * 1e3:.2f}", f"{slower:.2f}", *numbers
+            row = runtime, variant, f"{statistics.median(seconds[variant]) * 1e3:.2f}", f"{slower:.2f}", *numbers
+            print(row, file=sys.stderr)
+            yield row
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ class Attention:
             kind = products.get(node.output[0], "")
             for position, name in enumerate([*node.input] if kind in kinds else ()):
                 scale, zero = self._scale(kind, position, *ranges[name])
-                held = f"{node.output[0]}_{position}"
+                held = f"{node.output[0]}_operand_{position}"
                 numbers = {f"{held}_scale": np.float32(scale), f"{held}_zero": zero}
                 made.graph.initializer.extend(numpy_helper.from_array(n, key) for key, n in numbers.items())
                 quantize = helper.make_node("QuantizeLinear", [name, *numbers], [f"{held}_q"], f"{held}_q")
@@ -177,8 +186,8 @@ class Attention:
 
     def _scale(self, kind: str, position: int, low: float, high: float) -> tuple[float, Any]:
         """Return the scale and the zero point of an operand."""
-        if kind == MIXTURES and position == 0:
-            return 1 / 255, np.uint8(0)
+        if kind == MIXTURES and position == 0:  # of which nothing lies below 0
+            return high / 255, np.uint8(0)
         if position == 0 and self.runtime == "onnxruntime":  # which multiplies unsigned ones with signed ones
             scale = (high - low) / 255
             return scale, np.uint8(round(-low / scale))
