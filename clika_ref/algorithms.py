@@ -304,7 +304,11 @@ def calibrated(
 
     def found() -> Stages:
         chosen = choices(calibration.graph, wanted.settings, wanted.layers, model)
-        return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+        try:
+            return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+        except ModelError as error:
+            msg = f"for {wanted.target.name}, {error}"
+            raise ModelError(msg) from error
 
     found()  # what cannot be had is refused before data is read
     if wanted.options.optimize_for == "latency":

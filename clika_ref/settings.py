@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar, Literal, get_args
@@ -127,15 +128,28 @@ DISTRIBUTIONS: Mapping[str, str] = {
 RETIRED = frozenset({"tflite", "qnn"})
 """Targets that older releases of the system had, and that nobody has written here."""
 
+SHORT_NAMES: Mapping[str, str] = {"ort": "onnxruntime", "ov": "openvino", "trt": "tensorrt"}
+"""What settings files and the command line may call our targets, as release 24 did (``target_framework: trt``)."""
+
 MAY_BE_ADDED = 'a plugin may add it: CONTRIBUTING.md, "A target", shows one in 80 lines'
 
 
-def remedy_for(target: str) -> str:
-    """Return what to do where no installed plugin provides a target."""
-    if target in DISTRIBUTIONS:
-        return f"pip install {DISTRIBUTIONS[target]}"
-    is_retired = target.lower() in RETIRED
-    return f"it retired before release 25, and is not implemented; {MAY_BE_ADDED}" if is_retired else MAY_BE_ADDED
+def full_name(target: str) -> str:
+    """Return the name of a target, given that or its short one."""
+    return SHORT_NAMES.get(target, target)
+
+
+def remedy_for(target: str, installed: Collection[str] = ()) -> str:
+    """Return what to do where no installed plugin provides a target, given the names of those that plugins provide."""
+    name = full_name(target.strip().lower())
+    if not name:
+        return "give the name of one"
+    if name in RETIRED:
+        return f"it retired before release 25, and is not implemented; {MAY_BE_ADDED}"
+    if name in DISTRIBUTIONS and name not in installed:
+        return f"pip install {DISTRIBUTIONS[name]}"
+    near = difflib.get_close_matches(name, [*installed, *DISTRIBUTIONS], n=1)
+    return f"did you mean {near[0]!r}?" if near else MAY_BE_ADDED
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,8 @@ def target_named(name: str, registry: Registry) -> Target:
     """
     if name not in registry.targets:
         known = ", ".join(sorted(registry.targets)) or "none"
-        msg = f"no installed plugin provides the target {name!r} (installed: {known}); {remedy_for(name)}"
+        remedy = remedy_for(name, registry.targets)
+        msg = f"no installed plugin provides the target {name!r} (installed: {known}); {remedy}"
         raise TargetError(msg)
     return registry.targets[name]
 

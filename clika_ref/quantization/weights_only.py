@@ -144,7 +144,10 @@ def _refuse_widths(node: Node, widths: Sequence[int], kind: WeightsOnly) -> None
     lacking = [bits for bits in widths if bits not in kind.bits]
     if len(lacking) == len(widths):
         has = " or ".join(map(str, sorted(kind.bits)))
-        msg = f"weights of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has {has}"
+        msg = (
+            f"weights of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has {has}: name one "
+            "in weights_num_bits as well, of which each target takes what it has"
+        )
         raise ModelError(msg)
 
 
@@ -172,7 +175,8 @@ def _taken(node: Node, widths: Sequence[int], blocks: Sequence[int], kind: Weigh
         has = " or ".join(map(str, sorted(kind.blocks[held[0]])))
         msg = (
             f"weights of {held[0]} bits in blocks of {' or '.join(map(str, blocks))} are asked for {node.name} in "
-            f"{node.origin}; the target has blocks of {has}, where 0 is a whole row"
+            f"{node.origin}; the target has blocks of {has}, where 0 is a whole row: name one in "
+            "weights_only_quantization_block_size as well"
         )
         raise ModelError(msg)
     return taken

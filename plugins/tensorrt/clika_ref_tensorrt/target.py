@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
-from clika_ref_onnxruntime.target import OnnxRuntimeRunner
+from clika_ref_onnxruntime.target import OnnxRuntime, OnnxRuntimeRunner
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node
@@ -45,8 +45,9 @@ class TensorRt:
         return replace(self, shapes=getattr(settings, "shapes", {}))
 
     def missing(self) -> str | None:
-        """Miss nothing: what stands in for the runtime comes with the plugin."""
-        return None
+        """Say whether what stands in for the runtime is installed; files are written without it."""
+        problem = OnnxRuntime().missing()
+        return None if problem is None else f"{self.name} is emulated by {self.emulated_by} here, and {problem}"
 
     def refusal(self, node: Node) -> str | None:
         """Refuse what cannot be written as ONNX, and what TensorRT neither imports nor computes in its types."""
@@ -59,10 +60,13 @@ class TensorRt:
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file, and beside it a script with the command that builds an engine.
 
+        Only an export says which sizes were ``observed``, and under which names: the chosen shapes are for that.
+
         Raises:
             TargetError: the sizes that are chosen, or seen, do not fit the graph.
         """
-        profile = profile_of(graph, options.get("observed", {}), self.shapes)
+        observed = options.get("observed")
+        profile = profile_of(graph, observed or {}, self.shapes if observed is not None else {})
         line = command(graph, path, profile)
         artifact = write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
         script = beside(path, ".trtexec.sh")
@@ -75,8 +79,11 @@ class TensorRt:
         """Load an ONNX file in the runtime that stands in for TensorRT.
 
         Raises:
-            TargetError: it rejects the file.
+            TargetError: it is not installed, or rejects the file.
         """
+        problem = self.missing()
+        if problem is not None:
+            raise TargetError(problem)
         model = _read(artifact.path, external=False)
         if not computes_in_bfloat16(model):
             return OnnxRuntimeRunner(artifact, optimize=False)

@@ -60,6 +60,17 @@ def test_sides_that_are_named_anew_keep_the_sizes_that_were_seen(tmp_path):
     assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
 
 
+def test_sizes_by_names_that_an_export_gives_are_no_matter_of_what_explains_or_compares(tmp_path):
+    module, deployment = compiled(), DeploymentSettings_TensorRT_ONNX(shapes={"N": (1, 4, 8)})
+    artifact = module.clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}}, deployment_settings=deployment)
+    assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:8x3x16x16" in artifact.facts["trtexec"]
+    assert module.clika_explain(deployment).share() == 1.0
+    (row,) = module.clika_compare_targets(deployment).rows
+    assert (row.share, row.refusal) == (1.0, "")
+    with pytest.raises(TargetError, match="shapes: 'N' is no dynamic side of Net, which has 'batch'"):
+        module.clika_export(tmp_path / "other.onnx", deployment_settings=deployment)
+
+
 def test_sizes_beyond_what_is_kept_of_the_data_are_counted_and_copies_and_state_dicts_keep_them(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Reservoir, "offer", lambda self, inputs: self.batches.append(inputs) if not self.batches else None

@@ -1,6 +1,7 @@
 """TensorRT as a target: files that keep its rules, and what it refuses."""
 
 import re
+import sys
 from functools import partial
 
 import onnx
@@ -279,3 +280,21 @@ def test_what_is_emulated_is_not_timed_neither_for_a_table_nor_to_decide():
     message = "optimize_for='latency' times layers, but tensorrt is emulated by ONNX Runtime here.* optimize_for='size'"
     with pytest.raises(TargetError, match=message):
         Wanted(TensorRt(), QuantizationSettings(), options=ClikaCompileOptions(optimize_for="latency"))
+
+
+def test_without_what_stands_in_for_the_runtime_files_are_written_and_the_rest_says_what_to_install(
+    tmp_path, monkeypatch
+):
+    module = compiled()
+    module._clika_logs_dir = tmp_path / "logs"
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # which Python takes for not installed
+    message = "tensorrt is emulated by ONNX Runtime here, and onnxruntime is not installed; pip install onnxruntime"
+    artifact = module.clika_export(tmp_path / "net.onnx")
+    assert violations(onnx.load(artifact.path)) == []
+    assert f"not compared: {message}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
+    assert module.clika_explain().share() == 1.0
+    (row,) = module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
+    assert (row.layers, row.share, row.refusal) == (7, 1.0, "")
+    assert TensorRt().missing() == message
+    with pytest.raises(TargetError, match=message):
+        TensorRt().load(artifact)
