@@ -10,12 +10,23 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture
-def digits(monkeypatch):
-    """The demonstration, with less training and less timing."""
+def example(monkeypatch):
+    """Return an example by its name, to be run with the plugins of a plain installation."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
-    spec = importlib.util.spec_from_file_location("digits", EXAMPLES / "digits.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def digits(example):
+    """The demonstration, with less training and less timing."""
+    module = example("digits")
     module.EPOCHS, module.TIMED_RUNS = 2, 1
     return module
 
@@ -35,3 +46,21 @@ def test_the_digits_are_told_apart_as_well_by_the_artifact_as_by_eager(digits, t
     assert "What it took to make" in out
     assert re.search(r"Capturing +[\d.]+", out)
     assert (tmp_path / "build" / "digits.onnx").stat().st_size > 300_000  # 96,000 weights of 4 bytes, less batch norm
+
+
+def test_two_tasks_are_learned_by_adapters_beside_weights_of_four_bits(example, tmp_path, capsys):
+    lora = example("lora")
+    lora.EPOCHS, lora.ADAPTER_EPOCHS = 4, 15
+    lora.main(tmp_path / "build")
+    out = capsys.readouterr().out
+    for task in lora.TASKS:
+        told = re.search(rf"{task} +([\d.]+) % +([\d.]+) % +(\d+) KiB", out)
+        ran = re.search(rf"{task}\.onnx +(\d+) KiB +([\d.]+) %", out)
+        assert told, out
+        assert ran, out
+        assert float(told[1]) < 60, out
+        assert float(told[2]) > 85, out
+        assert abs(float(ran[2]) - float(told[2])) < 1, "a few images of 450 may lie between two classes"
+        assert int(told[3]) < 0.25 * int(ran[1]), "the adapter is a small part of the file in four bits"
+    kept = [(tmp_path / "build" / f"{task}.safetensors").read_bytes() for task in lora.TASKS]
+    assert kept[0] != kept[1]
