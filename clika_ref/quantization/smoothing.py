@@ -23,7 +23,6 @@ from clika_ref.core.operators import Operator
 from clika_ref.quantization.factors import Channels, by_input, channels_of, times
 from clika_ref.quantization.layer_weights import groups_of, with_weight
 from clika_ref.quantization.observers import Range
-from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.quantization.running import run
 from clika_ref.quantization.scales import scale_of, weight_scales
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
@@ -143,12 +142,6 @@ def _best(strengths: Strengths, none: Tensor, gain: float) -> Tensor | None:
         if (found := strengths.error(factor)) < least:
             best, least = factor, found
     return best
-
-
-def smooth_and_quantize(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
-    """Put all of a plan into a graph that is to be written."""
-    smooth(graph, plan.smoothing, operators)
-    quantize_graph(graph, plan, operators)
 
 
 def smooth(graph: Graph, factors: Mapping[str, Tensor], operators: Mapping[str, Operator]) -> None:
