@@ -16,8 +16,8 @@ def example(monkeypatch):
     """Return an example by its name, with less training and less timing."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     monkeypatch.syspath_prepend(EXAMPLES)  # where an example that is run finds its neighbours
-    for name in ("digits", "train_in_integers"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for path in EXAMPLES.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
     digits = importlib.import_module("digits")
     digits.EPOCHS, digits.TIMED_RUNS = 2, 1
     training = importlib.import_module("train_in_integers")
