@@ -9,7 +9,7 @@ from torch import nn
 
 import clika_ref
 from clika_ref import QuantizationSettings
-from clika_ref.command_line.arguments import deployment_settings
+from clika_ref.settings import deployment_settings_named
 from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Artifact
 
@@ -28,7 +28,7 @@ def test_a_file_is_written_run_and_compared_in_float_and_in_integers(settings, t
     inputs = [torch.randn(count, 3, 8, 8) for count in (2, 3)]
     calibration = {} if settings is None else {"calibration_inputs": inputs, "quantization_settings": settings}
     module = clika_ref.clika_compile(
-        model, tracing_inputs=inputs, deployment_settings=deployment_settings("onnx-reference"), **calibration
+        model, tracing_inputs=inputs, deployment_settings=deployment_settings_named("onnx-reference"), **calibration
     ).eval()
     artifact = module.clika_export(tmp_path / "model.onnx")
     (found,) = reference.OnnxReference().load(artifact)([inputs[1]])
