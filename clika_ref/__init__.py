@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clika_ref.core.errors import TargetError as TargetError
     from clika_ref.distillation import distillation_loss as distillation_loss
     from clika_ref.distributed_settings import DistributedTrainingSettings as DistributedTrainingSettings
+    from clika_ref.distributing import clika_distribute as clika_distribute
     from clika_ref.exporting.configuration import export_configuration as export_configuration
     from clika_ref.inputs import clika_install_inputs_catcher as clika_install_inputs_catcher
     from clika_ref.inputs import clika_move_to_device as clika_move_to_device
@@ -67,6 +68,7 @@ HOMES = {
     "TargetError": "core.errors",
     "TrainingSettings": "training_settings",
     "clika_compile": "compiling",
+    "clika_distribute": "distributing",
     "clika_install_inputs_catcher": "inputs",
     "clika_move_to_device": "inputs",
     "distillation_loss": "distillation",

@@ -124,6 +124,7 @@ class Settings(CheckedSettings):
             "layer_quantization_settings": quantized or None,
             "pruning_settings": self.global_pruning_settings,
             "layer_pruning_settings": pruned or None,
+            "distributed_training_settings": self.distributed_training_settings,
             "clika_compile_options": self.clika_compile_options,
             "is_model_pretrained": not self.training_settings.is_training_from_scratch,
         }
