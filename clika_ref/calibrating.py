@@ -13,7 +13,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.distributed.merging import merge
-from clika_ref.distributed.ranks import Ranks
+from clika_ref.distributed.ranks import Message, Ranks
 from clika_ref.exporting.export import lower
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.fingerprint import fingerprint
@@ -106,15 +106,16 @@ def _smoothing(
 ) -> dict[str, torch.Tensor]:
     """Return what to smooth, by the first batch of the first rank."""
 
-    def found() -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    def found() -> Message:
         if not first:
             raise ModelError(EMPTY)
         calibration.refuse_infinite(first[0])
-        return {}, _factors(calibration.graph, wanted, first[0])
+        factors = _factors(calibration.graph, wanted, first[0])
+        return {"values": [*factors]}, factors
 
-    _, factors = ranks.told_by_first(found)
+    document, factors = ranks.told_by_first(found)
     device = calibration.devices[0] if calibration.graph.inputs else torch.device("cpu")
-    return {name: factor.to(device) for name, factor in factors.items()}
+    return {name: factors[name].to(device) for name in document["values"]}
 
 
 def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

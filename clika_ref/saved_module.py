@@ -166,7 +166,7 @@ class SavedModule(nn.Module):
             self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
         elif key in state_dict:
             self._take_state(state_dict[key])
-        for name in self._log_scales:  # had no sides in the first version
+        for name in self._log_scales:  # one alone had no sides once
             held = state_dict.get(f"{prefix}{name}")
             if held is not None and not held.ndim:
                 state_dict[f"{prefix}{name}"] = held.reshape(1)
