@@ -116,7 +116,7 @@ def _is_smaller(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
 
 
 def decide(
-    stages: Stages, graph: Graph, wanted: Wanted, registry: Registry, log: CompilationLog, ranks: Ranks = ALONE
+    stages: Stages, graph: Graph, wanted: Wanted, registry: Registry, log: CompilationLog, *, ranks: Ranks = ALONE
 ) -> Quantization:
     """Decide what of a calibrated graph becomes integers, and write into the log what, and why not.
 
@@ -184,8 +184,8 @@ SHUFFLED = (
 
 
 OF_ONE = (
-    "ranges_file={!r} saves the ranges of one process, and several calibrate together here; leave it out, or calibrate in "
-    "one process"
+    "ranges_file={!r} saves the ranges of one process, and several calibrate together here; leave it out, or calibrate "
+    "in one process"
 )
 
 

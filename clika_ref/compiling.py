@@ -68,8 +68,8 @@ def clika_compile(
             or either with wildcards.
         pruning_settings: how far to prune, before anything is quantized; None leaves the model whole.
         layer_pruning_settings: what is otherwise for single layers, as above.
-        distributed_training_settings: whether the processes of ``torch.distributed`` compile together, each with data of
-            its own; then all of them call this. None, as ``multi_gpu=False``, lets each work by itself.
+        distributed_training_settings: whether the processes of ``torch.distributed`` compile together, each with data
+            of its own; then all of them call this. None, as ``multi_gpu=False``, lets each work by itself.
         logs_dir: folder for the full log; None writes no file.
         clika_compile_options: see `ClikaCompileOptions`.
         discard_input_model: the compiled module takes over the weights of the original, which costs no memory; False

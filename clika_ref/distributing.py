@@ -33,8 +33,8 @@ def clika_distribute(
     """Let the processes of ``torch.distributed`` train a module together; all of them call this.
 
     It returns what to train in its place, in the user's own loop: a ``DistributedDataParallel`` around the module, or
-    the module itself with its weights divided among the processes (``fully_shard``) where ``use_sharding`` is set; as it
-    is where ``multi_gpu`` is not. Gradients are means over the ranks, those of scales too.
+    the module itself with its weights divided among the processes (``fully_shard``) where ``use_sharding`` is set; as
+    it is where ``multi_gpu`` is not. Gradients are means over the ranks, those of scales too.
 
     Args:
         module: where its weights lie, there it is trained.

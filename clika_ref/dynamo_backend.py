@@ -103,8 +103,8 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
         result["deployment_settings"] = settings
     elif settings is not None:
         msg = (
-            f"settings={settings!r}: it takes Settings, the path of a YAML file that holds them, or deployment settings, "
-            "such as DeploymentSettings_ONNXRuntime_ONNX()"
+            f"settings={settings!r}: it takes Settings, the path of a YAML file that holds them, or deployment "
+            "settings, such as DeploymentSettings_ONNXRuntime_ONNX()"
         )
         raise ModelError(msg)
     if options.get("train_dataloader") is not None:

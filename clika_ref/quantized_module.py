@@ -125,7 +125,7 @@ class QuantizedModule(SavedModule):
         how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, *data)
         with self._calibrated(quantization_settings, how) as ready:
             registry = self._clika_registry or load_registry()
-            found = decide(ready.stages, self.graph, ready.wanted, registry, ready.log, ready.ranks)
+            found = decide(ready.stages, self.graph, ready.wanted, registry, ready.log, ranks=ready.ranks)
         self._clika_deployment = ready.deployment
         self.clika_adopt(ready.quantized(found), ready.stages.calibration, ready.wanted)
         return found

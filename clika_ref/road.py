@@ -202,7 +202,7 @@ def _quantize(
     told, ranks = (wanted, travel.registry, travel.log), travel.ranks
     how = {"total": data.count, "ranges_file": file, "ranks": ranks}
     stages = calibrated(calibration, batches, *told, model=captured.graph, **how)
-    return calibration, decide(stages, captured.graph, *told, ranks)
+    return calibration, decide(stages, captured.graph, *told, ranks=ranks)
 
 
 @contextlib.contextmanager

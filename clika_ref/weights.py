@@ -12,10 +12,9 @@ from torch.distributed.tensor import DTensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 
-
 IN_PARTS = (
-    "the weights of a part of the module are divided among processes by themselves, and nothing gathers them: its graph "
-    "computes, and not its parts. Divide the module as a whole, with fully_shard(module) alone"
+    "the weights of a part of the module are divided among processes by themselves, and nothing gathers them: its "
+    "graph computes, and not its parts. Divide the module as a whole, with fully_shard(module) alone"
 )
 
 DIVIDED = (

@@ -199,6 +199,10 @@ def test_the_settings_of_the_document_are_read_as_they_stand(tmp_path):
 
 def test_the_loop_of_the_document_on_several_processes_names_what_there_is():
     (code,) = blocks(ROOT / "docs/distributed.md", "python")
-    calls = {node.func.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}
+    calls = {
+        node.func.attr
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
     assert {name for name in calls if name.startswith("clika_")} == {"clika_gather", "clika_export"}
     assert all(hasattr(ClikaModule, name) for name in calls if name.startswith("clika_"))

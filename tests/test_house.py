@@ -250,7 +250,11 @@ LAWFUL = [
     (long_function, CORE_FILE, function_of(40, docstring=30)),
     (hidden_import, CORE_FILE, "from clika_ref.core import ir\ndef f():\n    import onnxruntime"),
     (vague_name, "clika_ref/core/basement.py", ""),
-    (executing_read, CORE_FILE, "model.eval()\nsafetensors.torch.load(data)\nimport json\nyaml.compose(text, Loader=yaml.BaseLoader)"),
+    (
+        executing_read,
+        CORE_FILE,
+        "model.eval()\nsafetensors.torch.load(data)\nimport json\nyaml.compose(text, Loader=yaml.BaseLoader)",
+    ),
     (executing_read, "clika_ref/fast_form.py", "exec(compile(code.src, name, 'exec'))"),
     (heavy_core, CORE_FILE, "import json\nimport torch.fx\nfrom . import types\nfrom clika_ref.core import errors"),
     (heavy_core, "clika_ref/capture/tracing.py", "import numpy"),

@@ -139,7 +139,7 @@ def test_numbers_of_numpy_and_paths_are_written_as_what_they_are(tmp_path):
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
-    with pytest.raises(ModelError, match="no folder|cannot write|missing"):
+    with pytest.raises(ModelError, match=r"clika\.yaml"):
         Settings().save_to_path(tmp_path / "nowhere" / "clika.yaml")
 
 
@@ -221,7 +221,10 @@ def test_a_threshold_on_the_scale_of_old_releases_is_warned_of(read):
         ("{? [a]: 1}", "line 1: a key is a list or a mapping; keys are names"),
         ("training_settings: &a {x: *a}", "line 1: an alias stands within what it stands for"),
         ("training_settings: !!python/object:os.system {}", "line 1: the tag .*python.* is not read"),
-        ("training_settings: {}\n\ntraining_settings: {}", "line 3: 'training_settings' is given twice, first in line 1"),
+        (
+            "training_settings: {}\n\ntraining_settings: {}",
+            "line 3: 'training_settings' is given twice, first in line 1",
+        ),
         ("\ntraining_setings: {}", "line 2: the file has no 'training_setings'; did you mean 'training_settings'?"),
         ("stats_steps: 20", "line 1: the file has no 'stats_steps'; it belongs to training_settings"),
         ("zebra: 1", "line 1: the file has no 'zebra'; it has deployment_settings, layer_settings"),
@@ -247,8 +250,10 @@ def test_a_threshold_on_the_scale_of_old_releases_is_warned_of(read):
             "quantization_sensitivity_threshold is nan; it takes a number from 0",
         ),
         (
-            "training_settings: {}\nglobal_quantization_settings:\n"
-            "  quantization_sensitivity_threshold: 0\n  automatic_skip_quantization: false",
+            (
+                "training_settings: {}\nglobal_quantization_settings:\n"
+                "  quantization_sensitivity_threshold: 0\n  automatic_skip_quantization: false"
+            ),
             "line 2: global_quantization_settings: QuantizationSettings: quantization_sensitivity_threshold=0 leaves",
         ),
         ("training_settings: null", "line 1: training_settings is None; it takes names and values"),
@@ -295,7 +300,7 @@ def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path):
     with pytest.raises(ModelError, match=r"cannot read the settings in .*: Is a directory"):
         Settings.load_from_path(tmp_path)
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00\xd8")
-    with pytest.raises(ModelError, match="bytes.yaml is no YAML"):
+    with pytest.raises(ModelError, match=r"bytes\.yaml is no YAML"):
         Settings.load_from_path(tmp_path / "bytes.yaml")
 
 

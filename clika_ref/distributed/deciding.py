@@ -16,8 +16,8 @@ from clika_ref.quantization_scheme import QuantizationScheme
 
 OTHER_MODEL = (
     "rank {} works on another model than rank 0: its graph, or its weights, are others. Load the same weights on all "
-    "ranks before, broadcast the running statistics of batch norms, which DistributedDataParallel lets each rank have for "
-    "itself, and give the same tracing_inputs to all, by which the graph is captured"
+    "ranks before, broadcast the running statistics of batch norms, which DistributedDataParallel lets each rank have "
+    "for itself, and give the same tracing_inputs to all, by which the graph is captured"
 )
 
 

@@ -1,8 +1,8 @@
 """What each process found in its own data, made what one process would have found in all of it, bit for bit.
 
-The data is dealt in turns: of ``n`` ranks, rank ``r`` has the elements ``r``, ``r + n``, ``r + 2 n`` and so on of what one
-process would read. Counts, extremes and sums are exact, so that no order changes them; what depends on the order, the
-first batches, is put into that of the turns.
+The data is dealt in turns: of ``n`` ranks, rank ``r`` has the elements ``r``, ``r + n``, ``r + 2 n`` and so on of what
+one process would read. Counts, extremes and sums are exact, so that no order changes them; what depends on the order,
+the first batches, is put into that of the turns.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def _summary(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _merged_values(
-    calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks
-) -> dict[str, Statistics]:
+def _merged_values(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> dict[str, Statistics]:
     own, none = calibration.table.values, torch.zeros(2 * BINS, dtype=torch.int64)
     merged: dict[str, Statistics] = {}
     for of_rank in said:

@@ -174,8 +174,8 @@ def _explaining() -> Iterator[None]:
         yield
     except RuntimeError as error:  # what collectives raise
         msg = (
-            f"another process has ended or does not answer, so that this one ends too: {error}. What it wrote last says "
-            "why; init_process_group(timeout=...) says how long to wait for one that is slow"
+            f"another process has ended or does not answer, so that this one ends too: {error}. What it wrote last "
+            "says why; init_process_group(timeout=...) says how long to wait for one that is slow"
         )
         raise _LostError(msg) from error
 

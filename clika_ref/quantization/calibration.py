@@ -32,12 +32,12 @@ def sample_count(inputs: Sequence[Tensor]) -> int:
     return max((t.shape[0] for t in inputs if t.ndim), default=1)
 
 
-@dataclassdef batch_bytes(inputs: Sequence[Tensor]) -> int:
+def batch_bytes(inputs: Sequence[Tensor]) -> int:
     """Return how many bytes a batch takes."""
     return sum(t.numel() * t.element_size() for t in inputs)
 
 
-
+@dataclass
 class Reservoir:
     """The first batches of the calibration inputs, as many as fit."""
 

@@ -26,7 +26,7 @@ def learned_scale(log_scale: Tensor, *, planned: float) -> Tensor:
 
 @operator()
 def learned_scales(log_scales: Tensor, planned: Tensor) -> Tensor:
-    """``planned * exp(log_scales)``, one for each channel or block, in float32; of ``log_scales[1]`` where there is one."""
+    """``planned * exp(log_scales)``, one for each channel or block, in float32; ``log_scales[1]`` is of one in all."""
     grown = log_scales.exp()
     return planned * (grown if planned.ndim else grown.reshape(()))
 

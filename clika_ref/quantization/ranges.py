@@ -126,6 +126,11 @@ def statistics_to_json(statistics: Statistics) -> dict[str, Any]:
 
 
 def statistics_from_json(entry: Mapping[str, Any], counts: torch.Tensor) -> Statistics:
+    """Return what `statistics_to_json` was given, with its counts.
+
+    Raises:
+        ValueError: the counts are none.
+    """
     if counts.dtype != torch.int64 or counts.shape != (2 * BINS,):
         msg = f"counts are {counts.dtype}{list(counts.shape)}, not torch.int64[{2 * BINS}]"
         raise ValueError(msg)

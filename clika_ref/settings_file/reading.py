@@ -62,7 +62,7 @@ TRAINED = "qat"
 """The one method of the record: calibration first, training then, in the user's own loop."""
 
 SATURATES = ("ov", "ort")
-"""Of these alone the record heeds whether weights use the full range of integers where that stands beside the target."""
+"""Of these alone the record heeds whether weights use the full range of integers, which it keeps beside the target."""
 
 OLD_SCALE = 1000.0
 """Thresholds of the record's releases of 2024 were 5,000 or 10,000, of an error that was not divided by anything."""
@@ -156,8 +156,8 @@ class _Reader:
             del fields[THRESHOLD]
         elif threshold is not None and isinstance(threshold.value, int | float) and threshold.value >= OLD_SCALE:
             msg = (
-                f"{self.problems.path}, line {threshold.line}: {THRESHOLD} is {threshold.text}, as in releases of 2024, "
-                "whose scale was another one. Here it is a share of the outputs, such as 0.005: with this one no layer "
+                f"{self.problems.path}, line {threshold.line}: {THRESHOLD} is {threshold.text}, as in releases of "
+                "2024, whose scale was another one. Here it is a share of the outputs, such as 0.005: with this one no layer "
                 "is too sensitive"
             )
             warnings.warn(msg, stacklevel=5)

@@ -8,7 +8,6 @@ from clika_ref_example.plugin import DropRelu, Interpreter, squared_relu, square
 from torch import nn
 
 import clika_ref
-from clika_ref.settings import deployment_settings_named
 from clika_ref.core.errors import TargetError
 from clika_ref.core.inference import Builder, infer
 from clika_ref.core.ir import Graph
@@ -17,6 +16,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import Descriptions, random_draw, realize
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
+from clika_ref.settings import deployment_settings_named
 
 
 class Network(nn.Module):
