@@ -29,8 +29,8 @@ from clika_ref.wanted import Wanted, few_bits
 EMPTY = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
 
 UNEVEN = (
-    "The ranks gave {} batches. Each of them counts once, and the plan is that of one process that takes them in turns; "
-    "deal the data evenly, so that none waits for another"
+    "The ranks gave {} batches. Each of them counts once, and the plan is that of one process that takes them in "
+    "turns; deal the data evenly, so that none waits for another"
 )
 
 

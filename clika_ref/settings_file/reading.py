@@ -157,8 +157,8 @@ class _Reader:
         elif threshold is not None and isinstance(threshold.value, int | float) and threshold.value >= OLD_SCALE:
             msg = (
                 f"{self.problems.path}, line {threshold.line}: {THRESHOLD} is {threshold.text}, as in releases of "
-                "2024, whose scale was another one. Here it is a share of the outputs, such as 0.005: with this one no layer "
-                "is too sensitive"
+                "2024, whose scale was another one. Here it is a share of the outputs, such as 0.005: with this one no "
+                "layer is too sensitive"
             )
             warnings.warn(msg, stacklevel=5)
         return Entry(fields, entry.line, entry.text, entry.is_quoted)

@@ -109,11 +109,10 @@ def mean_of_ranks(model, data):
 # Quantizing
 
 
-def both(name, model, data, settings=ALL, **options):
+def both(model, data, settings=ALL, **options):
     """Return what ranks decide together, and what one process decides by all of the data."""
     found = compiled(copy.deepcopy(model), dealt(data), settings, **options)
     alone = compiled(copy.deepcopy(model), data, settings, distributed_training_settings=None, **options)
-    del name
     return {
         "plans": [plan_of(found), plan_of(alone)],
         "seen": [seen_by(found), seen_by(alone)],
@@ -124,32 +123,31 @@ def both(name, model, data, settings=ALL, **options):
 
 
 def linear_layers():
-    return both("linear", Net(), batches(7, factor=30.0))
+    return both(Net(), batches(7, factor=30.0))
 
 
 def convolutions():
-    return both("convolutions", Convolutions(), images())
+    return both(Convolutions(), images())
 
 
 def few_bits():
-    return both("few bits", Net(), batches(7), FEW_BITS)
+    return both(Net(), batches(7), FEW_BITS)
 
 
 def by_an_option():
     options = {"weight_rounding": "on", "bias_correction": "on", "observer": "99.99 %"}
-    return both("options", Convolutions(), images(), QuantizationSettings(), **options)
+    return both(Convolutions(), images(), QuantizationSettings(), **options)
 
 
 def a_small_reservoir():
     """Keep 3 of 7 batches, which the ranks must choose as one process does."""
-    limit, calibration.Reservoir.__init__.__defaults__ = calibration.Reservoir.__init__.__defaults__, (4000, *_REST)
+    init = calibration.Reservoir.__init__
+    before = init.__defaults__
+    init.__defaults__ = (4000, *before[1:])
     try:
-        return both("small", Convolutions(), [x[:1] for x in images()])
+        return both(Convolutions(), [x[:1] for x in images()])
     finally:
-        calibration.Reservoir.__init__.__defaults__ = limit
-
-
-_REST = calibration.Reservoir.__init__.__defaults__[1:]
+        init.__defaults__ = before
 
 
 def uneven_data():
