@@ -208,7 +208,7 @@ def test_a_threshold_on_the_scale_of_old_releases_is_warned_of(read):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "clika.yaml is empty; Settings"),
+        ("", "clika.yaml is empty; .*writes all settings, with their defaults"),
         ("# nothing\n", "clika.yaml is empty"),
         ("- a\n- b", "line 1: the file is a list; it takes names and values"),
         ("just words", "line 1: the file is 'just words'; it takes names and values"),
@@ -272,8 +272,8 @@ def test_a_threshold_on_the_scale_of_old_releases_is_warned_of(read):
         ("layer_settings: [a]", "line 1: layer_settings is a list; it takes names and values"),
         ("layer_settings: {a: 3}", "line 1: layer_settings.a is 3; it takes names and values"),
         (
-            "layer_settings: {a: {quantization_settings: {skip: true}}}",
-            "layer_settings.a.quantization_settings has no 'skip'; did you mean 'skip_quantization'",
+            "layer_settings: {a: {quantization_settings: {skip_quantisation: true}}}",
+            "layer_settings.a.quantization_settings has no .skip_quantisation.; did you mean .skip_quantization.",
         ),
     ],
 )

@@ -121,7 +121,7 @@ class _Reader:
         if not is_mapping(entry, DEPLOYMENT, self.problems):
             return None
         fields = dict(entry.value)
-        named, full = fields.pop(FRAMEWORK, Entry("ort", entry.line)), fields.pop(FULL_RANGE, None)
+        named, full = fields.pop(FRAMEWORK, Entry("ort", entry.line, "ort")), fields.pop(FULL_RANGE, None)
         if full is not None and not isinstance(_flag(full), bool):
             self.problems.add(full.line, f"{DEPLOYMENT}.{FULL_RANGE} is {shown(full)}; it takes true or false")
         kind = self._framework(named)

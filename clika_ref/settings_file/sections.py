@@ -26,8 +26,10 @@ def is_mapping(entry: Entry, where: str, problems: Problems) -> bool:
 
 
 def shown(entry: Entry) -> str:
-    """Return what stands in an entry, in few words."""
-    return {dict: "a mapping", list: "a list"}.get(type(entry.value), repr(entry.value))
+    """Return what stands in an entry, in few words: aliases make few lines stand for more than any memory holds."""
+    if isinstance(entry.value, list | dict):
+        return "a list" if isinstance(entry.value, list) else "a mapping"
+    return repr(entry.value)
 
 
 def unknown(name: str, where: str, known: Iterable[str], elsewhere: Mapping[str, Collection[str]]) -> str:

@@ -132,7 +132,7 @@ def test_where_one_rank_fails_all_end_with_its_reason(failing, scenario, rank, r
 
 
 def test_where_all_fail_each_has_its_own_error(failing):
-    assert failing.told("an_error_on_both") == [NAN.format(1)] * 2
+    assert failing.told("an_error_on_both") == [NAN.format(2)] * 2
 
 
 @pytest.mark.parametrize(

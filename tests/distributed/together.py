@@ -233,7 +233,8 @@ def an_error_of_the_users_on_one():
 
 
 def an_error_on_both():
-    return {"told": told(lambda: compiled(Convolutions(), dealt([x * torch.nan for x in images()])))}
+    data = [x if place < 2 else x * torch.nan for place, x in enumerate(images())]
+    return {"told": told(lambda: compiled(Convolutions(), dealt(data)))}
 
 
 def other_weights():
@@ -248,6 +249,11 @@ def a_file_of_ranges():
 
 
 # Training
+
+
+def to_train(data, **options):
+    """Compile what takes batches of any size."""
+    return compiled(Convolutions(), data, tracing_inputs=[images(1)[0], images(1)[0][:2]], **options)
 
 
 def trained(model, data, steps=4):
@@ -278,13 +284,13 @@ def digest(module):
 
 
 def trained_by_one():
-    alone = compiled(Convolutions(), images(), distributed_training_settings=None)
+    alone = to_train(images(), distributed_training_settings=None)
     trained(alone, halves()[1])
     return alone
 
 
 def replicated_training():
-    module = compiled(Convolutions(), dealt(images()))
+    module = to_train(dealt(images()))
     model = clika_distribute(module, TOGETHER, steps=4)
     trained(model, halves()[0])
     model.eval()
@@ -297,7 +303,7 @@ def replicated_training():
 
 
 def sharded_training():
-    module = compiled(Convolutions(), dealt(images()))
+    module = to_train(dealt(images()))
     model = clika_distribute(module, SHARDED, steps=4)
     trained(model, halves()[0])
     local = sum(p.to_local().numel() for p in model.parameters())
@@ -335,20 +341,20 @@ def sharded_training():
 
 def sharded_by_the_user():
     """Divide the module without asking, in eval mode, and train it."""
-    module = fully_shard(compiled(Convolutions(), dealt(images())))
+    module = fully_shard(to_train(dealt(images())))
     loss = trained(module, halves()[0])
     return {"loss": loss, "whole": digest(module.clika_gather())}
 
 
 def sharded_in_parts():
-    module = compiled(Convolutions(), dealt(images()))
+    module = to_train(dealt(images()))
     for part in ("stem", "head"):
         fully_shard(getattr(module, part))
     return {"told": told(module.train)}
 
 
 def other_plans():
-    module = compiled(Convolutions(), dealt(images()), distributed_training_settings=None)
+    module = to_train(dealt(images()), distributed_training_settings=None)
     return {"told": told(lambda: clika_distribute(module, TOGETHER))}
 
 
@@ -359,7 +365,7 @@ def other_steps():
 
 def unasked():
     folder = Path(sys.argv[4]) / f"unasked{dist.get_rank()}"
-    compiled(Convolutions(), dealt(images()), distributed_training_settings=None, logs_dir=folder)
+    to_train(dealt(images()), distributed_training_settings=None, logs_dir=folder)
     return {"log": "".join(f.read_text() for f in folder.glob("*.log"))}
 
 
@@ -374,7 +380,7 @@ def ends_meanwhile():
         if dist.get_rank() == 1:
             os._exit(3)
 
-    return {"told": told(lambda: compiled(Convolutions(), data()))}
+    return {"told": told(lambda: to_train(data()))}
 
 
 def hangs():
@@ -386,7 +392,7 @@ def hangs():
             time.sleep(12)
 
     began = time.monotonic()
-    return {"told": told(lambda: compiled(Convolutions(), data())), "seconds": time.monotonic() - began}
+    return {"told": told(lambda: to_train(data())), "seconds": time.monotonic() - began}
 
 
 GROUPS = {
