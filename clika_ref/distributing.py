@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from clika_ref.core.errors import ModelError
@@ -54,8 +55,19 @@ def clika_distribute(
         return module
     device = next(module.parameters()).device
     if settings.use_sharding:
-        return fully_shard(module, mesh=dist.init_device_mesh(device.type, (dist.get_world_size(),)))
+        divided = fully_shard(module, mesh=dist.init_device_mesh(device.type, (dist.get_world_size(),)))
+        divided.register_forward_hook(_divide_again)
+        return divided
     return DistributedDataParallel(module, device_ids=[device] if device.type != "cpu" else None)
+
+
+def _divide_again(module: nn.Module, _: Any, __: Any) -> None:
+    """Divide the weights behind a call in eval mode, which nothing follows: FSDP leaves those of a whole model whole.
+
+    An optimizer that is made then would be given these, which are no parameters, and train nothing, in silence.
+    """
+    if not module.training and isinstance(module, FSDPModule):
+        module.reshard()
 
 
 def _refuse_differences(module: ClikaModule, steps: int | None, ranks: Ranks) -> None:
