@@ -104,11 +104,8 @@ def clika_compile(
 
     inputs = (tracing_inputs, calibration_inputs, data_transform_fn, forward_fn)
     settings = (quantization_settings, layer_quantization_settings, pruning_settings, layer_pruning_settings)
-    return compile_model(
-        module_or_func,
-        Given(*inputs, *settings, distributed_training_settings),
-        Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name),
-        options=(clika_compile_options or ClikaCompileOptions()).with_extra(extra_options),
-        deployment=deployment_settings,
-        logs_dir=logs_dir,
-    )
+    given = Given(*inputs, *settings, distributed_training_settings)
+    choices = Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name)
+    options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
+    where = {"deployment": deployment_settings, "logs_dir": logs_dir}
+    return compile_model(module_or_func, given, choices, options=options, **where)
