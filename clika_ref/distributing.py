@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,7 +56,7 @@ def clika_distribute(
         return module
     device = next(module.parameters()).device
     if settings.use_sharding:
-        divided = fully_shard(module, mesh=dist.init_device_mesh(device.type, (dist.get_world_size(),)))
+        divided: Any = fully_shard(module, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
         divided.register_forward_hook(_divide_again)
         return divided
     return DistributedDataParallel(module, device_ids=[device] if device.type != "cpu" else None)

@@ -141,7 +141,7 @@ def working_together(settings: DistributedTrainingSettings | None) -> Iterator[R
     if not (dist.is_available() and dist.is_initialized()):
         msg = f"multi_gpu=True lets several processes work on one model, and there is no process group: {STARTED}"
         raise ModelError(msg)
-    group = dist.new_group(backend="gloo", timeout=_timeout())
+    group: Any = dist.new_group(backend="gloo", timeout=_timeout())
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), group)
     try:
         yield ranks

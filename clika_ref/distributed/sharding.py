@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,13 +30,14 @@ def whole_weights(module: nn.Module) -> Iterator[None]:
     if not is_divided(module):
         yield
         return
-    if not hasattr(module, "unshard"):  # what fully_shard gives to what it divides
+    divided: Any = module
+    if not hasattr(divided, "unshard"):  # what fully_shard gives to what it divides
         raise ModelError(IN_PARTS)
-    module.unshard()
+    divided.unshard()
     try:
         yield
     finally:
-        module.reshard()
+        divided.reshard()
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

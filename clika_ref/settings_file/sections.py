@@ -69,9 +69,10 @@ def read_section(
         return kind()
     if not is_mapping(entry, where, problems):
         return None
+    fields: Mapping[str, Entry] = entry.value
     before, hints = len(problems.found), get_type_hints(kind)
     names, values = [f.name for f in dataclasses.fields(kind)], dict[str, Any]()
-    for name, held in entry.value.items():
+    for name, held in fields.items():
         if name not in names:
             problems.add(held.line, unknown(name, where, names, elsewhere))
             continue

@@ -117,7 +117,7 @@ class _Reading:
             return Entry([self.entry(item) for item in node.value], line)
         if isinstance(node, yaml.MappingNode):
             return Entry(self._mapping(node), line)
-        is_quoted = node.style is not None
+        is_quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
         return Entry(node.value if is_quoted else scalar(node.value), line, node.value, is_quoted)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
