@@ -69,7 +69,7 @@ def read_section(
         return kind()
     if not is_mapping(entry, where, problems):
         return None
-    fields: Mapping[str, Entry] = entry.value
+    fields: Mapping[str, Entry] = entry.value or {}
     before, hints = len(problems.found), get_type_hints(kind)
     names, values = [f.name for f in dataclasses.fields(kind)], dict[str, Any]()
     for name, held in fields.items():

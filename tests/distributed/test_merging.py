@@ -119,6 +119,19 @@ def test_batches_of_uneven_ranks_are_taken_in_turns_as_far_as_they_go(graph):
     assert on_ranks(3, work) == [wanted] * 3
 
 
+def test_a_batch_that_a_rank_has_no_room_for_ends_what_is_kept(graph):
+    one, many = [torch.ones(1, 32)], [torch.ones(1, 32), torch.ones(8, 32), torch.ones(1, 32)]
+    wanted = described(calibrated(graph, one + many, 1000))
+
+    def work(rank):
+        found = calibrated(graph, many if rank.rank else one, 1000)
+        merge(found, rank)
+        return described(found)
+
+    assert on_ranks(2, work) == [wanted] * 2
+    assert len(wanted[2][0]) == 2
+
+
 def test_what_only_some_ranks_saw_counts(graph):
     """A value that is unbounded in the data of one rank has no scale on any."""
     spoiled = torch.full((2, 32), 1e31)
