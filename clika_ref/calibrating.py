@@ -18,7 +18,15 @@ from clika_ref.exporting.export import lower
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.ranges import RangeTable
-from clika_ref.quantization.smoothing import FEWEST, FREE_GAIN, GAIN, QuantizedReading, Wishes, smooth, smoothing_factors
+from clika_ref.quantization.smoothing import (
+    FEWEST,
+    FREE_GAIN,
+    GAIN,
+    QuantizedReading,
+    Wishes,
+    smooth,
+    smoothing_factors,
+)
 from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
 from clika_ref.quantization.weight_scaling import FewBitReading
 from clika_ref.quantization.weights_only import Ways

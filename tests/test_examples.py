@@ -65,6 +65,8 @@ def test_what_is_pruned_and_then_quantized_is_smaller_twice(example, tmp_path, c
     assert sizes["pruned"] < 0.4 * sizes["in float"]
     assert sizes["and quantized"] < 0.5 * sizes["pruned"]
     assert float(rows[-1][1]) > 85, out
+
+
 def test_two_processes_end_with_one_model(tmp_path):
     """As a user runs it: it starts torchrun by itself, which starts two processes."""
     place, environment = tmp_path / "build" / "two.onnx", {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}

@@ -50,7 +50,7 @@ def test_bfloat16_is_refused_by_name(tmp_path, is_asked_for):
     model, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
     if not is_asked_for:
         model, x = model.bfloat16(), x.bfloat16()
-    settings = deployment_settings("onnx-reference")
+    settings = deployment_settings_named("onnx-reference")
     module = clika_ref.clika_compile(model.eval(), tracing_inputs=[x], deployment_settings=settings)
     message = (
         r"onnx-reference cannot run \d nodes of Conv2d:\n(.*\n)*  conv2d in .*: it computes in bfloat16, which the"
