@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clika_ref.all_settings import LayerSettings as LayerSettings
+    from clika_ref.all_settings import Settings as Settings
     from clika_ref.compiling import AnyCallable as AnyCallable
     from clika_ref.compiling import ModelArgType as ModelArgType
     from clika_ref.compiling import clika_compile as clika_compile
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from clika_ref.core.errors import PluginError as PluginError
     from clika_ref.core.errors import TargetError as TargetError
     from clika_ref.distillation import distillation_loss as distillation_loss
+    from clika_ref.distributed_settings import DistributedTrainingSettings as DistributedTrainingSettings
+    from clika_ref.distributing import clika_distribute as clika_distribute
     from clika_ref.exporting.configuration import export_configuration as export_configuration
     from clika_ref.inputs import clika_install_inputs_catcher as clika_install_inputs_catcher
     from clika_ref.inputs import clika_move_to_device as clika_move_to_device
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from clika_ref.settings import DeploymentSettings_TensorRT_LLM_ONNX as DeploymentSettings_TensorRT_LLM_ONNX
     from clika_ref.settings import DeploymentSettings_TensorRT_ONNX as DeploymentSettings_TensorRT_ONNX
     from clika_ref.settings import DeploymentSettings_TFLite as DeploymentSettings_TFLite
+    from clika_ref.training_settings import TrainingSettings as TrainingSettings
 
 HOMES = {
     "AnyCallable": "compiling",
@@ -49,8 +54,10 @@ HOMES = {
     "DeploymentSettings_TFLite": "settings",
     "DeploymentSettings_TensorRT_LLM_ONNX": "settings",
     "DeploymentSettings_TensorRT_ONNX": "settings",
+    "DistributedTrainingSettings": "distributed_settings",
     "LayerPruningSettings": "pruning_settings",
     "LayerQuantizationSettings": "quantization_settings",
+    "LayerSettings": "all_settings",
     "LoraSettings": "lora_settings",
     "ModelArgType": "compiling",
     "ModelError": "core.errors",
@@ -58,9 +65,12 @@ HOMES = {
     "PluginError": "core.errors",
     "PruningSettings": "pruning_settings",
     "QuantizationSettings": "quantization_settings",
+    "Settings": "all_settings",
     "SimpleProgressBar": "reporting.progress",
     "TargetError": "core.errors",
+    "TrainingSettings": "training_settings",
     "clika_compile": "compiling",
+    "clika_distribute": "distributing",
     "clika_install_inputs_catcher": "inputs",
     "clika_move_to_device": "inputs",
     "distillation_loss": "distillation",

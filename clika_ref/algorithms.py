@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,129 +14,26 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from clika_ref.calibrating import calibrate, smooth_as_found, to_calibrate
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.exporting.export import lower, refuse
-from clika_ref.formulas import Formula
+from clika_ref.distributed.deciding import decided_together
+from clika_ref.distributed.ranks import ALONE, Ranks
+from clika_ref.exporting.export import refuse
 from clika_ref.input_checks import check_inputs
 from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
-from clika_ref.lora.lowering import restore_beside, set_aside
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
-from clika_ref.quantization.smoothing import (
-    FEWEST,
-    FREE_GAIN,
-    GAIN,
-    QuantizedReading,
-    Wishes,
-    smooth,
-    smoothing_factors,
-)
-from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
 from clika_ref.quantization.stages import Stages
-from clika_ref.quantization.weight_scaling import FewBitReading
-from clika_ref.quantization.weights_only import Ways
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import Switch
 from clika_ref.signature import Signature
-from clika_ref.wanted import Wanted, few_bits
-
-EMPTY = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
-
-
-def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
-    """Return a calibration of a graph as it is going to be written, which begins with what another one has found.
-
-    Raises:
-        ModelError: weights are NaN or infinite.
-    """
-    refuse_spoiled_weights(graph)
-    clone, model = graph.clone(), fingerprint(graph)
-    aside = tuple(set_aside(clone, is_quantized=True))
-    lower(clone, registry, wanted.target, for_any_weights=bool(aside))
-    if found is None:
-        calibration = Calibration(clone, RangeTable(smoothed_for=wanted.smoothed_for, model=model), model=model)
-    else:
-        calibration = found.of(clone, model)
-    calibration.aside = aside
-    _smooth(calibration, registry)
-    return calibration
-
-
-def _smooth(calibration: Calibration, registry: Registry) -> None:
-    """Divide what the table says is divided, and compute all weights: otherwise they are whenever they are read.
-
-    None of them has a gradient: equal ones are one by now, and a mean that is a bias as well must not get one. Adapters
-    come beside layers once it is known what is divided, as they take a part in that.
-    """
-    smooth(calibration.graph, calibration.table.smoothing or {}, registry.operators)
-    if calibration.table.smoothing is not None:
-        restore_beside(calibration.graph, calibration.aside, registry.operators)
-    for value in calibration.graph.constants.values():
-        elements, formula = value.data, value.formula
-        if elements is not None:
-            elements = elements.detach()
-            value.data = replace(formula, known=elements) if isinstance(formula, Formula) else elements
-
-
-def calibrate(
-    calibration: Calibration,
-    batches: Iterable[Sequence[torch.Tensor]],
-    wanted: Wanted,
-    registry: Registry,
-    log: CompilationLog,
-    *,
-    total: int | None,
-) -> None:
-    """Run a graph on batches; those that the range table counts already are only looked at to be kept.
-
-    The first one shows which channels to smooth before anything is counted.
-
-    Raises:
-        ModelError: there is none, or one holds NaN or infinities.
-    """
-    seen, started = calibration.table.batches, time.perf_counter()
-    with log.stage("Calibrating") as stage:
-        for number, inputs in enumerate(batches, 1):
-            if calibration.table.smoothing is None:
-                calibration.refuse_infinite(inputs)
-                calibration.table.smoothing = _factors(calibration.graph, wanted, inputs)
-                _smooth(calibration, registry)
-            if number > seen:
-                calibration.add(inputs)
-                stage.progress(number, total, (number - seen) / (time.perf_counter() - started))
-            elif number > calibration.sizes.total():
-                calibration.keep(inputs)
-        if not calibration.reservoir.batches:
-            raise ModelError(EMPTY)
-        known = f", {seen:,} of them from before" if seen else ""
-        stage.done(f"{calibration.table.batches:,} batches{known}, {len(calibration.table.values):,} values")
-
-
-def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what to smooth, given a batch; where only weights are quantized, what costs no node of its own."""
-    scheme, settings = wanted.scheme, wanted.settings
-    smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
-    if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
-        bits, blocks = few_bits(settings)
-        try_on = partial(FewBitReading, bits=bits, blocks=blocks, ways=Ways.of(wanted.options))
-        wishes = Wishes(None, _share(smoothing, FREE_GAIN), None, 0)  # each is judged by data that it is not fitted to
-        return smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
-    shares = _share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN)
-    wishes = Wishes(*shares, 0 if "on" in (smoothing, equalization) else FEWEST)
-    return smoothing_factors(graph, scheme.layers, inputs, partial(QuantizedReading, scheme=scheme), wishes)
-
-
-def _share(switch: Switch, share: float) -> float | None:
-    """Return the share of an error that a factor must leave at most; None where it is switched off."""
-    return None if switch == "off" else 1.0 if switch == "on" else share
-
+from clika_ref.wanted import Wanted
 
 ANEW = "name another file in ranges_file, or remove this one, to calibrate anew"
 
@@ -157,7 +53,7 @@ def kept_in(
     path = Path(file)
     if path.exists():
         calibration.begin_with(_ranges_in(path, calibration), anew().graph)
-        _smooth(calibration, registry)
+        smooth_as_found(calibration, registry)
         strange = _strange_values(calibration)
         if strange:
             msg = f"{path} holds ranges for another target: for this one the model has no value {strange[0]!r}; {ANEW}"
@@ -219,7 +115,9 @@ def _is_smaller(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
     return any(t.ndim and len(t) < len(b) for t, b in zip(tensors, before, strict=True))
 
 
-def decide(stages: Stages, graph: Graph, wanted: Wanted, registry: Registry, log: CompilationLog) -> Quantization:
+def decide(
+    stages: Stages, graph: Graph, wanted: Wanted, registry: Registry, log: CompilationLog, *, ranks: Ranks = ALONE
+) -> Quantization:
     """Decide what of a calibrated graph becomes integers, and write into the log what, and why not.
 
     Args:
@@ -228,14 +126,19 @@ def decide(stages: Stages, graph: Graph, wanted: Wanted, registry: Registry, log
         wanted: what the user chose.
         registry: the plugins.
         log: what it tells.
+        ranks: the processes that take what the first of them decides.
     """
+
+    def found_here() -> Quantization:
+        found = stages.decided()
+        is_timed = wanted.options.optimize_for == "latency" and not found.plan.is_empty
+        return _fast(found, stages, graph, wanted, registry) if is_timed else found
+
     with log.stage("Quantizing") as stage:
         values = sorted(stages.calibration.table.values)
         for number, name in enumerate(values, 1):
             log.detail(f"Processing Quantization statistics {number}/{len(values)}: '{name}'")
-        found = stages.decided()
-        if wanted.options.optimize_for == "latency" and not found.plan.is_empty:
-            found = _fast(found, stages, graph, wanted, registry)
+        found = decided_together(found_here, stages.scheme, ranks)
         _tell(found, log)
         stage.done(in_one_line(found))
     return found
@@ -280,6 +183,12 @@ SHUFFLED = (
 )
 
 
+OF_ONE = (
+    "ranges_file={!r} saves the ranges of one process, and several calibrate together here; leave it out, or calibrate "
+    "in one process"
+)
+
+
 def calibrated(
     calibration: Calibration,
     batches: Iterable[Sequence[torch.Tensor]],
@@ -291,6 +200,7 @@ def calibrated(
     total: int | None = None,
     ranges_file: str | PathLike[str] = "",
     are_given: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Stages:
     """Calibrate a graph on batches; return the stages that decide what of it becomes integers.
 
@@ -306,9 +216,11 @@ def calibrated(
         total: how many batches there are, where that is known.
         ranges_file: where to save the ranges, and to begin with those that are there; nowhere where empty.
         are_given: whether the batches are the user's data, and not those that a former pass kept.
+        ranks: the processes that each read a part of the data.
 
     Raises:
-        ModelError: a key of the settings of layers matches nothing, or a width is asked for that the target lacks.
+        ModelError: a key of the settings of layers matches nothing, a width is asked for that the target lacks, or
+            several processes are to begin with the ranges in a file.
         TargetError: layers are to be timed, and the target cannot run them.
     """
 
@@ -320,6 +232,8 @@ def calibrated(
             msg = f"for {wanted.target.name}, {error}"
             raise ModelError(msg) from error
 
+    if ranks.are_several and ranges_file:
+        raise ModelError(OF_ONE.format(ranges_file))
     found()  # what cannot be had is refused before data is read
     if wanted.options.optimize_for == "latency":
         refuse(calibration.graph, wanted.target)  # what does not run takes no time that could be told
@@ -328,9 +242,10 @@ def calibrated(
     anew = partial(to_calibrate, model, wanted, registry)
     with kept_in(ranges_file, calibration, registry, log, anew):
         known = _known_again(calibration, batches, log, anew, ranges_file) if are_given else batches
-        calibrate(calibration, known, wanted, registry, log, total=total)
+        calibrate(calibration, known, wanted, registry, log, total=total, ranks=ranks)
     stages = found()  # smoothing may have added nodes
-    if wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization:
+    is_timed = wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization
+    if is_timed and ranks.is_first:
         with log.stage("Timing") as stage:
             timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
             stages.slow = timer.slower(calibration.graph, calibration.reservoir.batches[0])

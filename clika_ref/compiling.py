@@ -10,6 +10,7 @@ import torch
 
 from clika_ref.argument_checks import check_arguments
 from clika_ref.capture.inputs import ForwardFn
+from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
@@ -33,6 +34,7 @@ def clika_compile(
     layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
     pruning_settings: PruningSettings | None = None,
     layer_pruning_settings: Mapping[str, LayerPruningSettings] | None = None,
+    distributed_training_settings: DistributedTrainingSettings | None = None,
     logs_dir: Path | str | None = None,
     clika_compile_options: ClikaCompileOptions | None = None,
     discard_input_model: bool = True,
@@ -66,6 +68,8 @@ def clika_compile(
             or either with wildcards.
         pruning_settings: how far to prune, before anything is quantized; None leaves the model whole.
         layer_pruning_settings: what is otherwise for single layers, as above.
+        distributed_training_settings: whether the processes of ``torch.distributed`` compile together, each with data
+            of its own; then all of them call this. None, as ``multi_gpu=False``, lets each work by itself.
         logs_dir: folder for the full log; None writes no file.
         clika_compile_options: see `ClikaCompileOptions`.
         discard_input_model: the compiled module takes over the weights of the original, which costs no memory; False
@@ -100,11 +104,8 @@ def clika_compile(
 
     inputs = (tracing_inputs, calibration_inputs, data_transform_fn, forward_fn)
     settings = (quantization_settings, layer_quantization_settings, pruning_settings, layer_pruning_settings)
-    return compile_model(
-        module_or_func,
-        Given(*inputs, *settings),
-        Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name),
-        options=(clika_compile_options or ClikaCompileOptions()).with_extra(extra_options),
-        deployment=deployment_settings,
-        logs_dir=logs_dir,
-    )
+    given = Given(*inputs, *settings, distributed_training_settings)
+    choices = Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name)
+    options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
+    where = {"deployment": deployment_settings, "logs_dir": logs_dir}
+    return compile_model(module_or_func, given, choices, options=options, **where)

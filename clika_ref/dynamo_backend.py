@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 
+from clika_ref.all_settings import Settings
 from clika_ref.capture.inputs import refuse_no_list
 from clika_ref.capture.messages import DATA_DEPENDENT, DATA_DEPENDENT_ADVICE
 from clika_ref.compiling import clika_compile
@@ -101,14 +103,18 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
         )
         raise ModelError(msg)
     settings = options.get("settings")
-    if settings is not None:
-        if not isinstance(settings, BaseDeploymentSettings):
-            msg = (
-                f"settings={settings!r}: only deployment settings are available in this version, "
-                "such as DeploymentSettings_ONNXRuntime_ONNX()"
-            )
-            raise ModelError(msg)
+    if isinstance(settings, str | PathLike):
+        settings = Settings.load_from_path(settings)
+    if isinstance(settings, Settings):
+        result = {**settings.compile_arguments(), **result}
+    elif isinstance(settings, BaseDeploymentSettings):
         result["deployment_settings"] = settings
+    elif settings is not None:
+        msg = (
+            f"settings={settings!r}: it takes Settings, the path of a YAML file that holds them, or deployment "
+            "settings, such as DeploymentSettings_ONNXRuntime_ONNX()"
+        )
+        raise ModelError(msg)
     if options.get("train_dataloader") is not None:
         result["calibration_inputs"] = options["train_dataloader"]
     if options.get("apply_on_data_fn") is not None:

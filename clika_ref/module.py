@@ -22,6 +22,8 @@ from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
+from clika_ref.distributed.sharding import is_divided, let_go, whole, whole_weights
+from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.explanation import Explanation, explain
 from clika_ref.exporting.configuration import configuration
 from clika_ref.exporting.examples import dummy_inputs, telling_example
@@ -71,10 +73,15 @@ class ClikaModule(AdaptedModule):
         return forward.__get__(self)  # dynamo calls no MethodType
 
     def clika_configure(
-        self, deployment: BaseDeploymentSettings | None, options: ClikaCompileOptions, logs_dir: Any = None
+        self,
+        deployment: BaseDeploymentSettings | None,
+        options: ClikaCompileOptions,
+        logs_dir: Any = None,
+        distributed: DistributedTrainingSettings | None = None,
     ) -> None:
-        """Choose where exports go to, their options, and the folder of their logs."""
+        """Choose where exports go to, their options, the folder of their logs, and whether processes work together."""
         self._clika_deployment, self._clika_options, self._clika_logs_dir = deployment, options, logs_dir
+        self._clika_distributed = distributed
 
     def clika_remember(
         self,
@@ -154,11 +161,32 @@ class ClikaModule(AdaptedModule):
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - PyTorch's signature
         """Compute from now on what can be trained, or with integers, which are then made of the weights as they are."""
         super().train(mode)
-        if self._clika_quantized is not None and mode:
-            self._trained()
-        elif self._clika_quantized is not None:
-            self._simulated().prepare(self.graph, self._log_scales, looks_at_numbers=True)
+        if self._clika_quantized is None:
+            return self
+        with whole_weights(self):
+            if mode:
+                self._trained()
+            else:
+                self._simulated().prepare(self.graph, self._log_scales, looks_at_numbers=True)
+        if mode and is_divided(self):
+            self._clika_simulation = None
+            let_go(self._clika_graph, *([self._clika_calibration.graph] if self._clika_calibration else []))
         return self
+
+    def clika_gather(self) -> ClikaModule:
+        """Return a module that holds whole weights, on each rank: where they are divided (FSDP), all ranks call it.
+
+        A module whose weights are whole is returned as it is.
+        """
+        if not is_divided(self) and not hasattr(self, "unshard"):  # which stays where weights are whole for a while
+            return self
+        found = ClikaModule(registry=self._clika_registry)
+        found.load_state_dict({name: whole(tensor) for name, tensor in self.state_dict().items()})
+        settings = (self._clika_deployment, self._clika_options, self._clika_logs_dir, self._clika_distributed)
+        found.clika_configure(*settings)
+        found._clika_calibration, found._clika_wanted = self._clika_calibration, self._clika_wanted
+        found._clika_examples, found._clika_sizes = self._clika_examples, Counter(self._clika_sizes)
+        return found.train(self.training)
 
     def _warn_of_autocast(self, compiled_in: str) -> None:
         """Warn where the autocast regions around a call would cast otherwise than the graph, which holds its casts."""

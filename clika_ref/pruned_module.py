@@ -7,18 +7,23 @@ from typing import Any
 
 import torch
 
-from clika_ref.algorithms import EMPTY, batches_of
+from clika_ref.algorithms import batches_of
 from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast
+from clika_ref.calibrating import EMPTY
 from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
+from clika_ref.distributed.deciding import refuse_other_models
+from clika_ref.distributed.ranks import first_inputs, working_together
+from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.lora.adapters import adapters_of
 from clika_ref.pruning.report import Pruning
 from clika_ref.pruning.stages import WantedPruning, pruned
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
+from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantized_module import NO_DATA, QuantizedModule
 from clika_ref.reporting.log import CompilationLog
 
@@ -49,6 +54,7 @@ class PrunedModule(QuantizedModule):
         calibration_inputs: Iterable[Any] | None = None,
         data_transform_fn: Callable[[Any], Any] | None = None,
         forward_fn: ForwardFn | None = None,
+        distributed_training_settings: DistributedTrainingSettings | None = None,
     ) -> Pruning:
         """Prune a module that is compiled already; return what went, which printed is a table.
 
@@ -69,8 +75,12 @@ class PrunedModule(QuantizedModule):
         data = None if given is None else Unread(given, data_transform_fn, forward_fn)
         wanted = WantedPruning(pruning_settings or PruningSettings(), layer_pruning_settings or {})
         registry, graph = self._clika_registry or load_registry(), self.graph.clone()
-        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
-            found = pruned(graph, wanted, self._weighed_on(data, log), registry.operators, log)
+        together = working_together(distributed_training_settings or self._clika_distributed)
+        with together as ranks, self._log(ranks) as log, outside_autocast():
+            inputs = first_inputs(ranks, self._weighed_on(data, log))
+            found = pruned(graph, wanted, inputs, registry.operators, log)
+            if ranks.are_several:
+                refuse_other_models(fingerprint(graph), ranks)
             self._clika_timings.update(log.timings)
         self._exchange(graph)
         return found

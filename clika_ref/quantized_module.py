@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -18,6 +19,9 @@ from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
+from clika_ref.distributed.deciding import decided_together, refuse_other_models, score_of_first
+from clika_ref.distributed.ranks import ALONE, Ranks, working_together
+from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.emulation import stand_in_of
 from clika_ref.exporting.configuration import configuration
 from clika_ref.exporting.export import target_for
@@ -63,6 +67,7 @@ class _How:
     layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None
     data_transform_fn: Callable[[Any], Any] | None = None
     forward_fn: ForwardFn | None = None
+    distributed_training_settings: DistributedTrainingSettings | None = None
 
     def data(self, unread: Unread | None) -> Unread | None:
         """Return the data to read: what is given, or else what compilation has not read."""
@@ -81,6 +86,7 @@ class _Calibrated:
     deployment: BaseDeploymentSettings
     wanted: Wanted
     log: CompilationLog
+    ranks: Ranks
 
     def quantized(self, found: Quantization) -> Quantized:
         """Return what a module keeps of what was decided."""
@@ -99,6 +105,7 @@ class QuantizedModule(SavedModule):
         layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
         data_transform_fn: Callable[[Any], Any] | None = None,
         forward_fn: ForwardFn | None = None,
+        distributed_training_settings: DistributedTrainingSettings | None = None,
     ) -> Quantization:
         """Calibrate and quantize a module that is compiled already, or quantize it otherwise; return what was decided.
 
@@ -114,10 +121,11 @@ class QuantizedModule(SavedModule):
             TargetError: the target computes in float, or no plugin provides it.
         """
         check_kinds(locals())  # which are the arguments, and nothing else yet
-        how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, data_transform_fn, forward_fn)
+        data = (data_transform_fn, forward_fn, distributed_training_settings)
+        how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, *data)
         with self._calibrated(quantization_settings, how) as ready:
             registry = self._clika_registry or load_registry()
-            found = decide(ready.stages, self.graph, ready.wanted, registry, ready.log)
+            found = decide(ready.stages, self.graph, ready.wanted, registry, ready.log, ranks=ready.ranks)
         self._clika_deployment = ready.deployment
         self.clika_adopt(ready.quantized(found), ready.stages.calibration, ready.wanted)
         return found
@@ -133,6 +141,7 @@ class QuantizedModule(SavedModule):
         layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
         data_transform_fn: Callable[[Any], Any] | None = None,
         forward_fn: ForwardFn | None = None,
+        distributed_training_settings: DistributedTrainingSettings | None = None,
     ) -> GoalSearch:
         """Quantize as much as lets the score of ``eval_fn`` fall by ``max_drop`` at most; return what was tried.
 
@@ -153,6 +162,8 @@ class QuantizedModule(SavedModule):
             layer_quantization_settings: what is otherwise for single layers.
             data_transform_fn: applied to each element.
             forward_fn: how an element is fed.
+            distributed_training_settings: where processes work together, all of them call this, and the score of the
+                first one counts; by default as the module was compiled.
 
         Raises:
             ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` none from 0.
@@ -161,7 +172,8 @@ class QuantizedModule(SavedModule):
         check_kinds(locals())  # which are the arguments, and nothing else yet
         check_call("eval_fn", eval_fn, ("module",))
         search = GoalSearch(max_drop)
-        how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, data_transform_fn, forward_fn)
+        data = (data_transform_fn, forward_fn, distributed_training_settings)
+        how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, *data)
         with self._calibrated(quantization_settings, how) as ready:
             self._search(search, eval_fn, ready)
         return search
@@ -181,11 +193,15 @@ class QuantizedModule(SavedModule):
             adopt(found)
             self.eval()  # also where the last evaluation trained
             with torch.no_grad():
-                return eval_fn(self)
+                own = eval_fn(self)
+            return score_of_first(own, ready.ranks)
+
+        def decided(threshold: float) -> Quantization:
+            return decided_together(partial(stages.decided, threshold), stages.scheme, ready.ranks)
 
         try:
             with ready.log.stage("Searching") as stage:
-                search.run(stages.decided, score)
+                search.run(decided, score)
                 stage.done(search.in_one_line())
         finally:
             if search.best is not None or search.is_done:
@@ -211,21 +227,31 @@ class QuantizedModule(SavedModule):
         layers = how.layer_quantization_settings or {}
         target = target_for(deployment, registry)
         wanted = Wanted(target, settings or QuantizationSettings(), layers, self._clika_options)
-        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
+        together = working_together(how.distributed_training_settings or self._clika_distributed)
+        with together as ranks, self._log(ranks) as log, outside_autocast():
+            if ranks.are_several:
+                refuse_other_models(fingerprint(self.graph), ranks)
             before = self._clika_unfinished if data else known
+            if ranks.are_several and data:
+                before = None  # an interrupt stops each rank somewhere else
             calibration = begun(self.graph, wanted, registry, before, log, has_data=data is not None)
             if data is not None:
                 batches, total, file = self._read(data, calibration, log), data.count, self._clika_options.ranges_file
             else:
                 batches = known.reservoir.batches if known else self._traced(log)
                 total, file = len(batches), ""
-            how_read = {"total": total, "ranges_file": file, "are_given": data is not None}
+            reading = ALONE if data is None and known else ranks  # ranges that are there are those of all ranks
+            how_read = {"total": total, "ranges_file": file, "are_given": data is not None, "ranks": reading}
             stages = calibrated(calibration, batches, wanted, registry, log, model=self.graph, **how_read)
             if data is None and known is not None:
                 calibration.sizes = known.sizes  # also those of batches that were not kept
             self._clika_calibration = calibration
-            yield _Calibrated(stages, deployment, wanted, log)
+            yield _Calibrated(stages, deployment, wanted, log, ranks)
             self._clika_timings.update(log.timings)
+
+    def _log(self, ranks: Ranks) -> CompilationLog:
+        """Return a log, which of several processes the first one shows."""
+        return CompilationLog.open(self._clika_logs_dir, console=ranks.is_first)
 
     def _read(self, data: Unread, calibration: Calibration, log: CompilationLog) -> Iterator[list[torch.Tensor]]:
         """Read data for a calibration, which is unfinished until they have come to an end."""

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from clika_ref.algorithms import batches_of, calibrated, decide, to_calibrate
+from clika_ref.algorithms import batches_of, calibrated, decide
 from clika_ref.argument_checks import refuse_scripted
 from clika_ref.autocast import outside_autocast
+from clika_ref.calibrating import to_calibrate
 from clika_ref.capture.calibration_inputs import CalibrationInputs, Unread
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
@@ -21,6 +22,9 @@ from clika_ref.capture.memory import in_one_chunk, spared
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
+from clika_ref.distributed.deciding import refuse_other_models
+from clika_ref.distributed.ranks import Ranks, first_inputs, unasked, working_together
+from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting.export import target_for
 from clika_ref.generic import torchlib_operator
@@ -32,6 +36,7 @@ from clika_ref.pruning.stages import WantedPruning, pruned
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.spoiled_weights import has_nan
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
@@ -62,6 +67,7 @@ class Given:
     layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None
     pruning_settings: PruningSettings | None = None
     layer_pruning_settings: Mapping[str, LayerPruningSettings] | None = None
+    distributed_training_settings: DistributedTrainingSettings | None = None
 
     @property
     def data(self) -> Unread | None:
@@ -87,19 +93,26 @@ def compile_model(
     logs_dir: Path | str | None,
 ) -> torch.nn.Module | ClikaModule:
     """Compile what `clika_compile` was given, once its arguments are checked."""
-    callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
-    registry = _registry_for(deployment)
-    with CompilationLog.open(logs_dir) as log:
-        log.header(_echoed(choices, options, deployment, given))
-        if given.quantization_settings is not None and not choices.is_model_pretrained:
-            log.warning(UNTRAINED)
-        if given.unread is not None:
-            log.detail(KEPT)
-        module = _compile(_Travel(callee, given, registry, choices, log, options, deployment))
+    with working_together(given.distributed_training_settings) as ranks:
+        callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
+        registry = _registry_for(deployment)
+        with CompilationLog.open(logs_dir, console=ranks.is_first) as log:
+            log.header(_echoed(choices, options, deployment, given))
+            _warn_of_what_is_given(given, choices, ranks, log)
+            module = _compile(_Travel(callee, given, registry, choices, log, options, deployment, ranks))
     if module is None:
         return module_or_func  # type: ignore[return-value]
-    module.clika_configure(deployment, options, logs_dir)
+    module.clika_configure(deployment, options, logs_dir, given.distributed_training_settings)
     return module
+
+
+def _warn_of_what_is_given(given: Given, choices: Choices, ranks: Ranks, log: CompilationLog) -> None:
+    if given.quantization_settings is not None and not choices.is_model_pretrained:
+        log.warning(UNTRAINED)
+    if given.quantization_settings is not None and not ranks.are_several and unasked():
+        log.warning(unasked())
+    if given.unread is not None:
+        log.detail(KEPT)
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,7 @@ class _Travel:
     log: CompilationLog
     options: ClikaCompileOptions
     deployment: BaseDeploymentSettings | None
+    ranks: Ranks
 
 
 def _compile(travel: _Travel) -> ClikaModule | None:
@@ -128,6 +142,8 @@ def _compile(travel: _Travel) -> ClikaModule | None:
             _clean(captured, registry, travel.options, log)
             _prune(captured, data, travel)
             _adapt(captured, travel)
+            if travel.ranks.are_several:
+                refuse_other_models(fingerprint(captured.graph), travel.ranks)
             calibration, found = _quantize(captured, wanted, data, travel) if wanted and data else (None, None)
             if choices.is_dry_run:
                 report_dry_run(captured.graph, registry, travel.deployment, log, found)
@@ -178,7 +194,8 @@ def _prune(captured: Captured, data: CalibrationInputs | None, travel: _Travel) 
     elif given.tracing_inputs is not None:
         travel.log.warning(TRACED)
     wanted = WantedPruning(given.pruning_settings, given.layer_pruning_settings or {})
-    pruned(captured.graph, wanted, signature.graph_inputs(leaves), travel.registry.operators, travel.log)
+    inputs = first_inputs(travel.ranks, signature.graph_inputs(leaves))
+    pruned(captured.graph, wanted, inputs, travel.registry.operators, travel.log)
 
 
 def _adapt(captured: Captured, travel: _Travel) -> None:
@@ -194,9 +211,10 @@ def _quantize(
     """Calibrate the graph and decide what of it becomes integers."""
     batches = batches_of(captured.graph, captured.signature, data.calls(travel.callee), travel.log)
     calibration, file = to_calibrate(captured.graph, wanted, travel.registry), travel.options.ranges_file
-    told = wanted, travel.registry, travel.log
-    stages = calibrated(calibration, batches, *told, model=captured.graph, total=data.count, ranges_file=file)
-    return calibration, decide(stages, captured.graph, wanted, travel.registry, travel.log)
+    told, ranks = (wanted, travel.registry, travel.log), travel.ranks
+    how = {"total": data.count, "ranges_file": file, "ranks": ranks}
+    stages = calibrated(calibration, batches, *told, model=captured.graph, **how)
+    return calibration, decide(stages, captured.graph, *told, ranks=ranks)
 
 
 @contextlib.contextmanager
@@ -221,6 +239,7 @@ def _echoed(
     deployment: BaseDeploymentSettings | None,
     given: Given,
 ) -> dict[str, dict[str, Any]]:
+    distributed = given.distributed_training_settings
     chosen = {
         "Quantization": given.quantization_settings,
         "Pruning": given.pruning_settings,
@@ -228,6 +247,7 @@ def _echoed(
     }
     return {
         "Compilation Settings": {**vars(choices), **vars(options)},
+        **({"Distributed Training Settings": vars(distributed)} if distributed else {}),
         **{f"Global {what} Settings": vars(settings) for what, settings in chosen.items() if settings},
         "Deployment Settings": {"target_framework": deployment.framework if deployment else None},
     }

@@ -17,6 +17,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry, load_registry
+from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.generic import find_operator, torchlib_operator
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.learned_scales import LEARNED, unlearned
@@ -49,6 +50,7 @@ UNSAVED = frozenset(
         "_clika_calibration",
         "_clika_unfinished",
         "_clika_unread",
+        "_clika_distributed",
         "_clika_wanted",
     }
 )
@@ -71,6 +73,7 @@ class SavedModule(nn.Module):
         self._clika_deployment: BaseDeploymentSettings | None = None
         self._clika_options = ClikaCompileOptions()
         self._clika_logs_dir: Any = None
+        self._clika_distributed: DistributedTrainingSettings | None = None
         self._clika_timings: dict[str, float] = {}
         self._clika_examples: list[list[torch.Tensor]] = []
         self._clika_examples_are_data = False
@@ -164,6 +167,10 @@ class SavedModule(nn.Module):
             self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
         elif key in state_dict:
             self._take_state(state_dict[key])
+        for name in self._log_scales:  # one alone had no sides once
+            held = state_dict.get(f"{prefix}{name}")
+            if held is not None and not held.ndim:
+                state_dict[f"{prefix}{name}"] = held.reshape(1)
         for name, value in self.state_dict().items():
             if name == "_extra_state" or name.startswith("clika."):
                 state_dict.setdefault(f"{prefix}{name}", value)
@@ -219,7 +226,7 @@ class SavedModule(nn.Module):
         text = state.pop("_clika_graph", None)
         super().__setstate__(state)
         self._clika_registry = self._clika_calibration = self._clika_unfinished = self._clika_unread = None
-        self._clika_simulation = self._clika_training = self._clika_wanted = None
+        self._clika_simulation = self._clika_training = self._clika_wanted = self._clika_distributed = None
         if text is not None:
             document = json.loads(text)
             graph = graph_from_json(document["graph"], _finder(load_registry()), named_tensors(self))

@@ -118,6 +118,15 @@ class DeploymentSettings_TensorRT_LLM_ONNX(BaseDeploymentSettings):  # noqa: N80
     framework: ClassVar[str] = "TensorRT-LLM (NVIDIA)"
 
 
+def deployment_settings_named(target: str) -> BaseDeploymentSettings:
+    """Return the settings of a target by its name or a short one, of a plugin's own too; compiling finds it or not."""
+    name = full_name(target)
+    for settings in BaseDeploymentSettings.__subclasses__():
+        if name and settings.target == name:  # those of retired targets have no name
+            return settings()
+    return type("DeploymentSettings", (BaseDeploymentSettings,), {"target": name, "framework": name})()
+
+
 DISTRIBUTIONS: Mapping[str, str] = {
     "onnxruntime": "clika-ref-onnxruntime",
     "openvino": "clika-ref-openvino",

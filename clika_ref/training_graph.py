@@ -42,7 +42,7 @@ from clika_ref.quantization.quantizing import (
 )
 from clika_ref.quantization.scales import Scale
 
-SCALAR = TensorType(torch.float32, ())
+ONE = TensorType(torch.float32, (1,))
 
 OWN = "training"
 """The name of constants that are no parameters."""
@@ -220,7 +220,7 @@ class _Making:
         """Compute a scale before all else, once for all values that share it."""
         name = log_scale_name(self.plan, value)
         if name not in self.scales:
-            self.scales[name] = build(learned_scale, self._log(name), planned=scale.scale, types=(SCALAR,))
+            self.scales[name] = build(learned_scale, self._log(name), planned=scale.scale, types=(ONE,))
 
     def _log(self, name: str) -> Value:
         data = self.logs[name]

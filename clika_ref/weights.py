@@ -7,9 +7,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
+
+IN_PARTS = (
+    "the weights of a part of the module are divided among processes by themselves, and nothing gathers them: its "
+    "graph computes, and not its parts. Divide the module as a whole, with fully_shard(module) alone"
+)
+
+DIVIDED = (
+    "the weight {!r} is divided among processes, and here whole ones are needed; let all ranks call "
+    "module.clika_gather(), which returns a module that has them"
+)
 
 
 class Scope(nn.Module):
@@ -34,6 +45,8 @@ class Weights:
             for scope in scopes:
                 part = part._modules[scope]
             weight = _held(part, leaf)
+            if isinstance(weight, DTensor):
+                raise ModelError(IN_PARTS)
             if weight.dtype is not dtype:
                 raise cast_weight(".".join((*scopes, leaf)), weight.dtype, dtype)
             setattr(self, name, weight)
@@ -142,7 +155,13 @@ def non_persistent(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def bind_weights(module: nn.Module, graph: Graph) -> None:
-    """Let the constants of a graph be the module's current parameters and buffers, as moves and loads replace them."""
+    """Let the constants of a graph be the module's current parameters and buffers, as moves and loads replace them.
+
+    Raises:
+        ModelError: a weight is divided among processes.
+    """
     tensors = named_tensors(module)
     for name, value in graph.constants.items():
+        if isinstance(tensors[name], DTensor):
+            raise ModelError(DIVIDED.format(name))
         value.data = tensors[name]

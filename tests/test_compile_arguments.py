@@ -71,6 +71,7 @@ def test_the_signature_is_the_published_one():
         "layer_quantization_settings": None,
         "pruning_settings": None,  # of 25.4
         "layer_pruning_settings": None,
+        "distributed_training_settings": None,  # of the YAML of 24.x
         "logs_dir": None,
         "clika_compile_options": None,
         "discard_input_model": True,

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
+from clika_ref import ClikaModule, Settings
 from clika_ref.command_line import cli
 from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums, WeightsOnly
 
@@ -184,3 +185,24 @@ def test_the_loop_of_the_document_on_training_runs_as_it_stands(tmp_path):
     assert done.returncode == 0, done.stderr
     written = onnx.load(tmp_path / "trained.onnx")
     assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
+
+
+def test_the_settings_of_the_document_are_read_as_they_stand(tmp_path):
+    (text,) = blocks(ROOT / "docs/settings.md", "yaml")
+    (tmp_path / "clika.yaml").write_text(text, encoding="utf-8")
+    settings = Settings.load_from_path(tmp_path / "clika.yaml")
+    assert settings.global_quantization_settings.weights_utilize_full_int_range is True
+    assert settings.global_pruning_settings.mask_type == "2:4"
+    assert settings.clika_compile_options.smoothing == "on"
+    assert settings.layer_settings["encoder.layers.0.*"].pruning_settings.skip_pruning
+
+
+def test_the_loop_of_the_document_on_several_processes_names_what_there_is():
+    (code,) = blocks(ROOT / "docs/distributed.md", "python")
+    calls = {
+        node.func.attr
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    assert {name for name in calls if name.startswith("clika_")} == {"clika_gather", "clika_export"}
+    assert all(hasattr(ClikaModule, name) for name in calls if name.startswith("clika_"))

@@ -257,7 +257,11 @@ def test_options_reach_the_compilation(tmp_path):
     ("options", "message"),
     [
         ({"speed": 11}, r"no options \['speed'\]; it takes deployment_settings.*settings"),
-        ({"settings": "config.yaml"}, r"settings='config.yaml': only deployment settings"),
+        (
+            {"settings": 5},
+            "settings=5: it takes Settings, the path of a YAML file that holds them, or deployment settings",
+        ),
+        ({"settings": "config.yaml"}, "cannot read the settings in config.yaml: No such file"),
         ({"tracing_inputs": 5}, "tracing_inputs are a int; give a list with one element per call"),
         ({"example_inputs": torch.ones(2)}, "example_inputs are a Tensor; give a list with one element per call"),
         ({"dynamic": True}, "'dynamic': Dynamo decides which sides are dynamic; pass it to torch.compile itself"),

@@ -1,7 +1,9 @@
 """The examples run and show what they promise."""
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,3 +83,24 @@ def test_two_tasks_are_learned_by_adapters_beside_weights_of_four_bits(example, 
         assert int(told[3]) < 0.25 * int(ran[1]), "the adapter is a small part of the file in four bits"
     kept = [(tmp_path / "build" / f"{task}.safetensors").read_bytes() for task in lora.TASKS]
     assert kept[0] != kept[1]
+
+
+def test_two_processes_end_with_one_model(tmp_path):
+    """As a user runs it: it starts torchrun by itself, which starts two processes."""
+    place, environment = tmp_path / "build" / "two.onnx", {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "two_processes.py"), str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,  # issue 6
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = sorted(re.findall(r"rank ([01]): (\d+) batches read, weights and scales ([0-9a-f]{16})", done.stdout))
+    assert [rank for rank, *_ in ranks] == ["0", "1"], done.stdout
+    assert ranks[0][2] == ranks[1][2]
+    found = {name: float(share) for name, share in re.findall(r"(float|quantized|integers) +([\d.]+) %", done.stdout)}
+    assert min(found.values()) > 90, done.stdout  # guessing gives 10
+    assert found["integers"] >= found["quantized"] - 1
+    assert place.stat().st_size > 5_000  # 24,000 weights of one byte, and less

@@ -22,6 +22,7 @@ VAGUE = {"base", "bases", "common", "helper", "helpers", "manager", "managers", 
 EXECUTING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 EXECUTING_BUILTINS = {"eval", "exec"}
 EXECUTING_CALLS = {"torch.load", "sympy.sympify", "sympy.parse_expr", "sympify", "parse_expr"}
+EXECUTING_CALLS |= {f"yaml.{load}" for load in ("load", "load_all", "full_load", "unsafe_load", "unsafe_load_all")}
 # What is executed there is not read: torch.fx writes it from our own graph, of which no name goes in.
 WRITTEN_BY_FX = {("clika_ref/fast_form.py", "exec")}
 
@@ -232,6 +233,7 @@ BREACHES = [
     (executing_read, CORE_FILE, "from joblib.numpy_pickle import load", "imports joblib.numpy_pickle"),
     (executing_read, CORE_FILE, "x = 1\neval('x')", f"{CORE_FILE}:2: calls eval"),
     (executing_read, CORE_FILE, "torch.load(path)", "calls torch.load"),
+    (executing_read, "clika_ref/storage.py", "yaml.load(text, Loader=yaml.Loader)", "calls yaml.load, which runs"),
     (executing_read, "clika_ref/module.py", "eval(text)", "calls eval"),
     (executing_read, "clika_ref/storage.py", "exec(text)", "calls exec"),
     (executing_read, CORE_FILE, "sympy.sympify(text)", "calls sympy.sympify"),
@@ -248,7 +250,11 @@ LAWFUL = [
     (long_function, CORE_FILE, function_of(40, docstring=30)),
     (hidden_import, CORE_FILE, "from clika_ref.core import ir\ndef f():\n    import onnxruntime"),
     (vague_name, "clika_ref/core/basement.py", ""),
-    (executing_read, CORE_FILE, "model.eval()\nsafetensors.torch.load(data)\nimport json"),
+    (
+        executing_read,
+        CORE_FILE,
+        "model.eval()\nsafetensors.torch.load(data)\nimport json\nyaml.compose(text, Loader=yaml.BaseLoader)",
+    ),
     (executing_read, "clika_ref/fast_form.py", "exec(compile(code.src, name, 'exec'))"),
     (heavy_core, CORE_FILE, "import json\nimport torch.fx\nfrom . import types\nfrom clika_ref.core import errors"),
     (heavy_core, "clika_ref/capture/tracing.py", "import numpy"),

@@ -14,7 +14,7 @@ from clika_ref import (
     clika_compile,
     export_configuration,
 )
-from clika_ref.command_line.arguments import deployment_settings
+from clika_ref.settings import deployment_settings_named
 
 TENSORRT, OPENVINO = DeploymentSettings_TensorRT_ONNX(), DeploymentSettings_OpenVINO_ONNX()
 
@@ -59,7 +59,7 @@ def test_a_target_that_lacks_the_width_or_the_block_says_so_in_its_row_and_the_o
 
 
 def test_a_target_that_takes_no_weights_alone_or_no_integers_says_what_to_do():
-    rows = of_weights(8).clika_compare_targets(*map(deployment_settings, ("onnx-reference", "interpreter"))).rows
+    rows = of_weights(8).clika_compare_targets(*map(deployment_settings_named, ("onnx-reference", "interpreter"))).rows
     message = "the target onnx-reference takes no weights in integers alone; quantize values with them, by "
     assert [row.refusal for row in rows] == [
         f"{message}prefer_weights_only_quantization=False",
@@ -77,7 +77,7 @@ def test_a_target_that_refuses_a_node_says_so_in_its_row():
         deployment_settings=HERE,
         skip_eval_set_mode=True,
     )
-    here, other = module.clika_compare_targets(HERE, deployment_settings("onnx-reference")).rows
+    here, other = module.clika_compare_targets(HERE, deployment_settings_named("onnx-reference")).rows
     assert not here.refusal
     assert "onnx-reference cannot run 1 nodes of Sequential:" in other.refusal
     assert "draws random numbers" in other.refusal
@@ -91,7 +91,7 @@ def test_what_no_target_could_serve_is_raised():
     ):
         module.clika_compare_targets(HERE, TENSORRT)
     with pytest.raises(TargetError, match="no installed plugin provides the target 'toaster'"):
-        module.clika_compare_targets(HERE, deployment_settings("toaster"))
+        module.clika_compare_targets(HERE, deployment_settings_named("toaster"))
 
 
 def test_an_export_for_a_target_that_lacks_the_width_names_it_and_what_to_do(tmp_path):

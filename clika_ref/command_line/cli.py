@@ -105,7 +105,7 @@ def compile_command(
         module: Any = clika_ref.clika_compile(
             made,
             tracing_inputs=tracing_inputs,
-            deployment_settings=arguments.deployment_settings(target),
+            deployment_settings=settings.deployment_settings_named(target),
             logs_dir=logs_dir,
             dynamic=not static,
             skip_eval_set_mode=train_mode,

@@ -33,6 +33,11 @@ def sample_count(inputs: Sequence[Tensor]) -> int:
     return max((t.shape[0] for t in inputs if t.ndim), default=1)
 
 
+def batch_bytes(inputs: Sequence[Tensor]) -> int:
+    """Return how many bytes a batch takes."""
+    return sum(t.numel() * t.element_size() for t in inputs)
+
+
 @dataclass
 class Reservoir:
     """The first batches of the calibration inputs, as many as fit."""
@@ -55,7 +60,7 @@ class Reservoir:
 
     def offer(self, inputs: Sequence[Tensor]) -> None:
         """Keep copies of a batch, unless it or one before it was too much; the very first is always kept."""
-        size = sum(t.numel() * t.element_size() for t in inputs)
+        size = batch_bytes(inputs)
         self.is_full |= bool(self.batches) and self.held_bytes + size > self.limit_bytes
         if not self.is_full:
             self.batches.append([t.detach().clone() for t in inputs])
@@ -143,6 +148,18 @@ class Calibration:
         """Remember the sizes of a batch, and the batch itself where there is room."""
         self.sizes[sizes_of(self.graph, inputs)] += 1
         self.reservoir.offer(inputs)
+
+    def take(self, reservoir: Reservoir, sizes: Counter[Sizes]) -> None:
+        """Have other batches at hand than those that were counted here, as of several processes."""
+        self.reservoir, self.sizes, self._means = reservoir, sizes, {}
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Where the inputs of a batch lie, or the weights, where there is no batch."""
+        if self.reservoir.batches:
+            return [x.device for x in self.reservoir.batches[0]]
+        weight = next((v.data for v in self.graph.constants.values() if v.data is not None), torch.empty(0))
+        return [weight.device for _ in self.graph.inputs]
 
     def refuse_infinite(self, inputs: Sequence[Tensor]) -> None:
         """Refuse a next batch that is no data; inside a model, infinities make masks, and an input may be one.

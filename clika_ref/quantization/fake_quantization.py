@@ -20,14 +20,15 @@ from clika_ref.quantization.scales import BIAS_LIMIT
 
 @operator()
 def learned_scale(log_scale: Tensor, *, planned: float) -> Tensor:
-    """``planned * exp(log_scale)``, in float32."""
+    """``planned * exp(log_scale)``, in float32, for ``log_scale[1]``."""
     return planned * log_scale.exp()
 
 
 @operator()
 def learned_scales(log_scales: Tensor, planned: Tensor) -> Tensor:
-    """``planned * exp(log_scales)``, one for each channel or block, in float32."""
-    return planned * log_scales.exp()
+    """``planned * exp(log_scales)``, one for each channel or block, in float32; ``log_scales[1]`` is of one in all."""
+    grown = log_scales.exp()
+    return planned * (grown if planned.ndim else grown.reshape(()))
 
 
 @operator()
@@ -51,6 +52,7 @@ def fake_quantize(x: Tensor, scale: Tensor, *, zero_point: int, low: int, high: 
     """
     features = x.numel() // x.shape[0] if x.ndim and x.numel() else 1
     share = (features * high) ** -0.5
+    scale = scale if x.ndim else scale.reshape(())
     return _FakeQuantized.apply(x, scale, None, low - zero_point, high - zero_point, share)  # type: ignore[no-any-return]
 
 

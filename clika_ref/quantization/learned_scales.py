@@ -26,10 +26,13 @@ def log_scale_name(plan: Plan, value: str) -> str:
 
 
 def unlearned(plan: Plan) -> dict[str, Tensor]:
-    """Return the logarithms of a plan that nothing was learned of, zeros by the names of parameters."""
-    values = {log_scale_name(plan, name): torch.zeros(()) for name in plan.activations}
+    """Return the logarithms of a plan that nothing was learned of, zeros by the names of parameters.
+
+    A single one is ``float32[1]``: FSDP divides no tensors without sides.
+    """
+    values = {log_scale_name(plan, name): torch.zeros(1) for name in plan.activations}
     planned = {**plan.weights, **{name: held.scales for name, held in plan.compressed.items()}}
-    return values | {WEIGHTS + name: torch.zeros_like(scales) for name, scales in planned.items()}
+    return values | {WEIGHTS + name: torch.zeros_like(torch.atleast_1d(scales)) for name, scales in planned.items()}
 
 
 @torch.no_grad()

@@ -78,7 +78,7 @@ class RangeTable:
             "first": self.first,
             "smoothing": None if self.smoothing is None else [*self.smoothing],
             "smoothed for": self.smoothed_for,
-            "values": {name: _to_json(statistics) for name, statistics in self.values.items()},
+            "values": {name: statistics_to_json(statistics) for name, statistics in self.values.items()},
         }
         counts = [statistics.histogram.counts for statistics in self.values.values()]
         tensors = {"counts": torch.stack(counts) if counts else torch.zeros(0, 2 * BINS, dtype=torch.int64)}
@@ -104,7 +104,7 @@ class RangeTable:
                 msg = f"{path} has version {document['version']} of the form of range tables, this is {VERSION}"
                 raise ModelError(msg)
             found = zip(document["values"].items(), counts, strict=True)
-            values = {name: _from_json(entry, of_value) for (name, entry), of_value in found}
+            values = {name: statistics_from_json(entry, of_value) for (name, entry), of_value in found}
             told = str(document["smoothed for"]), str(document["model"]), str(document.get("first", ""))
             return cls(values, int(document["batches"]), smoothing, *told)
         except (OSError, KeyError, ValueError, TypeError, AttributeError, safetensors.SafetensorError) as error:
@@ -112,7 +112,7 @@ class RangeTable:
             raise ModelError(msg) from error
 
 
-def _to_json(statistics: Statistics) -> dict[str, Any]:
+def statistics_to_json(statistics: Statistics) -> dict[str, Any]:
     """Return all but the counts; floats in their shortest exact form, those of an empty value left out."""
     ends = {} if statistics.is_empty else {"low": statistics.low, "high": statistics.high}
     return {
@@ -125,7 +125,12 @@ def _to_json(statistics: Statistics) -> dict[str, Any]:
     }
 
 
-def _from_json(entry: Mapping[str, Any], counts: torch.Tensor) -> Statistics:
+def statistics_from_json(entry: Mapping[str, Any], counts: torch.Tensor) -> Statistics:
+    """Return what `statistics_to_json` was given, with its counts.
+
+    Raises:
+        ValueError: the counts are none.
+    """
     if counts.dtype != torch.int64 or counts.shape != (2 * BINS,):
         msg = f"counts are {counts.dtype}{list(counts.shape)}, not torch.int64[{2 * BINS}]"
         raise ValueError(msg)

@@ -8,7 +8,6 @@ from clika_ref_example.plugin import DropRelu, Interpreter, squared_relu, square
 from torch import nn
 
 import clika_ref
-from clika_ref.command_line.arguments import deployment_settings
 from clika_ref.core.errors import TargetError
 from clika_ref.core.inference import Builder, infer
 from clika_ref.core.ir import Graph
@@ -17,6 +16,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import Descriptions, random_draw, realize
 from clika_ref.core.symbols import Side, Symbol, named
 from clika_ref.core.types import TensorType
+from clika_ref.settings import deployment_settings_named
 
 
 class Network(nn.Module):
@@ -110,7 +110,7 @@ def test_onnx_runtime_computes_the_lowering(compiled, tmp_path):
 
 def test_the_target_writes_a_file_that_computes_the_same(compiled, tmp_path):
     model, x, module = compiled
-    module.clika_configure(deployment_settings("interpreter"), clika_ref.ClikaCompileOptions())
+    module.clika_configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
     artifact = module.clika_export(tmp_path / "model.safetensors")
     assert artifact.path.stat().st_size == artifact.facts["bytes"]
     assert torch.equal(Interpreter().load(artifact)([x])[0], model(x))
@@ -119,7 +119,7 @@ def test_the_target_writes_a_file_that_computes_the_same(compiled, tmp_path):
 
 def test_the_target_refuses_random_numbers(tmp_path):
     module = clika_ref.clika_compile(lambda x: x + torch.rand_like(x), tracing_inputs=[torch.ones(2)])
-    module.clika_configure(deployment_settings("interpreter"), clika_ref.ClikaCompileOptions())
+    module.clika_configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
     with pytest.raises(TargetError, match=r"interpreter cannot run 1 nodes .*\n.*: rand draws random numbers"):
         module.clika_export(tmp_path / "model.safetensors")
     assert not (tmp_path / "model.safetensors").exists()

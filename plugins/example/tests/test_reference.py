@@ -9,9 +9,9 @@ from torch import nn
 
 import clika_ref
 from clika_ref import QuantizationSettings
-from clika_ref.command_line.arguments import deployment_settings
 from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Artifact
+from clika_ref.settings import deployment_settings_named
 
 LINES = 80
 """Of the file, at most."""
@@ -28,7 +28,7 @@ def test_a_file_is_written_run_and_compared_in_float_and_in_integers(settings, t
     inputs = [torch.randn(count, 3, 8, 8) for count in (2, 3)]
     calibration = {} if settings is None else {"calibration_inputs": inputs, "quantization_settings": settings}
     module = clika_ref.clika_compile(
-        model, tracing_inputs=inputs, deployment_settings=deployment_settings("onnx-reference"), **calibration
+        model, tracing_inputs=inputs, deployment_settings=deployment_settings_named("onnx-reference"), **calibration
     ).eval()
     artifact = module.clika_export(tmp_path / "model.onnx")
     (found,) = reference.OnnxReference().load(artifact)([inputs[1]])
@@ -50,7 +50,7 @@ def test_bfloat16_is_refused_by_name(tmp_path, is_asked_for):
     model, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
     if not is_asked_for:
         model, x = model.bfloat16(), x.bfloat16()
-    settings = deployment_settings("onnx-reference")
+    settings = deployment_settings_named("onnx-reference")
     module = clika_ref.clika_compile(model.eval(), tracing_inputs=[x], deployment_settings=settings)
     message = (
         r"onnx-reference cannot run \d nodes of Conv2d:\n(.*\n)*  conv2d in .*: it computes in bfloat16, which the"

@@ -1,0 +1,130 @@
+"""``Settings``: all that the user may choose in one object, and as one YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from clika_ref.checked_settings import CheckedSettings
+from clika_ref.distributed_settings import DistributedTrainingSettings
+from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
+from clika_ref.settings_file.reading import read_settings
+from clika_ref.settings_file.writing import as_yaml
+from clika_ref.storage import write_atomically
+from clika_ref.training_settings import TrainingSettings
+
+
+def _a(kind: type) -> Callable[[Any], str]:
+    return lambda value: "" if isinstance(value, kind) else f"a {kind.__name__}"
+
+
+def _a_or_none(kind: type) -> Callable[[Any], str]:
+    return lambda value: "" if value is None or isinstance(value, kind) else f"a {kind.__name__}, or None"
+
+
+def _layers(value: Any) -> str:
+    is_right = isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(layer, LayerSettings) for name, layer in value.items()
+    )
+    return "" if is_right else "a dict from the names of layers to LayerSettings"
+
+
+@dataclass
+class LayerSettings(CheckedSettings):
+    """What is otherwise for one layer; None leaves what the model has.
+
+    Raises:
+        ModelError: a value is of another kind.
+    """
+
+    quantization_settings: LayerQuantizationSettings | None = None
+    pruning_settings: LayerPruningSettings | None = None
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
+        "quantization_settings": _a_or_none(LayerQuantizationSettings),
+        "pruning_settings": _a_or_none(LayerPruningSettings),
+    }
+
+
+@dataclass
+class Settings(CheckedSettings):
+    """All settings of one model; as they come, it is quantized for ONNX Runtime.
+
+    A field may be assigned later; each value is checked as it is set.
+
+    Raises:
+        ModelError: a value is of another kind.
+    """
+
+    deployment_settings: BaseDeploymentSettings | None = field(default_factory=DeploymentSettings_ONNXRuntime_ONNX)
+    """Where the model will run; None where that is said when it is exported."""
+
+    distributed_training_settings: DistributedTrainingSettings = field(default_factory=DistributedTrainingSettings)
+    """Whether several processes work on it."""
+
+    global_quantization_settings: QuantizationSettings | None = field(default_factory=QuantizationSettings)
+    """How far it is quantized; None leaves it float."""
+
+    global_pruning_settings: PruningSettings | None = None
+    """How far it is pruned; None leaves it whole."""
+
+    training_settings: TrainingSettings = field(default_factory=TrainingSettings)
+    """For the loop of the user."""
+
+    layer_settings: dict[str, LayerSettings] = field(default_factory=dict[str, LayerSettings])
+    """What is otherwise for single layers, by the path of a module, the name of a node, or either with wildcards."""
+
+    clika_compile_options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+    """Aspects that rarely need a choice."""
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
+        "deployment_settings": _a_or_none(BaseDeploymentSettings),
+        "distributed_training_settings": _a(DistributedTrainingSettings),
+        "global_quantization_settings": _a_or_none(QuantizationSettings),
+        "global_pruning_settings": _a_or_none(PruningSettings),
+        "training_settings": _a(TrainingSettings),
+        "layer_settings": _layers,
+        "clika_compile_options": _a(ClikaCompileOptions),
+    }
+
+    @classmethod
+    def load_from_path(cls, path: str | PathLike[str]) -> Self:
+        """Read settings from a YAML file; what is not in it has its default.
+
+        Raises:
+            ModelError: the file cannot be read, or something in it is no setting; all of it is told, with its lines.
+        """
+        found = read_settings(Path(path))
+        layers = found.get("layer_settings", {})
+        return cls(**{**found, "layer_settings": {name: LayerSettings(**of) for name, of in layers.items()}})
+
+    def save_to_path(self, path: str | PathLike[str]) -> None:
+        """Write the settings as a YAML file, which reads back as the same.
+
+        Raises:
+            ModelError: no file can be written there.
+        """
+        text = as_yaml({of.name: getattr(self, of.name) for of in fields(self)})
+        with write_atomically(Path(path)) as file:
+            file.write(text.encode())
+
+    def compile_arguments(self) -> dict[str, Any]:
+        """Return what `clika_compile` takes of this: ``clika_compile(model, ..., **settings.compile_arguments())``."""
+        layers = self.layer_settings.items()
+        quantized = {name: of.quantization_settings for name, of in layers if of.quantization_settings is not None}
+        pruned = {name: of.pruning_settings for name, of in layers if of.pruning_settings is not None}
+        return {
+            "deployment_settings": self.deployment_settings,
+            "quantization_settings": self.global_quantization_settings,
+            "layer_quantization_settings": quantized or None,
+            "pruning_settings": self.global_pruning_settings,
+            "layer_pruning_settings": pruned or None,
+            "distributed_training_settings": self.distributed_training_settings,
+            "clika_compile_options": self.clika_compile_options,
+            "is_model_pretrained": not self.training_settings.is_training_from_scratch,
+        }

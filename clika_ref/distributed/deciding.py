@@ -1,0 +1,71 @@
+"""What the first process decides, on all of them: whatever their clocks and kernels are, they have one plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.distributed.ranks import Message, Ranks
+from clika_ref.quantization.decision import LayerReport, Quantization, WhatIf
+from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
+from clika_ref.quantization_scheme import QuantizationScheme
+
+OTHER_MODEL = (
+    "rank {} works on another model than rank 0: its graph, or its weights, are others. Load the same weights on all "
+    "ranks before, broadcast the running statistics of batch norms, which DistributedDataParallel lets each rank have "
+    "for itself, and give the same tracing_inputs to all, by which the graph is captured"
+)
+
+
+def decided_together(make: Callable[[], Quantization], scheme: QuantizationScheme, ranks: Ranks) -> Quantization:
+    """Return what the first rank decides; all call it.
+
+    Args:
+        make: decides; on other ranks it is not called.
+        scheme: what the target computes in integers.
+        ranks: the processes.
+    """
+    if not ranks.are_several:
+        return make()
+    return _read(*ranks.told_by_first(lambda: _written(make())), scheme)
+
+
+def refuse_other_models(fingerprint: str, ranks: Ranks) -> None:
+    """Refuse to go on where ranks work on different models, which no data shows.
+
+    Raises:
+        ModelError: the fingerprint of a graph is another one than that of the first rank.
+    """
+    said = [document["model"] for document, _ in ranks.told_by_all(({"model": fingerprint}, {}))]
+    other = [str(rank) for rank, model in enumerate(said) if model != said[0]]
+    if other:
+        raise ModelError(OTHER_MODEL.format(", ".join(other)))
+
+
+def _written(found: Quantization) -> Message:
+    document, tensors = plan_to_json(found.plan)
+    told = {
+        "plan": document,
+        "layers": [dataclasses.asdict(layer) for layer in found.layers],
+        "what_if": [dataclasses.asdict(row) for row in found.what_if],
+        "observer": found.observer,
+        "bytes": found.bytes,
+    }
+    return told, tensors
+
+
+def _read(document: Mapping[str, Any], tensors: Mapping[str, Tensor], scheme: QuantizationScheme) -> Quantization:
+    plan = dataclasses.replace(plan_from_json(document["plan"], tensors), scheme=scheme)
+    layers = [LayerReport(**{**told, "widths": tuple(told["widths"])}) for told in document["layers"]]
+    return Quantization(
+        plan, layers, [WhatIf(**row) for row in document["what_if"]], document["observer"], document["bytes"]
+    )
+
+
+def score_of_first(score: Any, ranks: Ranks) -> Any:
+    """Return the score that the first rank found, by which all go on alike."""
+    return ranks.told_by_first(lambda: ({"score": float(score)}, {}))[0]["score"] if ranks.are_several else score

@@ -1,0 +1,119 @@
+"""What each process found in its own data, made what one process would have found in all of it, bit for bit.
+
+The data is dealt in turns: of ``n`` ranks, rank ``r`` has the elements ``r``, ``r + n``, ``r + 2 n`` and so on of what
+one process would read. Counts, extremes and sums are exact, so that no order changes them; what depends on the order,
+the first batches, is put into that of the turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.distributed.ranks import Message, Ranks
+from clika_ref.quantization.calibration import Calibration, Reservoir, batch_bytes
+from clika_ref.quantization.histogram import BINS, Histogram
+from clika_ref.quantization.ranges import statistics_from_json, statistics_to_json
+from clika_ref.quantization.statistics import Statistics
+
+Turn = tuple[int, int]
+"""The place of a batch on its rank, and the rank."""
+
+
+def merge(calibration: Calibration, ranks: Ranks) -> list[int]:
+    """Let the calibration of each rank be that of all; return how many batches each had.
+
+    What travels grows with the number of values, 32 KB for each, and with what the reservoir holds, not with the data;
+    counts are summed on their way, so that a rank holds those of all others at no time.
+
+    Raises:
+        ModelError: another rank failed, has ended, or does not answer.
+    """
+    table = calibration.table
+    if not ranks.are_several:
+        return [table.batches]
+    said = [document for document, _ in ranks.told_by_all((_summary(calibration), {}))]
+    table.values = _merged_values(calibration, [document["values"] for document in said], ranks)
+    table.first = next((document["first"] for document in said if document["first"]), "")
+    counts = [int(document["batches"]) for document in said]
+    table.batches = sum(counts)
+    sizes = [{tuple((name, size) for name, size in of): n for of, n in document["sizes"]} for document in said]
+    calibration.take(_merged_reservoir(calibration, said, ranks), sum(map(Counter, sizes), Counter()))
+    return counts
+
+
+def _summary(calibration: Calibration) -> dict[str, Any]:
+    """Return all that was found but for counts and batches."""
+    table, reservoir = calibration.table, calibration.reservoir
+    return {
+        "batches": table.batches,
+        "first": table.first,
+        "values": {name: statistics_to_json(statistics) for name, statistics in table.values.items()},
+        "sizes": sorted(calibration.sizes.items()),
+        "kept": [batch_bytes(inputs) for inputs in reservoir.batches],
+    }
+
+
+def _merged_values(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> dict[str, Statistics]:
+    own, none = calibration.table.values, torch.zeros(2 * BINS, dtype=torch.int64)
+    merged: dict[str, Statistics] = {}
+    for of_rank in said:
+        for name, entry in of_rank.items():
+            found = merged.setdefault(name, Statistics())
+            found.merge(statistics_from_json(entry, none))
+    counted: list[Histogram] = []
+    for name, statistics in merged.items():
+        histogram = Histogram(statistics.histogram.exponent)
+        histogram.merge(own[name].histogram if name in own else Histogram())
+        counted.append(histogram)
+    sums = ranks.summed(torch.stack([h.counts for h in counted]) if counted else torch.zeros(0, dtype=torch.int64))
+    for statistics, histogram, counts in zip(merged.values(), counted, sums, strict=True):
+        statistics.histogram = Histogram(histogram.exponent, counts.clone(), int(counts.sum()))
+    return merged
+
+
+def _merged_reservoir(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> Reservoir:
+    """Return the batches that one process would have kept; each rank sends those of its own that are among them."""
+    own = calibration.reservoir
+    turns = in_turns([document["batches"] for document in said])
+    chosen = _kept(turns, [document["kept"] for document in said], own.limit_bytes)
+    mine = {place: own.batches[place] for place, rank in chosen if rank == ranks.rank}
+    tensors = {f"{place}.{i}": x for place, inputs in mine.items() for i, x in enumerate(inputs)}
+    heard = ranks.told_by_all(({}, tensors))
+    merged, devices = Reservoir(own.limit_bytes), calibration.devices
+    for turn in chosen:
+        merged.offer(_batch(turn, heard, devices))
+    merged.is_full = len(chosen) < len(turns)
+    return merged
+
+
+def in_turns(counts: Sequence[int]) -> list[Turn]:
+    """Return the turns in which batches are taken, of so many on each rank.
+
+    >>> in_turns([2, 3])
+    [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]
+    """
+    return sorted((place, rank) for rank, count in enumerate(counts) for place in range(count))
+
+
+def _kept(turns: Sequence[Turn], sizes: Sequence[Sequence[int]], limit_bytes: int) -> list[Turn]:
+    """Return the turns whose batches fit; what a rank had no room for, there is no room for among those of all."""
+    kept: list[Turn] = []
+    held = 0
+    for place, rank in turns:
+        size = sizes[rank][place] if place < len(sizes[rank]) else limit_bytes + 1
+        if kept and held + size > limit_bytes:
+            break
+        kept.append((place, rank))
+        held += size
+    return kept
+
+
+def _batch(turn: Turn, heard: Sequence[Message], devices: Sequence[torch.device]) -> list[Tensor]:
+    place, rank = turn
+    tensors = heard[rank][1]
+    return [tensors[f"{place}.{i}"].to(device) for i, device in enumerate(devices)]

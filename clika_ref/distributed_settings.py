@@ -1,0 +1,32 @@
+"""What the user may choose of work in several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from clika_ref.checked_settings import CheckedSettings, flag
+
+
+@dataclass
+class DistributedTrainingSettings(CheckedSettings):
+    """Whether several processes work on one model. A field may be assigned later; each value is checked as it is set.
+
+    Raises:
+        ModelError: a value is of another kind, or contradicts another one.
+    """
+
+    multi_gpu: bool = False
+    """The processes of ``torch.distributed`` quantize together: each reads its own data, and all get the same plan."""
+
+    use_sharding: bool = False
+    """Divide weights, gradients and the state of the optimizer among the processes (FSDP), instead of each process
+    holding all of them (DDP)."""
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {"multi_gpu": flag, "use_sharding": flag}
+
+    def _contradiction(self) -> str:
+        if self.use_sharding and not self.multi_gpu:
+            return "use_sharding divides a model among processes, and multi_gpu=False has one of them; set multi_gpu"
+        return ""

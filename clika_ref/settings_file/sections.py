@@ -1,0 +1,120 @@
+"""One section of a settings file: from entries to the fields of a dataclass, each checked as the dataclass does."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, get_args, get_type_hints
+
+from clika_ref.checked_settings import CheckedSettings
+from clika_ref.core.errors import ModelError
+from clika_ref.settings_file.tree import Entry, Problems, scalar
+
+WORDS = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": False}
+"""What YAML 1.1 takes for true and false, where a field is one of these; other fields have such words themselves."""
+
+UNQUOTED = "; write it without quotes"
+
+
+def is_mapping(entry: Entry, where: str, problems: Problems) -> bool:
+    """Whether an entry holds names and values; what else it holds is a problem."""
+    if isinstance(entry.value, dict):
+        return True
+    problems.add(entry.line, f"{where} is {shown(entry)}; it takes names and values below it, further to the right")
+    return False
+
+
+def shown(entry: Entry) -> str:
+    """Return what stands in an entry, in few words: aliases make few lines stand for more than any memory holds."""
+    if isinstance(entry.value, list | dict):
+        return "a list" if isinstance(entry.value, list) else "a mapping"
+    return repr(entry.value)
+
+
+def unknown(name: str, where: str, known: Iterable[str], elsewhere: Mapping[str, Collection[str]]) -> str:
+    """Return what to say of a name that a section does not have: what is near, or where it belongs.
+
+    Args:
+        name: that is not known.
+        where: the section.
+        known: what it has.
+        elsewhere: what other sections have, by their names.
+    """
+    known = [*known]
+    near = difflib.get_close_matches(name, known, n=2)
+    homes = [section for section, names in elsewhere.items() if name in names]
+    if homes:
+        told = f"it belongs to {' or '.join(homes)}"
+    elif near:
+        told = f"did you mean {' or '.join(map(repr, near))}?"
+    else:
+        told = f"it has {', '.join(known)}"
+    return f"{where} has no {name!r}; {told}"
+
+
+def read_section(
+    kind: type, entry: Entry, where: str, problems: Problems, elsewhere: Mapping[str, Collection[str]]
+) -> Any:
+    """Return settings of a kind, None where something is wrong with them.
+
+    Args:
+        kind: the dataclass.
+        entry: what holds its fields; nothing for all defaults.
+        where: the section, in words.
+        problems: takes what is wrong.
+        elsewhere: which names other sections have.
+    """
+    if entry.value is None and not entry.is_quoted:
+        return kind()
+    if not is_mapping(entry, where, problems):
+        return None
+    fields: Mapping[str, Entry] = entry.value or {}
+    before, hints = len(problems.found), get_type_hints(kind)
+    names, values = [f.name for f in dataclasses.fields(kind)], dict[str, Any]()
+    for name, held in fields.items():
+        if name not in names:
+            problems.add(held.line, unknown(name, where, names, elsewhere))
+            continue
+        values[name] = _value(held, hints[name])
+        wrong = _wrong(kind, where, name, values[name])
+        if wrong:
+            is_number = held.is_quoted and not isinstance(scalar(held.text), str)
+            problems.add(held.line, f"{wrong}{UNQUOTED if is_number else ''}")
+    if len(problems.found) > before:
+        return None
+    try:
+        return kind(**values)
+    except ModelError as error:
+        problems.add(entry.line, f"{where}: {error}")
+        return None
+
+
+def _value(entry: Entry, hint: Any) -> Any:
+    """Return what an entry is to a field of a type."""
+    if isinstance(entry.value, dict):
+        flat = {name: _flat(held) for name, held in entry.value.items()}
+        return {name: tuple(held) if isinstance(held, list) else held for name, held in flat.items()}  # sizes of sides
+    if isinstance(entry.value, list):
+        return _flat(entry)
+    word = None if entry.is_quoted else WORDS.get(entry.text.lower())
+    return word if word is not None and bool in (hint, *get_args(hint)) else entry.value
+
+
+def _wrong(kind: type, where: str, name: str, value: Any) -> str:
+    """Return what is wrong with the value of one field, whatever the others are; nothing where it is right."""
+    if issubclass(kind, CheckedSettings):
+        wanted = kind._checks[name](value)
+        return f"{where}.{name} is {value!r}; it takes {wanted}" if wanted else ""
+    try:
+        kind(**{name: value})
+    except ModelError as error:
+        return f"{where}: {error}"
+    return ""
+
+
+def _flat(entry: Entry) -> Any:
+    """Return a scalar or a list of scalars; no field takes what is deeper, which is told in words."""
+    if isinstance(entry.value, list):
+        return [shown(held) if isinstance(held.value, list | dict) else held.value for held in entry.value]
+    return shown(entry) if isinstance(entry.value, dict) else entry.value

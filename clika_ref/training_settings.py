@@ -1,0 +1,46 @@
+"""What the user may choose of training, as far as it is not the loop's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from clika_ref.checked_settings import CheckedSettings, flag
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _steps(value: Any) -> str:
+    return "" if _is_int(value) and value > 0 else "a number of batches from 1"
+
+
+def _seed(value: Any) -> str:
+    is_seed = _is_int(value) and 0 <= value < 2**64  # what torch.manual_seed takes
+    return "" if value is None or is_seed else "an integer of 64 bits from 0, or None"
+
+
+@dataclass
+class TrainingSettings(CheckedSettings):
+    """What the record's releases of 2024 chose of training. Loops are the user's here, who reads it there.
+
+    Raises:
+        ModelError: a value is of another kind.
+    """
+
+    stats_steps: int = 20
+    """Batches of the data to calibrate with: ``itertools.islice(data, stats_steps)``."""
+
+    random_seed: int | None = None
+    """For ``torch.manual_seed``; None for whatever there is. Compilation itself draws no random numbers."""
+
+    is_training_from_scratch: bool = False
+    """Whether the weights are random: ``is_model_pretrained=False`` of `clika_compile`."""
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
+        "stats_steps": _steps,
+        "random_seed": _seed,
+        "is_training_from_scratch": flag,
+    }

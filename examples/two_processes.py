@@ -1,0 +1,135 @@
+"""Quantize and train a network in two processes, each of which reads a half of the data, and end with one model.
+
+`torchrun --nproc-per-node 2 examples/two_processes.py [where/to/write.onnx]`, or without torchrun, which it then starts
+by itself. It takes some forty seconds. On a machine with GPUs, take the backend nccl and a device for each rank:
+docs/distributed.md says which lines change.
+"""
+
+import hashlib
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.run import main as torchrun
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    DistributedTrainingSettings,
+    QuantizationSettings,
+    clika_compile,
+    clika_distribute,
+)
+from clika_ref.reporting.tables import print_table
+
+TOGETHER = DistributedTrainingSettings(multi_gpu=True)
+EPOCHS, EPOCHS_IN_INTEGERS = 6, 2
+BATCH = 32
+UNSEEN = 450
+
+
+@record  # what ends one rank is what torchrun shows in the end, and not that the other one was stopped
+def main(path: Path) -> None:
+    """Tell the story of one of the processes: train, quantize together, train in integers, export."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)  # the same weights on each rank
+    images, labels = digits()
+    loader = share_of(images[UNSEEN:], labels[UNSEEN:])
+    accuracies: dict[str, float] = {}
+
+    model = network()
+    train(DistributedDataParallel(model), loader, EPOCHS, rate=2e-3)
+    for statistics in model.buffers():  # of which each rank has its own after the last step
+        dist.broadcast(statistics, 0)
+    accuracies["float"] = accuracy(model.eval(), images[:UNSEEN], labels[:UNSEEN])
+
+    # Batches are dealt in turns: the plan is that of one process which reads all of them, bit for bit.
+    batches = images[UNSEEN:].split(BATCH)
+    own = [*itertools.islice(batches, dist.get_rank(), None, dist.get_world_size())]
+    module = clika_compile(
+        model,
+        tracing_inputs=[images[:1], images[:2]],
+        calibration_inputs=own,
+        quantization_settings=QuantizationSettings(quantization_sensitivity_threshold=0.05),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        distributed_training_settings=TOGETHER,
+    )
+    accuracies["quantized"] = accuracy(module, images[:UNSEEN], labels[:UNSEEN])
+
+    trained = clika_distribute(module, TOGETHER, steps=len(loader))
+    train(trained, loader, EPOCHS_IN_INTEGERS, rate=2e-4)
+    trained.eval()
+    accuracies["trained in integers"] = accuracy(module, images[:UNSEEN], labels[:UNSEEN])
+
+    print(f"rank {dist.get_rank()}: {len(own)} batches read, weights and scales {digest(module)}", flush=True)
+    if dist.get_rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        module.clika_export(path)
+        rows = [(name, f"{100 * share:.2f} %") for name, share in accuracies.items()]
+        print_table(["", "accuracy"], rows, title=f"\n  On {UNSEEN} handwritten digits that no training has seen")
+    dist.barrier()  # the other rank waits for the export, or torchrun would think that it has finished early
+    dist.destroy_process_group()
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """Return images ``[n, 1, 8, 8]`` from 0 to 1 and labels ``[n]``, in an order that tells nothing."""
+    found, order = load_digits(), torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
+    return images[order], torch.tensor(found.target)[order]
+
+
+def share_of(images: Tensor, labels: Tensor) -> DataLoader:
+    """Return batches of the images that this rank trains on, as many as on each other rank."""
+    data = TensorDataset(images, labels)
+    return DataLoader(data, BATCH, sampler=DistributedSampler(data, drop_last=True), drop_last=True)
+
+
+def network() -> nn.Module:
+    """Return a small convolutional network."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(32 * 2 * 2, 10)),
+    )
+
+
+def train(model: nn.Module, loader: DataLoader, epochs: int, rate: float) -> None:
+    """Train in whatever loop one has: each step takes the mean of the gradients of all ranks."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    model.train()
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Return the share of images that are told right."""
+    return (model(images).argmax(1) == labels).float().mean().item()
+
+
+def digest(module: ClikaModule) -> str:
+    """Return some digits that are equal where all parameters are, bit for bit."""
+    mark = hashlib.sha256()
+    for parameter in module.parameters():
+        mark.update(parameter.detach().numpy().tobytes())
+    return mark.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    place = sys.argv[1] if len(sys.argv) > 1 else "build/two_processes.onnx"
+    if "RANK" in os.environ:  # which torchrun sets
+        main(Path(place))
+    else:
+        torchrun(["--standalone", "--nproc-per-node", "2", __file__, place])

@@ -1,0 +1,187 @@
+"""What ranks found, merged: equal to what one process finds, however many there are and however much fits."""
+
+import queue
+import threading
+
+import pytest
+import torch
+from calibrated_nets import Net
+
+from clika_ref import DistributedTrainingSettings, ModelError, clika_compile, clika_distribute
+from clika_ref.distributed.merging import in_turns, merge
+from clika_ref.distributed.ranks import ALONE, FailedElsewhereError, Ranks, first_inputs, working_together
+from clika_ref.quantization.calibration import Calibration, Reservoir
+from clika_ref.quantization.fingerprint import batch_fingerprint
+from clika_ref.quantization.ranges import RangeTable
+
+
+class Thread(Ranks):
+    """A rank in a thread of this process, which meets the others in lists."""
+
+    def _meet(self, message, failure=None):
+        rooms, barrier = self.group
+        rooms[self.rank] = (message, failure)
+        barrier.wait(20)
+        said = list(rooms)
+        barrier.wait(20)
+        failed = {rank: text for rank, (_, text) in enumerate(said) if text is not None}
+        if failed and failure is None:
+            raise FailedElsewhereError(str(failed))
+        return [message for message, _ in said]
+
+    def summed(self, counts):
+        rooms, barrier = self.group
+        rooms[self.rank] = counts.clone()
+        barrier.wait(20)
+        total = sum(rooms)
+        barrier.wait(20)
+        return total
+
+
+def on_ranks(count, work):
+    """Return what each of some ranks returns that work at once."""
+    group, results = ([None] * count, threading.Barrier(count)), queue.Queue()
+
+    def run(rank):
+        try:
+            results.put((rank, work(Thread(rank, count, group))))
+        except Exception as error:  # noqa: BLE001 - it is what the test looks at
+            group[1].abort()
+            results.put((rank, error))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = dict(results.get() for _ in threads)
+    return [found[rank] for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return clika_compile(Net().eval(), tracing_inputs=[torch.zeros(2, 32), torch.zeros(3, 32)]).graph
+
+
+def data(count, seed=0):
+    spread = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 9, (count,), generator=spread).tolist()
+    reach = (10 ** torch.randn(count, generator=spread)).tolist()
+    return [torch.randn(size, 32, generator=spread) * by for size, by in zip(sizes, reach, strict=True)]
+
+
+def calibrated(graph, batches, limit):
+    found = Calibration(graph, RangeTable(smoothing={}), Reservoir(limit))
+    for x in batches:
+        found.add([x])
+    return found
+
+
+def described(found):
+    """All that the plan can depend on, and the rest that is kept."""
+    values = {
+        name: (s.low, s.high, s.batches, s.is_unbounded, *s.mean_extremes, s.histogram.exponent, s.histogram.total)
+        for name, s in found.table.values.items()
+    }
+    counts = {name: s.histogram.counts.tolist() for name, s in found.table.values.items()}
+    kept = [batch_fingerprint(inputs) for inputs in found.reservoir.batches]
+    reservoir = (kept, found.reservoir.held_bytes, found.reservoir.is_full)
+    return values, counts, reservoir, found.sizes, found.table.batches, found.table.first
+
+
+@pytest.mark.parametrize("limit", [1, 700, 1500, 4000, 2**26])
+@pytest.mark.parametrize(("ranks", "count"), [(2, 7), (3, 7), (4, 4), (5, 3)])
+def test_ranks_find_what_one_process_finds(graph, ranks, count, limit):
+    batches = data(count, seed=ranks * 100 + limit)
+    wanted = described(calibrated(graph, batches, limit))
+
+    def work(rank):
+        found = calibrated(graph, batches[rank.rank :: ranks], limit)
+        return merge(found, rank), described(found)
+
+    for counts, found in on_ranks(ranks, work):
+        assert counts == [len(batches[rank::ranks]) for rank in range(ranks)]
+        assert found == wanted
+
+
+def test_batches_of_uneven_ranks_are_taken_in_turns_as_far_as_they_go(graph):
+    batches, counts = data(6), [1, 4, 1]
+    turns = in_turns(counts)
+    assert turns == [(0, 0), (0, 1), (0, 2), (1, 1), (2, 1), (3, 1)]
+    own = [[x for x, (_, rank) in zip(batches, turns, strict=True) if rank == r] for r in range(3)]
+    wanted = described(calibrated(graph, batches, 3000))
+
+    def work(rank):
+        found = calibrated(graph, own[rank.rank], 3000)
+        merge(found, rank)
+        return described(found)
+
+    assert on_ranks(3, work) == [wanted] * 3
+
+
+def test_a_batch_that_a_rank_has_no_room_for_ends_what_is_kept(graph):
+    one, many = [torch.ones(1, 32)], [torch.ones(1, 32), torch.ones(8, 32), torch.ones(1, 32)]
+    wanted = described(calibrated(graph, one + many, 1000))
+
+    def work(rank):
+        found = calibrated(graph, many if rank.rank else one, 1000)
+        merge(found, rank)
+        return described(found)
+
+    assert on_ranks(2, work) == [wanted] * 2
+    assert len(wanted[2][0]) == 2
+
+
+def test_what_only_some_ranks_saw_counts(graph):
+    """A value that is unbounded in the data of one rank has no scale on any."""
+    spoiled = torch.full((2, 32), 1e31)
+
+    def work(rank):
+        found = calibrated(graph, [spoiled] if rank.rank else data(2), 4000)
+        merge(found, rank)
+        return [name for name, s in found.table.values.items() if s.is_unbounded]
+
+    one, other = on_ranks(2, work)
+    assert one == other != []
+
+
+def test_a_rank_that_fails_is_heard_by_the_others_wherever_they_are():
+    def work(rank):
+        if rank.rank:
+            rank.tell(ValueError("no"))
+            return "told"
+        return first_inputs(rank, [torch.ones(1)])
+
+    heard, told = on_ranks(2, work)
+    assert isinstance(heard, FailedElsewhereError)
+    assert "ValueError: no" in str(heard)
+    assert told == "told"
+
+
+def test_one_process_tells_nobody():
+    with working_together(None) as ranks, working_together(DistributedTrainingSettings()) as others:
+        assert ranks is others is ALONE
+    assert ALONE.told_by_all(({"a": 1}, {})) == [({"a": 1}, {})]
+
+
+def test_several_processes_need_a_process_group():
+    module = clika_compile(Net().eval(), tracing_inputs=[torch.zeros(2, 32)])
+    message = r"multi_gpu=True lets several processes work on one model, and there is no process group: .*torchrun"
+    for work in (
+        lambda: clika_compile(
+            Net().eval(),
+            tracing_inputs=[torch.zeros(2, 32)],
+            distributed_training_settings=DistributedTrainingSettings(multi_gpu=True),
+        ),
+        lambda: clika_distribute(module, DistributedTrainingSettings(multi_gpu=True)),
+    ):
+        with pytest.raises(ModelError, match=message):
+            work()
+
+
+def test_one_process_trains_the_module_itself():
+    module = clika_compile(Net().eval(), tracing_inputs=[torch.zeros(2, 32)])
+    assert clika_distribute(module, DistributedTrainingSettings()) is module
+    assert module.clika_gather() is module
+    with pytest.raises(ModelError, match="clika_distribute takes a ClikaModule, and Net is none; compile it first"):
+        clika_distribute(Net(), DistributedTrainingSettings())

@@ -1,0 +1,224 @@
+"""Two processes that work on one model: what they decide, how they fail, and what they train."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).parent / "together.py"
+TIMEOUT_S = 240
+
+
+def run(group, folder, ranks=2):
+    """Run a group of scenarios in several processes; return their exit codes and what they wrote to stderr."""
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), group, str(rank), str(ranks), str(folder)],
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=TIMEOUT_S)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [process.returncode for process in started], said
+
+
+class Found:
+    """What the scenarios of a group found, by rank."""
+
+    def __init__(self, group, folder):
+        self.folder = folder
+        codes, said = run(group, folder)
+        assert codes == [0, 0], "\n".join(said)
+
+    def of(self, scenario):
+        return [json.loads((self.folder / f"{scenario}.{rank}.json").read_text()) for rank in range(2)]
+
+    def told(self, scenario):
+        return [found["told"] for found in self.of(scenario)]
+
+
+@pytest.fixture(scope="module")
+def quantizing(tmp_path_factory):
+    return Found("quantizing", tmp_path_factory.mktemp("quantizing"))
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    return Found("failing", tmp_path_factory.mktemp("failing"))
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    return Found("training", tmp_path_factory.mktemp("training"))
+
+
+# Quantizing
+
+
+@pytest.mark.parametrize(
+    "scenario", ["linear_layers", "convolutions", "few_bits", "by_an_option", "a_small_reservoir", "no_data_on_one"]
+)
+def test_ranks_see_and_decide_what_one_process_does_that_reads_all_of_the_data(quantizing, scenario):
+    one, other = quantizing.of(scenario)
+    together, alone = one["seen"]
+    assert together == alone
+    assert other["seen"][0] == together
+    assert len({*one["plans"], *other["plans"]}) == 1
+
+
+def test_what_is_compared_is_no_plan_of_nothing(quantizing):
+    assert quantizing.of("linear_layers")[1]["smoothed"] > 0
+    assert all(quantizing.of(scenario)[1]["weights"] for scenario in ("linear_layers", "convolutions", "few_bits"))
+    (_, kept), *_ = [(0, found["seen"][0]["kept"]) for found in quantizing.of("a_small_reservoir")]
+    assert 1 < len(kept) < 7
+    assert quantizing.of("a_small_reservoir")[0]["seen"][0]["is_full"]
+
+
+def test_ranks_with_much_more_data_than_others_are_told_and_count_each_batch_once(quantizing):
+    one, other = quantizing.of("uneven_data")
+    assert one["plans"][0] == one["plans"][1] == other["plans"][0]
+    assert "Warning: The ranks gave 5, 1 batches. Each of them counts once" in one["log"]
+    assert "6 batches of 2 ranks" in one["log"]
+
+
+def test_a_module_that_is_compiled_already_is_quantized_together(quantizing):
+    """With data, by another threshold, and by a goal, of which the scores of the first rank decide."""
+    one, other = quantizing.of("quantized_later")
+    assert one["plans"][:3] == one["plans"][3:]
+    assert other["plans"][:3] == one["plans"][:3]
+    assert len({*one["plans"]}) == 3
+
+
+def test_ranks_prune_by_the_data_of_the_first(quantizing):
+    one, other = quantizing.of("pruned")
+    assert len({*one["models"], *other["models"]}) == 1
+
+
+def test_processes_that_were_not_told_to_work_together_are_warned(quantizing):
+    for found in quantizing.of("unasked"):
+        assert "Warning: 2 processes run, of which each quantizes by its own data" in found["log"]
+        assert "distributed_training_settings=DistributedTrainingSettings(multi_gpu=True)" in found["log"]
+
+
+# Failing
+
+NAN = "calibration batch {}: the input 'x' holds NaN; leave the batch out, or mend it"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rank", "reason"),
+    [
+        ("nan_on_one", 1, f"ModelError: {NAN.format(2)}"),
+        ("nan_in_the_first", 0, f"ModelError: {NAN.format(1)}"),
+        ("no_data_on_the_first", 0, "ModelError: calibration_inputs hold no element"),
+        ("an_error_of_the_users_on_one", 1, "OSError: the disk is gone"),
+    ],
+)
+def test_where_one_rank_fails_all_end_with_its_reason(failing, scenario, rank, reason):
+    said = failing.told(scenario)
+    assert f"rank {rank} of 2 failed, so that all end: {reason}" in said[1 - rank]
+    assert reason.partition(": ")[2] in said[rank]
+    assert "so that all end" not in said[rank], "the one that failed has its own error"
+
+
+def test_where_all_fail_each_has_its_own_error(failing):
+    assert failing.told("an_error_on_both") == [NAN.format(2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("scenario", "reason"),
+    [
+        ("other_weights", "rank 1 works on another model than rank 0: its graph, or its weights, are others"),
+        ("a_file_of_ranges", "saves the ranges of one process, and several calibrate together here"),
+        ("other_plans", "rank 1 has another plan than rank 0, so that they would train different models"),
+        ("other_steps", "the ranks have 3, 4 steps each, by their order"),
+    ],
+)
+def test_what_ranks_cannot_do_together_is_refused_on_each(failing, scenario, reason):
+    assert all(reason in said for said in failing.told(scenario))
+
+
+def test_after_a_failure_ranks_can_work_together_again(failing):
+    one, other = failing.of("convolutions")
+    assert one["plans"][0] == one["plans"][1] == other["plans"][0]
+
+
+def test_where_one_rank_ends_the_others_end_as_well(tmp_path):
+    codes, said = run("ending", tmp_path)
+    assert codes[1] == 3
+    assert codes[0] == 0, said[0]
+    told = json.loads((tmp_path / "ends_meanwhile.0.json").read_text())["told"]
+    assert "another process has ended or does not answer, so that this one ends too" in told
+
+
+def test_a_rank_that_does_not_answer_in_time_is_named(tmp_path):
+    run("hanging", tmp_path)
+    found = json.loads((tmp_path / "hangs.0.json").read_text())
+    assert "another process has ended or does not answer" in found["told"]
+    assert "Ranks 1 failed to pass monitoredBarrier" in found["told"]
+    assert "init_process_group(timeout=...)" in found["told"]
+
+
+# Training
+
+
+def near(found, wanted):
+    """Hold parameters against those of one process, whose sums of gradients have other roundings."""
+    assert found.keys() == wanted.keys()
+    for name, numbers in wanted.items():
+        assert found[name] == pytest.approx(numbers, rel=1e-4, abs=1e-5), name  # four steps; a step moves 1e-3 and more
+
+
+@pytest.mark.parametrize("scenario", ["replicated_training", "sharded_training"])
+def test_ranks_train_one_model_which_is_that_of_one_process(training, scenario):
+    one, other = training.of(scenario)
+    assert one["digest"] == other["digest"]
+    near(one["numbers"], one["alone"])
+    scales = [numbers for name, numbers in one["numbers"].items() if name.startswith("clika.log")]
+    assert len(scales) > 6
+    assert all(any(numbers) for numbers in scales), "each scale has learned"
+    assert one["bytes"] > 1000
+
+
+def test_what_trains_is_what_the_settings_say(training):
+    assert training.of("replicated_training")[0]["kind"] == "DistributedDataParallel"
+    assert training.of("sharded_training")[0]["kind"] == "FSDPClikaModule"
+
+
+def test_a_divided_module_holds_its_share_and_nothing_whole(training):
+    found = training.of("sharded_training")
+    assert sum(of["share"] for of in found) == pytest.approx(1)
+    assert all(0.4 < of["share"] < 0.6 for of in found), "small weights do not divide evenly"
+    assert [of["holds"] for of in found] == [0, 0]
+
+
+def test_a_divided_module_is_evaluated_goes_on_and_is_gathered_as_it_is(training):
+    for found in training.of("sharded_training"):
+        assert found["same"] == [True, True, True]
+        assert found["settings"] == [True, True, False]
+
+
+def test_a_divided_module_is_exported_once_it_is_gathered(training):
+    for found in training.of("sharded_training"):
+        assert "is divided among processes, and here whole ones are needed; let all ranks call" in found["told"]
+
+
+def test_a_module_that_the_user_divides_trains_as_well(training):
+    one, other = training.of("sharded_by_the_user")
+    assert one["whole"] == other["whole"]
+
+
+def test_a_module_whose_parts_are_divided_is_refused(training):
+    for said in training.told("sharded_in_parts"):
+        assert "the weights of a part of the module are divided among processes by themselves" in said
+        assert "fully_shard(module) alone" in said

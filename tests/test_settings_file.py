@@ -1,0 +1,342 @@
+"""Settings as YAML: the record's schema, the way there and back, and what a file is told that is none."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import (
+    ClikaCompileOptions,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    DeploymentSettings_OpenVINO_ONNX,
+    DeploymentSettings_TensorRT_LLM_ONNX,
+    DeploymentSettings_TensorRT_ONNX,
+    DistributedTrainingSettings,
+    LayerPruningSettings,
+    LayerQuantizationSettings,
+    LayerSettings,
+    ModelError,
+    PruningSettings,
+    QuantizationSettings,
+    Settings,
+    TrainingSettings,
+    clika_compile,
+)
+from clika_ref.dynamo_backend import compile_options
+
+RECORD = """
+# the whole schema of 24.x, with the values of its template
+deployment_settings:
+  target_framework: trt
+  weights_utilize_full_int_range: false
+distributed_training_settings:
+  multi_gpu: true
+  use_sharding: false
+global_quantization_settings:
+  method: qat
+  weights_num_bits: 8
+  activations_num_bits: 8
+  skip_tail_quantization: null
+  automatic_skip_quantization: true
+  quantization_sensitivity_threshold: null
+training_settings:
+  stats_steps: 20
+  random_seed: null
+  is_training_from_scratch: false
+layer_settings:
+  conv_proj:
+    quantization_settings:
+      skip_quantization: true
+  encoder.layers.*.mlp:
+    quantization_settings:
+      weights_num_bits: 8
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Write a text as a file, and read settings from it."""
+
+    def read_text(text):
+        (tmp_path / "clika.yaml").write_text(text, encoding="utf-8")
+        return Settings.load_from_path(tmp_path / "clika.yaml")
+
+    return read_text
+
+
+def refused(read, text):
+    """What a file is told that holds a text, without its path."""
+    with pytest.raises(ModelError) as caught:
+        read(text)
+    return re.sub(r"\S*clika.yaml", "clika.yaml", str(caught.value))
+
+
+def test_the_schema_of_the_record_is_read_whole(read):
+    assert read(RECORD) == Settings(
+        deployment_settings=DeploymentSettings_TensorRT_ONNX(),
+        distributed_training_settings=DistributedTrainingSettings(multi_gpu=True),
+        global_quantization_settings=QuantizationSettings(),
+        training_settings=TrainingSettings(stats_steps=20, random_seed=None, is_training_from_scratch=False),
+        layer_settings={
+            "conv_proj": LayerSettings(LayerQuantizationSettings(skip_quantization=True)),
+            "encoder.layers.*.mlp": LayerSettings(LayerQuantizationSettings(weights_num_bits=8)),
+        },
+    )
+
+
+EVERYTHING = Settings(
+    deployment_settings=DeploymentSettings_OpenVINO_ONNX(preset="performance"),
+    distributed_training_settings=DistributedTrainingSettings(multi_gpu=True, use_sharding=True),
+    global_quantization_settings=QuantizationSettings(
+        weights_num_bits=[8, 4],
+        quantization_sensitivity_threshold=1e-05,
+        weights_only_quantization_block_size=[0, 32],
+        weights_utilize_full_int_range=False,
+        automatic_skip_quantization=True,
+        skip_tail_quantization=False,
+    ),
+    global_pruning_settings=PruningSettings("2:4", 0.25),
+    training_settings=TrainingSettings(stats_steps=3, random_seed=2**64 - 1, is_training_from_scratch=True),
+    layer_settings={
+        "1e-3": LayerSettings(LayerQuantizationSettings(skip_quantization_until=["on", "8", "a: b"])),
+        "yes": LayerSettings(pruning_settings=LayerPruningSettings(mask_type="1:1")),
+        "*.head": LayerSettings(LayerQuantizationSettings(activations_num_bits=8)),
+    },
+    clika_compile_options=ClikaCompileOptions(smoothing="on", sparing="off", observer="99.99 %", ranges_file="1e-3"),
+)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        EVERYTHING,
+        Settings(None, global_quantization_settings=None),
+        Settings(DeploymentSettings_TensorRT_ONNX({"batch": (1, 4, 16)})),
+        Settings(DeploymentSettings_TensorRT_LLM_ONNX()),
+        Settings(global_quantization_settings=QuantizationSettings(weights_utilize_full_int_range=True)),
+    ],
+    ids=["defaults", "everything", "nothing", "shapes", "llm", "full range"],
+)
+def test_what_is_written_reads_back_as_the_same(settings, tmp_path):
+    settings.save_to_path(tmp_path / "clika.yaml")
+    assert Settings.load_from_path(str(tmp_path / "clika.yaml")) == settings
+
+
+def test_numbers_of_numpy_and_paths_are_written_as_what_they_are(tmp_path):
+    threshold = np.float64(0.25)
+    settings = Settings(
+        global_quantization_settings=QuantizationSettings(quantization_sensitivity_threshold=threshold),
+        clika_compile_options=ClikaCompileOptions(ranges_file=Path("a/ranges")),
+    )
+    settings.save_to_path(tmp_path / "clika.yaml")
+    found = Settings.load_from_path(tmp_path / "clika.yaml")
+    assert found.global_quantization_settings == settings.global_quantization_settings
+    assert found.clika_compile_options.ranges_file == "a/ranges"
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    with pytest.raises(ModelError, match=r"clika\.yaml"):
+        Settings().save_to_path(tmp_path / "nowhere" / "clika.yaml")
+
+
+def test_what_is_not_in_a_file_has_its_default_and_a_section_of_nothing_too(read):
+    assert read("{}") == read("training_settings:\nglobal_quantization_settings:\nlayer_settings:") == Settings()
+    assert read("global_pruning_settings:") == Settings(global_pruning_settings=PruningSettings())
+
+
+def test_null_switches_off_what_is_done_to_a_model(read):
+    found = read("global_quantization_settings: null\ndeployment_settings: ~")
+    assert found.global_quantization_settings is found.deployment_settings is None
+
+
+@pytest.mark.parametrize("word", ["yes", "on", "True", "true", "Yes"])
+def test_words_that_yaml_once_took_for_true_are_true_where_a_switch_is_wanted(read, word):
+    assert read(f"distributed_training_settings: {{multi_gpu: {word}}}").distributed_training_settings.multi_gpu is True
+    quantization = read(f"global_quantization_settings: {{skip_tail_quantization: {word}}}")
+    assert quantization.global_quantization_settings.skip_tail_quantization is True
+
+
+def test_on_and_off_stay_words_where_these_are_wanted(read):
+    options = read("clika_compile_options: {smoothing: on, equalization: off, sparing: 'on'}").clika_compile_options
+    assert (options.smoothing, options.equalization, options.sparing) == ("on", "off", "on")
+
+
+def test_a_mask_type_is_no_time_of_day(read):
+    """YAML 1.1 takes 2:4 for 124 seconds, and 1:1 for 61."""
+    assert read("global_pruning_settings: {mask_type: 2:4}").global_pruning_settings.mask_type == "2:4"
+    assert read("global_pruning_settings: {mask_type: 1:1}").global_pruning_settings.mask_type == "1:1"
+
+
+@pytest.mark.parametrize(("text", "number"), [("1e-3", 0.001), ("5E-3", 0.005), ("1.", 1.0), (".5", 0.5), ("0", 0)])
+def test_numbers_are_numbers_in_each_form(read, text, number):
+    """For PyYAML, 1e-3 is a text."""
+    found = read(f"global_quantization_settings: {{quantization_sensitivity_threshold: {text}}}")
+    assert found.global_quantization_settings.quantization_sensitivity_threshold == number
+
+
+def test_what_an_alias_stands_for_is_read_where_it_stands(read):
+    found = read("layer_settings: {a: &skip {quantization_settings: {skip_quantization: true}}, b: *skip}")
+    assert found.layer_settings["a"] == found.layer_settings["b"] != LayerSettings()
+
+
+FULL = "weights_utilize_full_int_range"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"deployment_settings: {{target_framework: ov, {FULL}: false}}", False),
+        (f"deployment_settings: {{target_framework: ort, {FULL}: yes}}", True),
+        (f"deployment_settings: {{{FULL}: false}}\nglobal_quantization_settings: {{{FULL}: true}}", True),
+        (f"deployment_settings: {{target_framework: trt, {FULL}: false}}", None),
+    ],
+    ids=["beside the target", "in words", "both", "where the target does not saturate"],
+)
+def test_the_range_of_weights_beside_the_target_is_that_of_quantization(read, text, expected):
+    assert read(text).global_quantization_settings.weights_utilize_full_int_range is expected
+
+
+def test_a_threshold_on_the_scale_of_old_releases_is_warned_of(read):
+    with pytest.warns(UserWarning, match=r"line 2: quantization_sensitivity_threshold is 5000, as in releases of 2024"):
+        read("global_quantization_settings:\n  quantization_sensitivity_threshold: 5000")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "clika.yaml is empty; .*writes all settings, with their defaults"),
+        ("# nothing\n", "clika.yaml is empty"),
+        ("- a\n- b", "line 1: the file is a list; it takes names and values"),
+        ("just words", "line 1: the file is 'just words'; it takes names and values"),
+        ("a: [1", "line 1: this is no YAML: while parsing a flow sequence"),
+        ("a: b: c", "line 1: this is no YAML: mapping values are not allowed here"),
+        ("training_settings:\n\tstats_steps: 3", "line 2: this is no YAML: .*found character"),
+        ("a: \x07", "clika.yaml is no YAML: unacceptable character"),
+        ("--- {}\n--- {}", "line 2: this is no YAML: .*but found another document"),
+        ("[" * 3000, "clika.yaml nests deeper than any settings do"),
+        ("{? [a]: 1}", "line 1: a key is a list or a mapping; keys are names"),
+        ("training_settings: &a {x: *a}", "line 1: an alias stands within what it stands for"),
+        ("training_settings: !!python/object:os.system {}", "line 1: the tag .*python.* is not read"),
+        (
+            "training_settings: {}\n\ntraining_settings: {}",
+            "line 3: 'training_settings' is given twice, first in line 1",
+        ),
+        ("\ntraining_setings: {}", "line 2: the file has no 'training_setings'; did you mean 'training_settings'?"),
+        ("stats_steps: 20", "line 1: the file has no 'stats_steps'; it belongs to training_settings"),
+        ("zebra: 1", "line 1: the file has no 'zebra'; it has deployment_settings, layer_settings"),
+        (
+            "global_quantization_settings:\n  weights_num_bit: 8",
+            "line 2: global_quantization_settings has no 'weights_num_bit'; did you mean 'weights_num_bits'",
+        ),
+        (
+            "global_quantization_settings: {stats_steps: 3}",
+            "global_quantization_settings has no 'stats_steps'; it belongs to training_settings",
+        ),
+        (
+            "global_quantization_settings:\n  weights_num_bits: '8'",
+            "line 2: global_quantization_settings.weights_num_bits is '8'; it takes a number .*write it without quotes",
+        ),
+        ("global_quantization_settings: {weights_num_bits: [[8]]}", r"weights_num_bits is \['a list'\]; it takes"),
+        ("global_quantization_settings: {weights_num_bits: {a: {b: 1}}}", "weights_num_bits is {'a': 'a mapping'}"),
+        ("global_quantization_settings: {weights_num_bits: null}", "weights_num_bits is None; it takes a number"),
+        ("global_quantization_settings: {method: ptq}", "method is 'ptq'; it takes 'qat'"),
+        ("global_quantization_settings: {skip_tail_quantization: 'yes'}", "is 'yes'; it takes True, False, or None"),
+        (
+            "global_quantization_settings: {quantization_sensitivity_threshold: .nan}",
+            "quantization_sensitivity_threshold is nan; it takes a number from 0",
+        ),
+        (
+            (
+                "training_settings: {}\nglobal_quantization_settings:\n"
+                "  quantization_sensitivity_threshold: 0\n  automatic_skip_quantization: false"
+            ),
+            "line 2: global_quantization_settings: QuantizationSettings: quantization_sensitivity_threshold=0 leaves",
+        ),
+        ("training_settings: null", "line 1: training_settings is None; it takes names and values"),
+        ("training_settings: {stats_steps: 0}", "training_settings.stats_steps is 0; it takes a number of batches"),
+        ("training_settings: {random_seed: -1}", "random_seed is -1; it takes an integer of 64 bits from 0"),
+        ("distributed_training_settings: {use_sharding: true}", "multi_gpu=False has one of them; set multi_gpu"),
+        ("deployment_settings: trt", "line 1: deployment_settings is 'trt'; it takes names and values"),
+        ("deployment_settings: {target_framework: tr}", "target_framework has no 'tr'; did you mean 'trt'"),
+        ("deployment_settings: {target_framework: [ov]}", "target_framework has no ''; it has ort, ov"),
+        ("deployment_settings: {target_framework: qnn}", "target_framework: the target QNN is not implemented"),
+        ("deployment_settings: {target_framework: ov, preset: x}", "deployment_settings: preset is 'x'; it takes"),
+        ("deployment_settings: {target_framework: trt, shapes: {n: [3, 2, 1]}}", "shapes: 'n' is to be"),
+        (f"deployment_settings: {{{FULL}: 3}}", f"deployment_settings.{FULL} is 3; it takes true or false"),
+        ("clika_compile_options: {smoothing: true}", "option 'smoothing' is True; it takes 'auto', 'on', 'off'"),
+        ("layer_settings: {a: {skip_quantization: true}}", "layer_settings.a has no .*; it belongs to quantization_s"),
+        ("layer_settings: [a]", "line 1: layer_settings is a list; it takes names and values"),
+        ("layer_settings: {a: 3}", "line 1: layer_settings.a is 3; it takes names and values"),
+        (
+            "layer_settings: {a: {quantization_settings: {skip_quantisation: true}}}",
+            "layer_settings.a.quantization_settings has no .skip_quantisation.; did you mean .skip_quantization.",
+        ),
+    ],
+)
+def test_what_is_no_setting_is_told_with_its_line(read, text, message):
+    assert re.search(message, refused(read, text)), refused(read, text)
+
+
+def test_all_that_is_wrong_is_told_at_once(read):
+    told = refused(read, "zebra: 1\ntraining_settings:\n  stats_steps: x\n  steps: 3\n  random_seed: 1.5\n")
+    assert told.splitlines()[0] == "clika.yaml holds 4 things that are no settings:"
+    assert [line[:9] for line in told.splitlines()[1:]] == ["  line 1:", "  line 3:", "  line 4:", "  line 5:"]
+
+
+def test_a_bomb_of_aliases_is_read_in_no_time(read):
+    """Each line doubles what the one before stands for: nine of ten would be a gigabyte, were they written out."""
+    lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))]
+    told = refused(read, "\n".join([*lines, "global_quantization_settings: {weights_num_bits: *a39}"]))
+    assert "weights_num_bits is ['a list', 'a list']" in told
+
+
+def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(ModelError, match=r"cannot read the settings in .*none.yaml: No such file"):
+        Settings.load_from_path(tmp_path / "none.yaml")
+    with pytest.raises(ModelError, match=r"cannot read the settings in .*: Is a directory"):
+        Settings.load_from_path(tmp_path)
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00\xd8")
+    with pytest.raises(ModelError, match=r"bytes\.yaml is no YAML"):
+        Settings.load_from_path(tmp_path / "bytes.yaml")
+
+
+def test_fields_are_checked_as_they_are_set():
+    with pytest.raises(ModelError, match=r"Settings.training_settings is None; it takes a TrainingSettings"):
+        Settings(training_settings=None)
+    with pytest.raises(ModelError, match=r"Settings.layer_settings is .*; it takes a dict from the names of layers"):
+        Settings(layer_settings={"a": QuantizationSettings()})
+    with pytest.raises(ModelError, match=r"Settings has no 'quantization_settings'; it has deployment_settings"):
+        Settings().quantization_settings = None
+    with pytest.raises(ModelError, match="multi_gpu=False has one of them; set multi_gpu"):
+        DistributedTrainingSettings(use_sharding=True)
+
+
+def test_settings_are_arguments_of_a_compilation(read):
+    arguments = read(
+        "deployment_settings: {target_framework: ort}\ntraining_settings: {is_training_from_scratch: true}\n"
+        "layer_settings:\n  '1': {quantization_settings: {skip_quantization: true}}\n  '0': {pruning_settings: {}}\n"
+    ).compile_arguments()
+    assert arguments["layer_quantization_settings"] == {"1": LayerQuantizationSettings(skip_quantization=True)}
+    assert arguments["layer_pruning_settings"] == {"0": LayerPruningSettings()}
+    assert arguments["is_model_pretrained"] is False
+    module = clika_compile(
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).eval(),
+        calibration_inputs=[torch.randn(4, 8) for _ in range(2)],
+        **{**arguments, "layer_pruning_settings": None, "is_model_pretrained": True},
+    )
+    assert module._clika_quantized.plan.weights.keys() <= {"linear"}
+
+
+def test_the_backend_takes_settings_and_the_path_of_their_file(tmp_path):
+    settings = Settings(global_quantization_settings=None)
+    settings.save_to_path(tmp_path / "clika.yaml")
+    expected = {**settings.compile_arguments(), "graph_name": "named"}
+    assert compile_options({"settings": settings, "graph_name": "named"}) == expected
+    assert compile_options({"settings": tmp_path / "clika.yaml", "graph_name": "named"}) == expected
+    default = compile_options({"settings": settings, "deployment_settings": DeploymentSettings_OpenVINO_ONNX()})
+    assert default["deployment_settings"] == DeploymentSettings_OpenVINO_ONNX(), "what is said outright counts"
+    assert expected["deployment_settings"] == DeploymentSettings_ONNXRuntime_ONNX()
