@@ -223,18 +223,9 @@ def calibrated(
             several processes are to begin with the ranges in a file.
         TargetError: layers are to be timed, and the target cannot run them.
     """
-
-    def found() -> Stages:
-        chosen = choices(calibration.graph, wanted.settings, wanted.layers, model)
-        try:
-            return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
-        except ModelError as error:
-            msg = f"for {wanted.target.name}, {error}"
-            raise ModelError(msg) from error
-
     if ranks.are_several and ranges_file:
         raise ModelError(OF_ONE.format(ranges_file))
-    found()  # what cannot be had is refused before data is read
+    _stages_of(calibration, wanted, registry, model)  # what cannot be had is refused before data is read
     if wanted.options.optimize_for == "latency":
         refuse(calibration.graph, wanted.target)  # what does not run takes no time that could be told
     if wanted.idle:
@@ -243,7 +234,7 @@ def calibrated(
     with kept_in(ranges_file, calibration, registry, log, anew):
         known = _known_again(calibration, batches, log, anew, ranges_file) if are_given else batches
         calibrate(calibration, known, wanted, registry, log, total=total, ranks=ranks)
-    stages = found()  # smoothing may have added nodes
+    stages = _stages_of(calibration, wanted, registry, model)  # smoothing may have added nodes
     is_timed = wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization
     if is_timed and ranks.is_first:
         with log.stage("Timing") as stage:
@@ -251,6 +242,15 @@ def calibrated(
             stages.slow = timer.slower(calibration.graph, calibration.reservoir.batches[0])
             stage.done(f"{len(stages.slow):,} layers are slower in integers, and stay float")
     return stages
+
+
+def _stages_of(calibration: Calibration, wanted: Wanted, registry: Registry, model: Graph) -> Stages:
+    chosen = choices(calibration.graph, wanted.settings, wanted.layers, model)
+    try:
+        return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+    except ModelError as error:
+        msg = f"for {wanted.target.name}, {error}"
+        raise ModelError(msg) from error
 
 
 def _known_again(

@@ -94,27 +94,8 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
         msg = f"the backend 'clika' has no options {unknown}; it takes {', '.join(known)}"
         raise ModelError(msg)
     result = {k: v for k, v in options.items() if k in COMPILE_OPTIONS}
-    chosen = options.get("clika_compile_options")
-    if isinstance(chosen, ClikaCompileOptions) and chosen.global_lora_settings is not None:
-        msg = (
-            "the backend 'clika' attaches no adapters: nobody could train what Dynamo keeps; compile with "
-            "clika_compile(model, clika_compile_options=ClikaCompileOptions(global_lora_settings=...)), and wrap "
-            "that in torch.compile"
-        )
-        raise ModelError(msg)
-    settings = options.get("settings")
-    if isinstance(settings, str | PathLike):
-        settings = Settings.load_from_path(settings)
-    if isinstance(settings, Settings):
-        result = {**settings.compile_arguments(), **result}
-    elif isinstance(settings, BaseDeploymentSettings):
-        result["deployment_settings"] = settings
-    elif settings is not None:
-        msg = (
-            f"settings={settings!r}: it takes Settings, the path of a YAML file that holds them, or deployment "
-            "settings, such as DeploymentSettings_ONNXRuntime_ONNX()"
-        )
-        raise ModelError(msg)
+    result = {**_settings_in(options), **result}
+    _refuse_adapters(result.get("clika_compile_options"))
     if options.get("train_dataloader") is not None:
         result["calibration_inputs"] = options["train_dataloader"]
     if options.get("apply_on_data_fn") is not None:
@@ -124,6 +105,32 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
             refuse_no_list(options[name], name)
             result["example_inputs"] = [*result.get("example_inputs", ()), *options[name]]
     return result
+
+
+def _settings_in(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `clika_compile` that the option ``settings`` stands for."""
+    settings = options.get("settings")
+    if isinstance(settings, str | PathLike):
+        settings = Settings.load_from_path(settings)
+    if settings is None or isinstance(settings, Settings):
+        return settings.compile_arguments() if settings is not None else {}
+    if isinstance(settings, BaseDeploymentSettings):
+        return {"deployment_settings": settings}
+    msg = (
+        f"settings={settings!r}: it takes Settings, the path of a YAML file that holds them, or deployment "
+        "settings, such as DeploymentSettings_ONNXRuntime_ONNX()"
+    )
+    raise ModelError(msg)
+
+
+def _refuse_adapters(chosen: Any) -> None:
+    if isinstance(chosen, ClikaCompileOptions) and chosen.global_lora_settings is not None:
+        msg = (
+            "the backend 'clika' attaches no adapters: nobody could train what Dynamo keeps; compile with "
+            "clika_compile(model, clika_compile_options=ClikaCompileOptions(global_lora_settings=...)), and wrap "
+            "that in torch.compile"
+        )
+        raise ModelError(msg)
 
 
 ASKS_FOR_VALUES = (*DATA_DEPENDENT, "generic_jump", "Tensor.item()", "depends on input Tensor data")

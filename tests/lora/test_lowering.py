@@ -121,7 +121,7 @@ def test_training_computes_what_integers_and_adapters_do(kind, settings):
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
 def test_beside_integers_they_add_what_they_add_in_float(kind, settings):
-    module, x = compiled(kind, settings), batches(kind, 1, seed=5)[0]
+    module, x = compiled(kind, settings, smoothing="on", equalization="on"), batches(kind, 1, seed=5)[0]
     assert module._clika_quantized.plan.smoothing, "factors are followed, too"
     module.clika_attach_lora(lora())
     plain = compiled(kind, lora=lora())
