@@ -189,6 +189,7 @@ class CheckpointedModule(SavedModule):
     # Reading
 
     @classmethod
+    @torch.inference_mode(mode=False)  # what is made in it is never trained
     def _unpacked(cls, blob: bytes, shown: str) -> Self:
         module = cls(registry=load_registry())
         try:

@@ -148,7 +148,7 @@ def test_tied_weights_are_stored_once_and_tied_again():
 
 
 def test_masks_stay_and_take_an_eighth_of_a_byte():
-    module = compiled(settings=None, weight_rounding="off")  # which may move what is masked away from 0
+    module = compiled(settings=None, weight_rounding="on")
     module.clika_prune(PruningSettings("2:4", None), calibration_inputs=batches(Convolutions))
     module.clika_initialize_algorithms(ALL, calibration_inputs=batches(Convolutions), deployment_settings=HERE)
     serialized = module.clika_serialize()
@@ -229,6 +229,12 @@ def test_training_goes_on_from_float_weights_as_it_would_have(own):
     loaded = again(own, keep_float_weights=True)
     ours, theirs = (trained(m, Convolutions).state_dict() for m in (own, loaded))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours if name != "_extra_state")
+
+
+def test_what_is_loaded_in_inference_mode_can_be_trained(quantized):
+    with torch.inference_mode():
+        loaded = again(quantized)
+    trained(loaded, Convolutions, 1)
 
 
 def test_what_is_frozen_and_the_mode_stay(own):

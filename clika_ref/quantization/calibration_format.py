@@ -87,7 +87,7 @@ def _unsqueezed(squeezed: Tensor, values: int) -> Tensor:
     if len(found) != size:
         msg = f"counts are not those of {values} values"
         raise ValueError(msg)
-    counts = torch.zeros(values, 2 * BINS, dtype=torch.int64)
+    counts = torch.zeros(values, 2 * BINS, dtype=torch.int64, device="cpu")
     return (
         counts.copy_(torch.frombuffer(bytearray(found), dtype=torch.int64).reshape(counts.shape)) if found else counts
     )

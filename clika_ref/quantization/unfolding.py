@@ -94,7 +94,8 @@ def _moved(source: Value, constant: Value, formula: Formula) -> Moved | None:
     others = formula.sources[1:]
     if any(isinstance(v, Value) for v in others) or source.data is None or source.data.numel() >= 2**31:
         return None
-    places = torch.arange(source.data.numel(), dtype=torch.int32).reshape(source.data.shape)
+    device = source.data.device
+    places = torch.arange(source.data.numel(), dtype=torch.int32, device=device).reshape(source.data.shape)
     try:
         found = function(places, *others, **dict(formula.arguments))
     except (RuntimeError, TypeError):  # it takes no integers, so it does not merely move what it is given
@@ -106,7 +107,7 @@ def _moved(source: Value, constant: Value, formula: Formula) -> Moved | None:
     strides = [int(found.select(axis, 1).flatten()[0]) if side > 1 else 0 for axis, side in enumerate(sides)]
     expected = torch.zeros_like(found)
     for axis, (side, stride) in enumerate(zip(sides, strides, strict=True)):
-        along = torch.arange(side, dtype=torch.int32) * stride
+        along = torch.arange(side, dtype=torch.int32, device=device) * stride
         expected += along.reshape([-1 if a == axis else 1 for a in range(len(sides))])
     return Moved(tuple(source.data.shape), tuple(strides)) if torch.equal(found, expected) else None
 
