@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks import attention as attention_part
+from benchmarks import checkpoints as checkpoints_part
 from benchmarks import digits as digits_part
 from benchmarks import export as export_part
 from benchmarks import forward as forward_part
@@ -81,6 +82,12 @@ def pruning(names: Names = None) -> None:
 def digits(names: Names = None, seeds: int = digits_part.SEEDS) -> None:
     """Accuracy on handwritten digits after each compression and training; not part of all."""
     digits_part.run(names, seeds)
+
+
+@app.command()
+def checkpoints(names: Names = None, rounds: int = 9) -> None:
+    """Files of saved modules: size against what weights need, loading against safetensors' own; not part of all."""
+    checkpoints_part.run(names, rounds)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from clika_ref.autocast import outside_autocast
 from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ForwardFn
+from clika_ref.checkpointed_module import CheckpointedModule
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
@@ -35,7 +36,6 @@ from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_scheme import scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.saved_module import SavedModule
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.simulation import Quantized
 from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of, refused_by
@@ -46,10 +46,15 @@ INTERRUPTED = (
     "them, or others, and it begins anew"
 )
 
+SAVED_WITHOUT = (
+    "the module was saved with the ranges of {:,} batches, but without inputs; give the same calibration_inputs once "
+    "more, which are not run again, or others, and calibration begins anew; clika_save(..., "
+    "keep_calibration_inputs=True) saves them as well"
+)
 
 NO_DATA = (
-    "there is nothing to calibrate with: the module is a copy, or was loaded, which keeps neither ranges nor the "
-    "inputs that it was traced with; give it calibration_inputs"
+    "there is nothing to calibrate with: the module is a copy, or was loaded, and has neither ranges nor the inputs "
+    "that it was traced with; give it calibration_inputs"
 )
 
 TRACED = (
@@ -93,7 +98,7 @@ class _Calibrated:
         return Quantized(self.deployment.target, found.plan, self.stages.calibration.model)
 
 
-class QuantizedModule(SavedModule):
+class QuantizedModule(CheckpointedModule):
     """A module around a graph that keeps what its values held, and makes integers of it for one target or another."""
 
     def clika_initialize_algorithms(
@@ -267,8 +272,10 @@ class QuantizedModule(SavedModule):
         Raises:
             ModelError: there are none; or data was being read, and not to its end.
         """
-        if self._clika_unfinished is not None and self._clika_unfinished.table.batches:
-            raise ModelError(INTERRUPTED.format(self._clika_unfinished.table.batches))
+        unfinished = self._clika_unfinished
+        if unfinished is not None and unfinished.table.batches:
+            text = INTERRUPTED if unfinished.reservoir.batches else SAVED_WITHOUT
+            raise ModelError(text.format(unfinished.table.batches))
         if not self._clika_examples:
             raise ModelError(NO_DATA)
         if not self._clika_examples_are_data:
@@ -318,8 +325,8 @@ class QuantizedModule(SavedModule):
         if wanted is None or before is None:
             msg = (
                 f"there are no ranges by which to quantize the module for {target.name}: none were found yet, or it is "
-                "a copy or was loaded, which keeps none; give it data, with clika_initialize_algorithms("
-                "calibration_inputs=..., deployment_settings=...)"
+                "a copy or was loaded, and they or their inputs were not kept; give it data, with "
+                "clika_initialize_algorithms(calibration_inputs=..., deployment_settings=...)"
             )
             raise ModelError(msg)
         return wanted, before

@@ -139,6 +139,11 @@ class SavedModule(nn.Module):
 
     def get_extra_state(self) -> torch.Tensor:
         """Return the graph, the signature and the buffers that the original does not save, as bytes."""
+        document, tensors = self._described(self._clika_quantized)
+        return write_extra_state(document, {**non_persistent(self), **tensors})
+
+    def _described(self, quantized: Quantized | None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return what there is beside weights: a document, and the tensors of how the module is quantized."""
         graph = self._require_graph()
         document = {
             "graph": graph_to_json(graph),
@@ -148,8 +153,8 @@ class SavedModule(nn.Module):
             "sizes": sorted(self._sizes_seen().items()),
             "batch_norm": self._clika_options.batch_norm,
         }
-        document["quantization"], tensors = self._clika_quantized.saved() if self._clika_quantized else (None, {})
-        return write_extra_state(document, {**non_persistent(self), **tensors})
+        document["quantization"], tensors = quantized.saved() if quantized else (None, {})
+        return document, tensors
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Leave the graph as it is: it is rebuilt before the weights are loaded."""
@@ -197,18 +202,31 @@ class SavedModule(nn.Module):
 
     def _rebuild(self, state_dict: Mapping[str, Any]) -> None:
         document, extra = read_extra_state(state_dict["_extra_state"])
-        tensors = {n: t for n in document["graph"]["constants"] if (t := state_dict.get(n, extra.get(n))) is not None}
-        lacking = [name for name in document["graph"]["constants"] if name not in tensors]
+        constants = document["graph"]["constants"]
+        tensors = {n: t.clone() for n in constants if (t := state_dict.get(n, extra.get(n))) is not None}
+        lacking = [name for name in constants if name not in tensors]
         if lacking:
             msg = f"the state dict lacks {', '.join(map(repr, lacking))}, which its graph needs; load a whole one"
             raise ModelError(msg)
+        self._build(document, tensors, extra)
+
+    def _build(
+        self, document: Mapping[str, Any], weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Fill an empty module.
+
+        Args:
+            document: that of `_described`.
+            weights: what the constants of the graph are, which become those of the module.
+            tensors: those of `_described`, and maybe others.
+        """
         registry = self._clika_registry or load_registry()
         trained: Mapping[str, bool] = document["parameters"]
-        weights = {n: nn.Parameter(t.clone(), trained[n]) if n in trained else t.clone() for n, t in tensors.items()}
-        graph = graph_from_json(document["graph"], _finder(registry), weights)
+        own = {n: nn.Parameter(t, trained[n]) if n in trained else t for n, t in weights.items()}
+        graph = graph_from_json(document["graph"], _finder(registry), own)
         register_weights(self, graph, frozenset(document["persistent"]))
         self._install(graph, signature_from_json(document["signature"]))
-        self._take_quantization(document, extra)
+        self._take_quantization(document, tensors)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {k: v for k, v in self.__dict__.items() if k not in UNSAVED}

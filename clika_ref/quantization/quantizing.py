@@ -14,7 +14,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.types import TensorType
-from clika_ref.quantization.compressing import Compressed, compress_layer
+from clika_ref.quantization.compressing import Compressed, compress_layer, rows_of
 from clika_ref.quantization.folded_norms import scales_now
 from clika_ref.quantization.layer_weights import bias_of, numbers_of, position_of, weight_of
 from clika_ref.quantization.scales import Scale, quantized_bias
@@ -132,6 +132,21 @@ def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str,
     if node.op.trait.bias is not None:
         bias = _corrected(bias_of(node), plan.corrections.get(node.name), build, f"{weight.name}_bias")
         graph.set_input(node, node.op.trait.bias, _integer_bias(bias, node, scales, plan, build))
+
+
+def layer_integers(node: Node, plan: Plan, operators: Mapping[str, Operator]) -> tuple[Tensor, Tensor]:
+    """Return the integers that a plan makes of the weight of a layer, ``int8``, and their scales as they are now.
+
+    Those of layers that compute in float are ``[outputs, inputs]``, the others in the sides of the weight.
+    """
+    weight, norms, held = weight_of(node), plan.norms.get(node.name), plan.compressed.get(node.name)
+    if held is not None:
+        held = replace(held, scales=scales_now(held.scales, node, norms))
+        return held.steps(rows_of(node, numbers_of(weight))), held.scales
+    scales = scales_now(plan.weights[node.name], node, norms)
+    kind, moved = plan.scheme.weights, plan.moved.get(node.name)
+    nearest = partial(integers_of, scales=scales, axis=axis_of(node, scales), kind=kind, quantize=operators["quantize"])
+    return _planned_integers(weight, nearest, kind, moved), scales
 
 
 def _corrected(bias: Value | None, correction: Tensor | None, build: Builder, name: str) -> Value | None:

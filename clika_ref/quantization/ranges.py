@@ -71,6 +71,13 @@ class RangeTable:
         Raises:
             ModelError: no file can be written there.
         """
+        document, tensors = self.saved()
+        blob = safetensors.torch.save(tensors, {DOCUMENT: json.dumps(document, separators=(",", ":"))})
+        with write_atomically(path) as file:
+            file.write(blob)
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return what `read` takes: a document, and tensors, the counts and what is smoothed."""
         document = {
             "version": VERSION,
             "model": self.model,
@@ -83,9 +90,7 @@ class RangeTable:
         counts = [statistics.histogram.counts for statistics in self.values.values()]
         tensors = {"counts": torch.stack(counts) if counts else torch.zeros(0, 2 * BINS, dtype=torch.int64)}
         tensors |= {f"{SMOOTHING}.{name}": factor.cpu() for name, factor in (self.smoothing or {}).items()}
-        blob = safetensors.torch.save(tensors, {DOCUMENT: json.dumps(document, separators=(",", ":"))})
-        with write_atomically(path) as file:
-            file.write(blob)
+        return document, tensors
 
     @classmethod
     def load(cls, path: Path | str) -> RangeTable:
@@ -97,18 +102,36 @@ class RangeTable:
         try:
             with safetensors.safe_open(str(path), framework="pt") as file:
                 document = json.loads((file.metadata() or {})[DOCUMENT])
-                counts = file.get_tensor("counts")
-                names = document["smoothing"]
-                smoothing = None if names is None else {n: file.get_tensor(f"{SMOOTHING}.{n}") for n in names}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            return cls.read(document, tensors, str(path))
+        except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
+            msg = f"{path} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
+            raise ModelError(msg) from error
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], where: str) -> RangeTable:
+        """Return what `saved` was asked of.
+
+        Args:
+            document: as it was returned.
+            tensors: likewise.
+            where: from which file they are, for messages.
+
+        Raises:
+            ModelError: it is of another version, or damaged.
+        """
+        try:
             if document["version"] != VERSION:
-                msg = f"{path} has version {document['version']} of the form of range tables, this is {VERSION}"
+                msg = f"{where} has version {document['version']} of the form of range tables, this is {VERSION}"
                 raise ModelError(msg)
-            found = zip(document["values"].items(), counts, strict=True)
+            names = document["smoothing"]
+            smoothing = None if names is None else {name: tensors[f"{SMOOTHING}.{name}"] for name in names}
+            found = zip(document["values"].items(), tensors["counts"], strict=True)
             values = {name: statistics_from_json(entry, of_value) for (name, entry), of_value in found}
             told = str(document["smoothed for"]), str(document["model"]), str(document.get("first", ""))
             return cls(values, int(document["batches"]), smoothing, *told)
-        except (OSError, KeyError, ValueError, TypeError, AttributeError, safetensors.SafetensorError) as error:
-            msg = f"{path} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            msg = f"{where} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
             raise ModelError(msg) from error
 
 

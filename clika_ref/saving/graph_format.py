@@ -201,10 +201,10 @@ def graph_from_json(
     graph.aliases = dict(document["aliases"])
     values: dict[str, Value] = {}
     for name, kind in document["inputs"]:
-        values[name] = graph.add_input(_read_type(kind), name)
+        values[name] = graph.add_input(read_type(kind), name)
     for name, kind in zip(document["constants"], document["constant_types"], strict=True):
         # Typed as it was traced: a weight that was cast since is refused in a copy as in the module itself.
-        values[name] = graph.add_constant(tensors[name], name, _read_type(kind))
+        values[name] = graph.add_constant(tensors[name], name, read_type(kind))
         _require_shape(values[name], tensors[name])
     for name, low, high, source, dim, example in document["symbols"]:
         graph.symbols[name] = Symbol(name, low, high, Side(source, dim), example)
@@ -225,7 +225,12 @@ def _require_shape(weight: Value, found: torch.Tensor) -> None:
         raise ModelError(msg)
 
 
-def _read_type(kind: list[Any]) -> TensorType:
+def read_type(kind: list[Any]) -> TensorType:
+    """Return the type of a value.
+
+    Raises:
+        ModelError: this PyTorch does not have the dtype.
+    """
     return TensorType(_decode_dtype(kind[0]), tuple(decode(d) for d in kind[1]))
 
 
@@ -241,5 +246,5 @@ def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Ope
         )
         raise ModelError(msg)
     node = Node(op, operands, {k: decode(v) for k, v in attrs.items()}, origin)
-    graph.insert(node, [_read_type(kind) for _, kind in outputs], names=[label for label, _ in outputs])
+    graph.insert(node, [read_type(kind) for _, kind in outputs], names=[label for label, _ in outputs])
     values.update((value.name, value) for value in node.outputs)

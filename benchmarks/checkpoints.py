@@ -1,0 +1,102 @@
+"""Files of saved modules: size beside the bytes that weights need, and time to load beside safetensors' own."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.measuring import in_fresh_process, in_turn, processor_seconds, verdict
+from benchmarks.qat.steps import EVERY_LAYER, SUBJECTS
+
+# isort: split
+import safetensors.torch
+import torch
+
+from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.core.registry import load_registry
+from clika_ref.integer_weights import integer_weights
+from clika_ref.reporting.tables import print_table
+from clika_ref.simulation import target_of
+
+LARGER, SPARE_BYTES, SLOWER_S = 1.02, 200e3, 0.2
+"""By how much a file may be larger than what its weights need, and slower than safetensors alone (issue 6)."""
+
+FOUR_BITS = QuantizationSettings(
+    weights_num_bits=4, prefer_weights_only_quantization=True, quantization_sensitivity_threshold=1e9
+)
+
+SETTINGS: Mapping[str, QuantizationSettings] = {"int8": EVERY_LAYER, "int4, weights only": FOUR_BITS}
+
+
+def needed_bytes(module: ClikaModule) -> int:
+    """Return what the weights of a quantized module need: integers in their bits, scales, and what stays float."""
+    quantized, graph, registry = module._clika_quantized, module.graph, load_registry()
+    assert quantized is not None
+    stored = integer_weights(graph, quantized.plan, target_of(quantized, registry), registry)
+    planned = quantized.plan.weights | {name: held.scales for name, held in quantized.plan.compressed.items()}
+    integers = sum(weight.integers.numel() * weight.bits // 8 for weight in stored.values())
+    floats = [v.data for name, v in graph.constants.items() if name not in stored and v.data is not None]
+    return integers + sum(t.nbytes for t in (*planned.values(), *floats))
+
+
+def measure(name: str, settings: str, rounds: str) -> dict[str, Any]:
+    """Quantize and save one model, and load it in turn with what safetensors alone reads of the file."""
+    torch.manual_seed(0)
+    model, x = SUBJECTS[name]()
+    with torch.no_grad():
+        for parameter in model.parameters():  # the layers of a new encoder are copies of one, which training ends
+            parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
+    module: Any = clika_compile(
+        model,
+        calibration_inputs=[x],
+        quantization_settings=SETTINGS[settings],
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / name
+        saving = processor_seconds(lambda: module.clika_save(file))
+        loads = {
+            "ours": lambda: processor_seconds(lambda: ClikaModule.clika_load(file)),
+            "safetensors": lambda: processor_seconds(lambda: safetensors.torch.load_file(file)),
+        }
+        in_turn(loads, 1)
+        seconds = in_turn(loads, int(rounds))
+        return {"bytes": file.stat().st_size, "needed": needed_bytes(module), "seconds": seconds, "saving": saving}
+
+
+def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
+    """Measure and print a row for each model and width."""
+    rows: list[Sequence[object]] = []
+    size, slower = 0.0, 0.0
+    for name in names or SUBJECTS:
+        for settings in SETTINGS:
+            found = in_fresh_process("benchmarks.checkpoints", name, settings, str(rounds))
+            ours, theirs = (statistics.median(found["seconds"][road]) for road in ("ours", "safetensors"))
+            size = max(size, (found["bytes"] - SPARE_BYTES) / found["needed"])
+            slower = max(slower, ours - theirs)
+            rows.append(
+                (
+                    name,
+                    settings,
+                    f"{found['bytes'] / 1e6:.2f} MB",
+                    f"{found['bytes'] / found['needed']:.3f}",
+                    f"{found['saving']:.2f} s",
+                    f"{ours * 1e3:.0f} ms",
+                    f"{theirs * 1e3:.0f} ms",
+                    f"{ours / theirs:.1f}",
+                )
+            )
+    title = "Saved modules; loads in turn, one thread, processor time, plugins loaded before"
+    header = ("model", "weights", "file", "file / needed", "saving", "loading", "safetensors", "ratio")
+    print_table(header, rows, title=title)
+    print(f"Largest file, less 200 KB, to what its weights need: {verdict(size, LARGER)}")
+    print(f"Seconds of loading beyond safetensors' own: {verdict(slower, SLOWER_S)}")
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(*sys.argv[1:])))

@@ -1,0 +1,116 @@
+"""From what passes have made of a parameter back to it: its batch norm, factors and orders of sides undone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.ir import Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.traits import SAME_SCALE
+from clika_ref.formulas import Formula
+from clika_ref.norm_folding import folded_weight, norm_scale
+from clika_ref.quantization.factors import scaled_along, times
+from clika_ref.quantization.layer_weights import numbers_of
+from clika_ref.quantization.stored_weights import Moved, Times
+
+
+def way_back(constant: Value) -> tuple[Value, list[Times | Moved]] | None:
+    """Return the parameter that a constant follows from alone, and the steps that lead back to it.
+
+    None where no step leads back: it follows from several, something is not undone here, or a factor is 0.
+    """
+    steps: list[Times | Moved] = []
+    while constant.formula is not None:
+        found = _undone(constant, constant.formula) if isinstance(constant.formula, Formula) else None
+        if found is None:
+            return None
+        constant, step = found
+        steps += [] if step is None else [step]
+    return constant, steps
+
+
+def _undone(constant: Value, formula: Formula) -> tuple[Value, Times | Moved | None] | None:
+    """Return what a constant was made of, and the step back to it, None where the elements are the same."""
+    source = formula.sources[0]
+    if not isinstance(source, Value):
+        return None
+    arguments = dict(formula.arguments)
+    if formula.function is folded_weight:
+        gamma, var = (v and v.data for v in formula.sources[1:])
+        factor = norm_scale(gamma, var, eps=arguments["eps"])
+        return _divided(source, _without_norm(constant, factor, arguments["groups"]))
+    if formula.function is scaled_along:
+        sides, factor = _sides(constant), formula.sources[1].data
+        along = [-1 if axis == arguments["axis"] else 1 for axis in range(len(sides))]
+        return _divided(source, (sides, factor.reshape(along)))
+    if formula.function is times:
+        return _divided(source, _by_input(constant, formula.sources[1].data, arguments["groups"]))
+    if _is_masked(formula, source):
+        return source, None
+    step = _moved(source, constant, formula)
+    return None if step is None else (source, step)
+
+
+def _without_norm(constant: Value, factor: Tensor, groups: int | None) -> tuple[tuple[int, ...], Tensor]:
+    """Return the sides in which the channels of a weight lie along one, and the factor along it."""
+    sides = _sides(constant)
+    if groups is None:
+        return sides, factor.reshape(-1, *[1] * (len(sides) - 1))
+    seen = (groups, sides[0] // groups, *sides[1:])  # channel g * (k / groups) + j is [g, :, j]
+    return seen, factor.reshape(groups, 1, -1, *[1] * (len(sides) - 2))
+
+
+def _by_input(constant: Value, factor: Tensor, groups: int) -> tuple[tuple[int, ...], Tensor]:
+    """Return the sides in which what a weight is multiplied with lies along two, and the factor along them."""
+    sides = _sides(constant)
+    return (groups, sides[0] // groups, *sides[1:]), factor.reshape(groups, 1, -1, *[1] * (len(sides) - 2))
+
+
+def _divided(source: Value, seen: tuple[tuple[int, ...], Tensor]) -> tuple[Value, Times] | None:
+    """Return the step that divides by a factor; None where nothing can be divided by it."""
+    sides, factor = seen
+    inverse = (1 / factor.detach().double()).float()
+    return (source, Times(sides, inverse)) if bool((inverse.isfinite() & (inverse != 0)).all()) else None
+
+
+def _is_masked(formula: Formula, source: Value) -> bool:
+    """Whether a formula takes elements out by a mask, all of which are 0 already."""
+    if not isinstance(formula.function, Operator) or formula.function.name != "mul" or len(formula.sources) != 2:
+        return False
+    mask: Any = formula.sources[1]
+    if not isinstance(mask, Value) or mask.type.dtype != torch.bool or mask.type.shape != source.type.shape:
+        return False
+    return not bool(numbers_of(source)[~numbers_of(mask)].any())
+
+
+def _moved(source: Value, constant: Value, formula: Formula) -> Moved | None:
+    """Return the step back from a formula that only moves elements, which it shows on the numbers of their places."""
+    function = formula.function
+    if isinstance(function, Operator) and function.trait is not SAME_SCALE:
+        return None
+    others = formula.sources[1:]
+    if any(isinstance(v, Value) for v in others) or source.data is None or source.data.numel() >= 2**31:
+        return None
+    device = source.data.device
+    places = torch.arange(source.data.numel(), dtype=torch.int32, device=device).reshape(source.data.shape)
+    try:
+        found = function(places, *others, **dict(formula.arguments))
+    except (RuntimeError, TypeError):  # it takes no integers, so it does not merely move what it is given
+        return None
+    found = found if isinstance(found, Tensor) else found[formula.index]
+    sides = _sides(constant)
+    if tuple(found.shape) != sides or not torch.equal(found.flatten().sort().values, places.flatten()):
+        return None
+    strides = [int(found.select(axis, 1).flatten()[0]) if side > 1 else 0 for axis, side in enumerate(sides)]
+    expected = torch.zeros_like(found)
+    for axis, (side, stride) in enumerate(zip(sides, strides, strict=True)):
+        along = torch.arange(side, dtype=torch.int32, device=device) * stride
+        expected += along.reshape([-1 if a == axis else 1 for a in range(len(sides))])
+    return Moved(tuple(source.data.shape), tuple(strides)) if torch.equal(found, expected) else None
+
+
+def _sides(constant: Value) -> tuple[int, ...]:
+    return tuple(map(int, constant.type.shape))

@@ -1,0 +1,38 @@
+"""Booleans, eight to a byte."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BYTE = 8
+
+
+def packed_bits(x: Tensor) -> Tensor:
+    """Return ``bool[...]`` as ``uint8[ceil(n / 8)]``, the first of eight in the lowest bit; what is left over is 0.
+
+    >>> packed_bits(torch.tensor([True, False, True]))
+    tensor([5], dtype=torch.uint8)
+    """
+    flat = torch.nn.functional.pad(x.reshape(-1).to(torch.uint8), (0, -x.numel() % BYTE))
+    return (flat.reshape(-1, BYTE) << _places(x)).sum(1, dtype=torch.uint8)
+
+
+def unpacked_bits(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return what `packed_bits` was given.
+
+    Raises:
+        ValueError: the bytes are not as many as the shape needs.
+
+    >>> unpacked_bits(torch.tensor([5], dtype=torch.uint8), (3,))
+    tensor([ True, False,  True])
+    """
+    count = torch.Size(shape).numel()
+    if packed.ndim != 1 or len(packed) != -(-count // BYTE):
+        msg = f"{count} booleans take {-(-count // BYTE)} bytes, not {list(packed.shape)}"
+        raise ValueError(msg)
+    return ((packed[:, None] >> _places(packed)) & 1).bool().reshape(-1)[:count].reshape(shape)
+
+
+def _places(beside: Tensor) -> Tensor:
+    return torch.arange(BYTE, dtype=torch.uint8, device=beside.device)

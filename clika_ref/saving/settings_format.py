@@ -1,0 +1,73 @@
+"""What the user has chosen, as JSON and back: the fields of settings, and of which class those of a deployment are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from clika_ref.core.errors import ModelError
+from clika_ref.lora_settings import LoraSettings
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.saving.graph_format import decode, encode
+from clika_ref.saving.imported import class_name, find_imported, unknown_class
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
+
+S = TypeVar("S", QuantizationSettings, LayerQuantizationSettings, ClikaCompileOptions, LoraSettings)
+
+OF_THIS_MACHINE = frozenset({"ranges_file"})
+"""Options that name files, which another machine does not have."""
+
+NESTED = {"global_lora_settings": LoraSettings}
+"""Options that are settings in turn."""
+
+
+def settings_to_json(settings: Any) -> dict[str, Any]:
+    """Return the fields of settings, but for those that name files."""
+    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    nested = {name: settings_to_json(fields.pop(name)) for name in NESTED if fields.get(name) is not None}
+    return nested | {name: encode(value) for name, value in fields.items() if name not in OF_THIS_MACHINE}
+
+
+def settings_from_json(kind: type[S], saved: Mapping[str, Any]) -> S:
+    """Return what `settings_to_json` was given; what it did not have yet is as it is by default.
+
+    Raises:
+        ModelError: settings of this kind have no such field, or do not take its value.
+    """
+    known = {field.name for field in dataclasses.fields(kind)}
+    unknown = sorted(saved.keys() - known)
+    if unknown:
+        msg = f"the saved {kind.__name__} has {unknown[0]!r}, which this clika-ref does not know; update clika-ref"
+        raise ModelError(msg)
+    nested = {name: settings_from_json(of, saved[name]) for name, of in NESTED.items() if saved.get(name) is not None}
+    return kind(**{name: decode(value) for name, value in saved.items() if name not in nested}, **nested)
+
+
+def deployment_to_json(settings: BaseDeploymentSettings) -> list[Any]:
+    """Return deployment settings: their class by name, and their fields.
+
+    Raises:
+        ModelError: nothing would find the class under its name.
+    """
+    name = class_name(type(settings))
+    if find_imported(name) is not type(settings):
+        msg = (
+            f"{settings!r}, a {type(settings).__name__}, cannot be saved: only a class that a module defines at its "
+            "top level is found again"
+        )
+        raise ModelError(msg)
+    return [name, settings_to_json(settings)]
+
+
+def deployment_from_json(saved: list[Any]) -> BaseDeploymentSettings:
+    """Return what `deployment_to_json` was given. Its class is looked up among those that are imported.
+
+    Raises:
+        ModelError: the class is not there.
+    """
+    name, fields = saved
+    found = find_imported(name)
+    if not (isinstance(found, type) and issubclass(found, BaseDeploymentSettings)):
+        raise unknown_class("was compiled for", name)
+    return found(**{field: decode(value) for field, value in fields.items()})

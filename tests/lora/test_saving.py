@@ -1,0 +1,19 @@
+"""Modules with adapters in files: what is loaded computes the same, and its adapters go on training."""
+
+import pytest
+import torch
+from adapted_nets import INT4, INT8, Images, Tokens, batches, compiled, trained
+
+from clika_ref import ClikaModule, LoraSettings
+
+
+@pytest.mark.parametrize(("kind", "settings"), [(Images, INT8), (Tokens, INT8), (Tokens, INT4), (Images, None)])
+def test_adapters_are_saved_with_what_they_stand_beside(kind, settings, tmp_path):
+    module, x = trained(compiled(kind, settings, LoraSettings()), kind), batches(kind, 1, seed=5)[0]
+    module.clika_save(tmp_path / "saved")
+    again = ClikaModule.clika_load(tmp_path / "saved")
+    assert torch.equal(again(x), module(x))
+    state = module.clika_lora_state_dict()
+    assert all(torch.equal(matrix, state[name]) for name, matrix in again.clika_lora_state_dict().items())
+    wanted = {name for name, p in module.named_parameters() if p.requires_grad}
+    assert {name for name, p in again.named_parameters() if p.requires_grad} == wanted

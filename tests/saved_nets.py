@@ -1,0 +1,89 @@
+"""What tests of saving share: models whose weights passes fold, move, tie and mask, and what is compiled of them."""
+
+import torch
+import transformers
+from torch import nn
+
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+
+HERE = DeploymentSettings_ONNXRuntime_ONNX()
+ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9, skip_tail_quantization=False)
+FEW_BITS = QuantizationSettings(
+    weights_num_bits=4,
+    weights_only_quantization_block_size=[16],
+    prefer_weights_only_quantization=True,
+    quantization_sensitivity_threshold=1e9,
+)
+
+
+class Convolutions(nn.Module):
+    """Norms behind convolutions of all kinds, and a weight that is computed of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.deep = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.ReLU())
+        self.wide = nn.Sequential(nn.ConvTranspose2d(8, 8, 2, groups=2), nn.BatchNorm2d(8))
+        self.last = nn.Conv2d(8, 8, 3)
+        self.head, self.scale = nn.Linear(8, 5), nn.Parameter(torch.ones(5, 1))
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.wide(self.deep(x))[:, :, 1:, 1:]
+        x = torch.relu(self.last(x))
+        return nn.functional.linear(x.mean((2, 3)), self.head.weight * self.scale, self.head.bias)
+
+
+class Tokens(nn.Module):
+    """Layers with rows and with columns behind a norm that takes up factors, and a table tied to the last one."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(20, 32), nn.LayerNorm(32)
+        self.norm.weight.data[3] = 40
+        self.one, self.two = nn.Linear(32, 64), transformers.pytorch_utils.Conv1D(32, 64)
+        self.one.weight.data[:, 3] /= 40
+        self.last = nn.Linear(32, 20, bias=False)
+        self.last.weight = self.table.weight
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        return self.last(x + self.two(torch.relu(self.one(self.norm(x)))))
+
+
+def batches(kind, count=4, size=8):
+    spread = torch.Generator().manual_seed(0)
+    if kind is Tokens:
+        return [torch.randint(20, (size, 8), generator=spread) for _ in range(count)]
+    return [torch.randn(size, 3, 12, 12, generator=spread) for _ in range(count)]
+
+
+def made(kind):
+    torch.manual_seed(0)
+    model = kind().train()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 2)
+                module.bias.uniform_(-0.5, 0.5)
+        for x in batches(kind, 20, 16):  # until statistics have settled
+            model(x)
+    return model.eval()
+
+
+def compiled(kind=Convolutions, settings=ALL, **options):
+    data = {"calibration_inputs": [*batches(kind), batches(kind, 1, 4)[0]]}
+    if settings is not None:
+        data |= {"quantization_settings": settings}
+    return clika_compile(made(kind), **{"deployment_settings": HERE, **data, **options})
+
+
+def trained(module, kind, steps=3):
+    """Train a little, so that weights, statistics and scales move."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=3e-3)
+    module.train()
+    for x in batches(kind, steps):
+        optimizer.zero_grad()
+        module(x).square().mean().backward()
+        optimizer.step()
+    return module.eval()
