@@ -200,6 +200,7 @@ def test_what_a_plan_moves_from_a_layer_it_moves_from_the_adapter():
     before = module(data[0])
     module.clika_attach_lora(lora(target_layers=["0"]))
     assert module._clika_quantized.plan.scaled_as == {"max_pool2d": "conv2d_adapted"}
+    assert {"conv2d", "conv2d_adapted"} <= module._clika_quantized.plan.activations.keys(), "both in integers"
     assert torch.equal(module(data[0]), before)
     assert torch.equal(module.train()(data[0]), before)
 
