@@ -229,8 +229,7 @@ def calibrated(
         try:
             return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
         except ModelError as error:
-            msg = f"for {wanted.target.name}, {error}"
-            raise ModelError(msg) from error
+            raise ModelError(f"for {wanted.target.name}, {error}") from error
 
     if ranks.are_several and ranges_file:
         raise ModelError(OF_ONE.format(ranges_file))

@@ -59,7 +59,7 @@ def test_a_target_that_lacks_the_width_or_the_block_says_so_in_its_row_and_the_o
 
 
 def test_a_target_that_takes_no_weights_alone_or_no_integers_says_what_to_do():
-    rows = of_weights(8).clika_compare_targets(*map(deployment_settings, ("onnx-reference", "interpreter"))).rows
+    rows = of_weights(8).clika_compare_targets(*map(deployment_settings_named, ("onnx-reference", "interpreter"))).rows
     message = "the target onnx-reference takes no weights in integers alone; quantize values with them, by "
     assert [row.refusal for row in rows] == [
         f"{message}prefer_weights_only_quantization=False",

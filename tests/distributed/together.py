@@ -123,7 +123,7 @@ def both(model, data, settings=ALL, **options):
 
 
 def linear_layers():
-    return both(Net(), batches(7, factor=30.0))
+    return both(Net(), batches(7, factor=30.0), smoothing="on")
 
 
 def convolutions():
