@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from clika_ref.checked_settings import CheckedSettings
 from clika_ref.distributed_settings import DistributedTrainingSettings
+from clika_ref.lora_settings import LoraSettings
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
@@ -73,6 +74,9 @@ class Settings(CheckedSettings):
     global_pruning_settings: PruningSettings | None = None
     """How far it is pruned; None leaves it whole."""
 
+    global_lora_settings: LoraSettings | None = None
+    """Which layers get an adapter, beside which all else is frozen; None for none."""
+
     training_settings: TrainingSettings = field(default_factory=TrainingSettings)
     """For the loop of the user."""
 
@@ -87,10 +91,16 @@ class Settings(CheckedSettings):
         "distributed_training_settings": _a(DistributedTrainingSettings),
         "global_quantization_settings": _a_or_none(QuantizationSettings),
         "global_pruning_settings": _a_or_none(PruningSettings),
+        "global_lora_settings": _a_or_none(LoraSettings),
         "training_settings": _a(TrainingSettings),
         "layer_settings": _layers,
         "clika_compile_options": _a(ClikaCompileOptions),
     }
+
+    def _contradiction(self) -> str:
+        if self.clika_compile_options.global_lora_settings is not None:
+            return "global_lora_settings stands in Settings itself; leave it out of clika_compile_options"
+        return ""
 
     @classmethod
     def load_from_path(cls, path: str | PathLike[str]) -> Self:
@@ -117,6 +127,7 @@ class Settings(CheckedSettings):
         """Return what `clika_compile` takes of this: ``clika_compile(model, ..., **settings.compile_arguments())``."""
         layers = self.layer_settings.items()
         quantized = {name: of.quantization_settings for name, of in layers if of.quantization_settings is not None}
+        options = replace(self.clika_compile_options, global_lora_settings=self.global_lora_settings)
         pruned = {name: of.pruning_settings for name, of in layers if of.pruning_settings is not None}
         return {
             "deployment_settings": self.deployment_settings,
@@ -125,6 +136,6 @@ class Settings(CheckedSettings):
             "pruning_settings": self.global_pruning_settings,
             "layer_pruning_settings": pruned or None,
             "distributed_training_settings": self.distributed_training_settings,
-            "clika_compile_options": self.clika_compile_options,
+            "clika_compile_options": options,
             "is_model_pretrained": not self.training_settings.is_training_from_scratch,
         }

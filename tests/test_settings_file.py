@@ -18,6 +18,7 @@ from clika_ref import (
     LayerPruningSettings,
     LayerQuantizationSettings,
     LayerSettings,
+    LoraSettings,
     ModelError,
     PruningSettings,
     QuantizationSettings,
@@ -99,6 +100,7 @@ EVERYTHING = Settings(
         skip_tail_quantization=False,
     ),
     global_pruning_settings=PruningSettings("2:4", 0.25),
+    global_lora_settings=LoraSettings(rank=4, alpha=8, target_layers=["*.query"]),
     training_settings=TrainingSettings(stats_steps=3, random_seed=2**64 - 1, is_training_from_scratch=True),
     layer_settings={
         "1e-3": LayerSettings(LayerQuantizationSettings(skip_quantization_until=["on", "8", "a: b"])),
@@ -124,6 +126,13 @@ EVERYTHING = Settings(
 def test_what_is_written_reads_back_as_the_same(settings, tmp_path):
     settings.save_to_path(tmp_path / "clika.yaml")
     assert Settings.load_from_path(str(tmp_path / "clika.yaml")) == settings
+
+
+def test_adapters_have_a_section_of_their_own_which_compilation_gets_among_its_options(read):
+    settings = read("global_lora_settings: {rank: 2, alpha: 1, dropout_rate: 0.05}")
+    assert settings.compile_arguments()["clika_compile_options"].global_lora_settings == LoraSettings(2, 1, 0.05)
+    with pytest.raises(ModelError, match="global_lora_settings stands in Settings itself"):
+        Settings(clika_compile_options=ClikaCompileOptions(global_lora_settings=LoraSettings()))
 
 
 def test_numbers_of_numpy_and_paths_are_written_as_what_they_are(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.registry import load_registry
 from clika_ref.distributed_settings import DistributedTrainingSettings
+from clika_ref.lora_settings import LoraSettings
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import (
@@ -39,17 +40,22 @@ FRAMEWORKS: Mapping[str, type[BaseDeploymentSettings]] = {
 """What the record calls targets; another one is called as its plugin calls it."""
 
 DEPLOYMENT, QUANTIZATION, LAYERS = "deployment_settings", "global_quantization_settings", "layer_settings"
+LORA, OPTIONS = "global_lora_settings", "clika_compile_options"
 FRAMEWORK, METHOD, FULL_RANGE = "target_framework", "method", "weights_utilize_full_int_range"
 THRESHOLD = "quantization_sensitivity_threshold"
 
 WHOLE: Mapping[str, type] = {
     "distributed_training_settings": DistributedTrainingSettings,
     "training_settings": TrainingSettings,
-    "clika_compile_options": ClikaCompileOptions,
+    OPTIONS: ClikaCompileOptions,
 }
 """Sections that are always there."""
 
-OPTIONAL: Mapping[str, type] = {QUANTIZATION: QuantizationSettings, "global_pruning_settings": PruningSettings}
+OPTIONAL: Mapping[str, type] = {
+    QUANTIZATION: QuantizationSettings,
+    "global_pruning_settings": PruningSettings,
+    LORA: LoraSettings,
+}
 """Sections of what is done to a model, which ``null`` switches off."""
 
 OF_LAYER: Mapping[str, type] = {

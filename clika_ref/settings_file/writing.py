@@ -10,7 +10,16 @@ from typing import Any
 import yaml
 
 from clika_ref.settings import BaseDeploymentSettings
-from clika_ref.settings_file.reading import DEPLOYMENT, FRAMEWORK, FRAMEWORKS, METHOD, QUANTIZATION, TRAINED
+from clika_ref.settings_file.reading import (
+    DEPLOYMENT,
+    FRAMEWORK,
+    FRAMEWORKS,
+    LORA,
+    METHOD,
+    OPTIONS,
+    QUANTIZATION,
+    TRAINED,
+)
 from clika_ref.settings_file.tree import scalar
 
 WIDTH = 120
@@ -40,6 +49,8 @@ def _section(name: str, settings: Any) -> Any:
     fields = _plain(settings)
     if name == DEPLOYMENT:
         return {FRAMEWORK: _framework(settings), **fields}
+    if name == OPTIONS:
+        del fields[LORA]  # which is a section of its own
     return {METHOD: TRAINED, **fields} if name == QUANTIZATION else fields
 
 
