@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
+from clika_ref.pruning.batches import enough
 from clika_ref.pruning.report import Pruning
 from clika_ref.pruning.stages import WantedPruning, pruned
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
@@ -46,9 +47,10 @@ class PrunedModule(QuantizedModule):
     ) -> Pruning:
         """Prune a module that is compiled already; return what went, which printed is a table.
 
-        The arguments mean what they mean to `clika_compile`. Of the data one batch is read, by which is found what the
-        outputs would miss. Prune first, fine-tune then, and quantize last; where channels go and weights are masked,
-        channels go first. Parameters are other ones afterwards: an optimizer is to be made anew.
+        The arguments mean what they mean to `clika_compile`. Of the data the first few dozen samples are read, by which
+        is found what the outputs would miss: give it in no particular order. Prune first, fine-tune then, and quantize
+        last; where channels go and weights are masked, channels go first. Parameters are other ones afterwards: an
+        optimizer is to be made anew.
 
         Raises:
             ModelError: the module is quantized already, there is no data, or it does not fit; or settings ask for what
@@ -67,24 +69,24 @@ class PrunedModule(QuantizedModule):
         self._exchange(graph)
         return found
 
-    def _weighed_on(self, data: Unread | None, log: CompilationLog) -> list[torch.Tensor]:
-        """Return a batch of data: of what is given, or of what is there.
+    def _weighed_on(self, data: Unread | None, log: CompilationLog) -> list[Sequence[torch.Tensor]]:
+        """Return batches of data: of what is given, or of what is there.
 
         Raises:
             ModelError: there is none.
         """
         if data is None and self._clika_calibration is not None:
-            return self._clika_calibration.reservoir.batches[0]
+            return enough(self._clika_calibration.reservoir.batches)
         if data is None and self._clika_unread is not None and self._clika_unread.can_be_read_again:
             data = self._clika_unread
         if data is not None:
             calls = data.begin().calls(callee_of(self))
-            found = next(batches_of(self.graph, self._clika_signature, calls, log), None)
-            if found is None:
+            found = enough(batches_of(self.graph, self._clika_signature, calls, log))
+            if not found:
                 raise ModelError(EMPTY)
             return found
         if not self._clika_examples:
             raise ModelError(NO_DATA)
         if not self._clika_examples_are_data:
             log.warning(TRACED)
-        return self._clika_examples[0]
+        return enough(self._clika_examples)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.pruning.agreeing import agreed_mask
+from clika_ref.pruning.batches import Batches
 from clika_ref.pruning.layer_sides import LayerSides
 from clika_ref.pruning.layers import Choice
 from clika_ref.pruning.masks import masked_by, of_least_magnitude, of_pattern
@@ -30,7 +31,7 @@ class Masked:
 
 
 def maskings(
-    graph: Graph, layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice], inputs: Sequence[Tensor]
+    graph: Graph, layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice], batches: Batches
 ) -> dict[Node, Masked]:
     """Return for each layer that is to be masked what becomes of its weight.
 
@@ -49,7 +50,7 @@ def maskings(
         else:
             open_[weight] = [*sharing], choice
     for (nodes, choice), weighed in zip(
-        open_.values(), _weighed(graph, layers, [*open_.values()], inputs), strict=True
+        open_.values(), _weighed(graph, layers, [*open_.values()], batches), strict=True
     ):
         found |= dict.fromkeys(nodes, _taken(layers[nodes[0]], choice, weighed))
     return {node: found[node] for node in layers}
@@ -67,24 +68,24 @@ def _weighed(
     graph: Graph,
     layers: Mapping[Node, LayerSides],
     weights: Sequence[tuple[Sequence[Node], Choice]],
-    inputs: Sequence[Tensor],
+    batches: Batches,
 ) -> list[dict[float, float]]:
     """Return for each weight, given the layers that share it, what the outputs miss by share of it that goes."""
-    if not weights:
-        return []
-    tape = taped(graph, {node: node.output for nodes, _ in weights for node in nodes}, inputs)
-    found: list[dict[float, float]] = [{} for _ in weights]
-    for step in range(max((len(_shares(choice)) for _, choice in weights), default=0)):
-        shares = [_shares(choice)[step : step + 1] for _, choice in weights]
-        errors = {
-            node: _error(tape, node, layers[node], choice, share)
-            for (nodes, choice), some in zip(weights, shares, strict=True)
-            for share in some
-            for node in nodes
-        }
-        missed = tape.weigh(errors)
-        for (nodes, _), some, by_share in zip(weights, shares, found, strict=True):
-            by_share |= {share: _at_most(missed[node] for node in nodes) for share in some}
+    found = [dict.fromkeys(_shares(choice), 0.0) for _, choice in weights]
+    for inputs, part in zip(batches.inputs, batches.weights, strict=True) if weights else ():
+        tape = taped(graph, {node: node.output for nodes, _ in weights for node in nodes}, inputs)
+        for step in range(max(map(len, found))):
+            shares = [[*by_share][step : step + 1] for by_share in found]
+            errors = {
+                node: _error(tape, node, layers[node], choice, share)
+                for (nodes, choice), some in zip(weights, shares, strict=True)
+                for share in some
+                for node in nodes
+            }
+            missed = tape.weigh(errors, probes=batches.probes)
+            for (nodes, _), some, by_share in zip(weights, shares, found, strict=True):
+                for share in some:
+                    by_share[share] += part * _at_most(missed[node] for node in nodes)
     return found
 
 
