@@ -22,6 +22,7 @@ from clika_ref.pruning.layer_sides import layer_sides
 from clika_ref.pruning.layers import ARGUMENT, Choice, choices
 from clika_ref.pruning.masking import Masked, maskings
 from clika_ref.pruning.masks import has_masks, put_mask
+from clika_ref.pruning.probing import sizes_of_few
 from clika_ref.pruning.removing import remove
 from clika_ref.pruning.report import COLUMNS, LayerPruning, Pruning, bytes_of, shape_of
 from clika_ref.pruning.tying import dependencies
@@ -115,7 +116,8 @@ def _removed(work: _Work) -> dict[Node, Masked]:
             "first, with mask_type='structured', and mask what is left then"
         )
         raise ModelError(msg)
-    found = dependencies(work.graph, work.sizes)
+    sizes = sizes_of_few(work.graph, work.sizes)
+    found = dependencies(work.graph, sizes)
     every = groups(found)
     weighed = effects(found, every, work.operators, work.batches) if every else None
     gone: set[int] = set()
@@ -128,7 +130,7 @@ def _removed(work: _Work) -> dict[Node, Masked]:
                 told[node] = Masked(None, taken.sensitivity, taken.reason or count)
     _tell_fixed(found, every, chosen, told)
     if gone:
-        remove(found, frozenset(gone), work.sizes)
+        remove(found, frozenset(gone), sizes)
     return told
 
 
