@@ -126,8 +126,8 @@ def _removed(work: _Work) -> dict[Node, Masked]:
         gone |= {*taken.units}
         count = f"{len(taken.units)} of {len(group.units)} {group.kind} removed"
         for node in group.producers:
-            if node in told and (taken.units or not told[node].decision):
-                told[node] = Masked(None, taken.sensitivity, taken.reason or count)
+            if node in told and (taken.sensitivity is not None or not told[node].decision):
+                told[node] = _joined(told[node], Masked(None, taken.sensitivity, taken.reason or count))
     _tell_fixed(found, every, chosen, told)
     if gone:
         remove(found, frozenset(gone), sizes)
@@ -142,6 +142,14 @@ def _taken(group: Group, chosen: Mapping[Node, Choice], weighed: Effects | None,
     if not gone.isdisjoint(group.crossed):
         return Removal([], None, "what crosses it goes")
     return removal(group, choice, weighed)
+
+
+def _joined(before: Masked, now: Masked) -> Masked:
+    """Return what is told of a layer whose channels are in several groups: of what was weighed the most."""
+    if not before.decision:
+        return now
+    weighed = [one.sensitivity for one in (before, now) if one.sensitivity is not None]
+    return Masked(None, max(weighed, default=None), f"{before.decision}; {now.decision}")
 
 
 def _tell_fixed(
@@ -193,6 +201,7 @@ def _report(node: Node, size: tuple[tuple[int, ...], int], told: Masked, work: _
         work.chosen[node].mask_type,
         before,
         after,
+        node.inputs[node.op.trait.weight or 0].type.dtype.itemsize,
         0.0 if told.mask is None else 1 - float(told.mask.float().mean()),
         macs_before,
         macs_after,
