@@ -63,7 +63,7 @@ class PrunedModule(QuantizedModule):
         data = None if given is None else Unread(given, data_transform_fn, forward_fn)
         wanted = WantedPruning(pruning_settings or PruningSettings(), layer_pruning_settings or {})
         registry, graph = self._clika_registry or load_registry(), self.graph.clone()
-        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
+        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast(), torch.inference_mode(mode=False):
             found = pruned(graph, wanted, self._weighed_on(data, log), registry.operators, log)
             self._clika_timings.update(log.timings)
         self._exchange(graph)

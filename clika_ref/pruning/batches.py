@@ -40,8 +40,9 @@ class Batches:
 
     @classmethod
     def of(cls, graph: Graph, inputs: Sequence[Sequence[Tensor]]) -> Batches:
-        """Run a graph on batches, of which there is one at least."""
-        return cls(inputs, [_outputs(graph, some) for some in inputs])
+        """Run a graph on batches, of which there is one at least; what inference mode has made is copied for slopes."""
+        own = [[x.clone() if x.is_inference() else x for x in some] for some in inputs]
+        return cls(own, [_outputs(graph, some) for some in own])
 
     @property
     def samples(self) -> int:

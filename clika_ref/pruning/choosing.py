@@ -38,10 +38,13 @@ def removal(group: Group, choice: Choice, effects: Effects) -> Removal:
     together = rows[:, order].cumsum(1).square().sum(0)
     total = len(group.units)
     most = total - 1 if choice.sparsity is None else min(round(total * choice.sparsity), total - 1)
-    if choice.threshold is not None:
-        most = _whole_lanes(group, min(most, _within(together, choice.threshold)))
+    let = most if choice.threshold is None else min(most, _within(together, choice.threshold))
+    most = let if choice.threshold is None else _whole_lanes(group, let)
     if not most:
         least = float(together[0])
+        if let:
+            why = f"{let} of {total} {group.kind} may go, too few for what stays to be a multiple of {LANES} channels"
+            return Removal([], least, why)
         if choice.threshold is None or least <= choice.threshold:
             return Removal([], least, f"{total} {group.kind} are too few to leave one out")
         limit = f"pruning_sensitivity_threshold={choice.threshold:g}"

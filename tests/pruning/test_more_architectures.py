@@ -89,8 +89,8 @@ MODELS = {
     "gpt2": (gpt2, TOKENS, 1, {"model.lm_head": r"embedding.* chooses by data what it takes of side 0"}),
     "lstm": (Recurrent, SEQUENCES, 1, {"wide": "lstm.* mixes what lies along", "head": RETURNED}),
 }
-"""By name: the model, the shape of a sample and the number of tokens, where it is of these, which share of MACs stays at
-most, and which layers stay, for what reason."""
+"""By name: the model, the shape of a sample and the number of tokens, where it is of these, which share of MACs stays
+at most, and which layers stay, for what reason."""
 
 
 def drawn(shape, tokens):

@@ -178,3 +178,20 @@ def test_weights_whose_channels_lie_last_stay_so(made):
     assert module.outer.weight.is_contiguous(memory_format=torch.channels_last)
     assert not module.outer.weight.is_contiguous()
     assert module.head.weight.is_contiguous()
+
+
+def test_harmless_channels_too_few_for_whole_lanes_stay_and_the_table_says_so():
+    group = Group(1, 0, list(range(16)))
+    effects = Effects(torch.tensor([[0.0] * 6 + [1.0] * 10], dtype=torch.float64), {i: i for i in range(16)})
+    found = removal(group, Choice("structured", 0.1, None), effects)
+    assert not found.units
+    assert found.reason == "6 of 16 channels may go, too few for what stays to be a multiple of 8 channels"
+
+
+@pytest.mark.parametrize("settings", [HALF, PruningSettings("2:4", 1e9)])
+def test_what_is_pruned_in_inference_mode_trains_afterwards(made, settings):
+    module, inputs = made("Residual")
+    with torch.inference_mode():
+        module.clika_prune(settings, calibration_inputs=[torch.randn(4, 3, 8, 8)])
+    module.train()(inputs[0]).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
