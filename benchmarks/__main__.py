@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks import attention as attention_part
 from benchmarks import digits as digits_part
 from benchmarks import export as export_part
 from benchmarks import forward as forward_part
@@ -86,6 +87,12 @@ def digits(names: Names = None, seeds: int = digits_part.SEEDS) -> None:
 def targets(names: Names = None) -> None:
     """Twenty architectures for TensorRT and OpenVINO: rules broken, what is planned and run; not part of all."""
     targets_part.run(names)
+
+
+@app.command()
+def attention(names: Names = None) -> None:
+    """The products of attention in integers, in OpenVINO and ONNX Runtime: latency and SQNR; not part of all."""
+    attention_part.run(names)
 
 
 if __name__ == "__main__":

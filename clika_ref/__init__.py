@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clika_ref.exporting.configuration import export_configuration as export_configuration
     from clika_ref.inputs import clika_install_inputs_catcher as clika_install_inputs_catcher
     from clika_ref.inputs import clika_move_to_device as clika_move_to_device
+    from clika_ref.lora_settings import LoraSettings as LoraSettings
     from clika_ref.module import ClikaModule as ClikaModule
     from clika_ref.pruning_settings import LayerPruningSettings as LayerPruningSettings
     from clika_ref.pruning_settings import PruningSettings as PruningSettings
@@ -50,6 +51,7 @@ HOMES = {
     "DeploymentSettings_TensorRT_ONNX": "settings",
     "LayerPruningSettings": "pruning_settings",
     "LayerQuantizationSettings": "quantization_settings",
+    "LoraSettings": "lora_settings",
     "ModelArgType": "compiling",
     "ModelError": "core.errors",
     "PassError": "core.errors",

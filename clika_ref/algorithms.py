@@ -20,8 +20,10 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.exporting.export import lower, refuse
+from clika_ref.formulas import Formula
 from clika_ref.input_checks import check_inputs
 from clika_ref.latency import SLOWER, LayerTimer, ratio_to_float
+from clika_ref.lora.lowering import restore_beside, set_aside
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
@@ -29,6 +31,7 @@ from clika_ref.quantization.layers import choices
 from clika_ref.quantization.ranges import RangeTable
 from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
 from clika_ref.quantization.smoothing import (
+    FEWEST,
     FREE_GAIN,
     GAIN,
     QuantizedReading,
@@ -56,11 +59,13 @@ def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibr
     """
     refuse_spoiled_weights(graph)
     clone, model = graph.clone(), fingerprint(graph)
-    lower(clone, registry, wanted.target)
+    aside = tuple(set_aside(clone, is_quantized=True))
+    lower(clone, registry, wanted.target, for_any_weights=bool(aside))
     if found is None:
         calibration = Calibration(clone, RangeTable(smoothed_for=wanted.smoothed_for, model=model), model=model)
     else:
         calibration = found.of(clone, model)
+    calibration.aside = aside
     _smooth(calibration, registry)
     return calibration
 
@@ -68,11 +73,17 @@ def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibr
 def _smooth(calibration: Calibration, registry: Registry) -> None:
     """Divide what the table says is divided, and compute all weights: otherwise they are whenever they are read.
 
-    None of them has a gradient: equal ones are one by now, and a mean that is a bias as well must not get one.
+    None of them has a gradient: equal ones are one by now, and a mean that is a bias as well must not get one. Adapters
+    come beside layers once it is known what is divided, as they take a part in that.
     """
     smooth(calibration.graph, calibration.table.smoothing or {}, registry.operators)
+    if calibration.table.smoothing is not None:
+        restore_beside(calibration.graph, calibration.aside, registry.operators)
     for value in calibration.graph.constants.values():
-        value.data = None if value.data is None else value.data.detach()
+        elements, formula = value.data, value.formula
+        if elements is not None:
+            elements = elements.detach()
+            value.data = replace(formula, known=elements) if isinstance(formula, Formula) else elements
 
 
 def calibrate(
@@ -116,9 +127,10 @@ def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> di
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = few_bits(settings)
         try_on = partial(FewBitReading, bits=bits, blocks=blocks, ways=Ways.of(wanted.options))
-        wishes = Wishes(None, _share(smoothing, FREE_GAIN), None)
+        wishes = Wishes(None, _share(smoothing, FREE_GAIN), None, 0)  # each is judged by data that it is not fitted to
         return smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
-    wishes = Wishes(_share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN))
+    shares = _share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN)
+    wishes = Wishes(*shares, 0 if "on" in (smoothing, equalization) else FEWEST)
     return smoothing_factors(graph, scheme.layers, inputs, partial(QuantizedReading, scheme=scheme), wishes)
 
 
@@ -302,7 +314,11 @@ def calibrated(
 
     def found() -> Stages:
         chosen = choices(calibration.graph, wanted.settings, wanted.layers, model)
-        return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+        try:
+            return Stages(calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options)
+        except ModelError as error:
+            msg = f"for {wanted.target.name}, {error}"
+            raise ModelError(msg) from error
 
     found()  # what cannot be had is refused before data is read
     if wanted.options.optimize_for == "latency":

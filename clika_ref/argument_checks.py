@@ -11,6 +11,7 @@ import torch
 
 from clika_ref.capture.inputs import refuse_no_list
 from clika_ref.core.errors import ModelError
+from clika_ref.lora_settings import LoraSettings
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
@@ -34,6 +35,7 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     "quantization_settings": (QuantizationSettings, "a QuantizationSettings, or None for a float model"),
     "layer_quantization_settings": (Mapping, "a dict from the names of layers to LayerQuantizationSettings, or None"),
     "pruning_settings": (PruningSettings, "a PruningSettings, or None for a model that stays whole"),
+    "lora_settings": (LoraSettings, "a LoraSettings, such as LoraSettings(rank=8), or None"),
     "layer_pruning_settings": (Mapping, "a dict from the names of layers to LayerPruningSettings, or None"),
     "clika_compile_options": (
         ClikaCompileOptions,

@@ -22,7 +22,7 @@ from clika_ref.capture.messages import DATA_DEPENDENT, DATA_DEPENDENT_ADVICE
 from clika_ref.compiling import clika_compile
 from clika_ref.core.errors import ModelError
 from clika_ref.module import ClikaModule
-from clika_ref.settings import BaseDeploymentSettings
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.weights import register_weight
 
 RECORD_OPTIONS = ("settings", "example_inputs", "train_dataloader", "apply_on_data_fn")
@@ -92,6 +92,14 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
         msg = f"the backend 'clika' has no options {unknown}; it takes {', '.join(known)}"
         raise ModelError(msg)
     result = {k: v for k, v in options.items() if k in COMPILE_OPTIONS}
+    chosen = options.get("clika_compile_options")
+    if isinstance(chosen, ClikaCompileOptions) and chosen.global_lora_settings is not None:
+        msg = (
+            "the backend 'clika' attaches no adapters: nobody could train what Dynamo keeps; compile with "
+            "clika_compile(model, clika_compile_options=ClikaCompileOptions(global_lora_settings=...)), and wrap "
+            "that in torch.compile"
+        )
+        raise ModelError(msg)
     settings = options.get("settings")
     if settings is not None:
         if not isinstance(settings, BaseDeploymentSettings):

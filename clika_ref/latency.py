@@ -20,7 +20,8 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Runner, Target
 from clika_ref.core.types import TensorType
-from clika_ref.exporting.export import lower
+from clika_ref.exporting.configuration import ExportConfiguration
+from clika_ref.exporting.export import as_written
 from clika_ref.quantization.compressing import Compressed, compress_layer
 from clika_ref.quantization.layer_weights import numbers_of, weight_of
 from clika_ref.quantization.placement import COMPUTE
@@ -141,8 +142,7 @@ def _read(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor]) -> dic
 
 def ratio_to_float(graph: Graph, plan: Plan, target: Target, registry: Registry, inputs: Sequence[Tensor]) -> float:
     """Return how many times as long a whole graph takes with a plan as in float."""
-    plain = graph.clone()
-    lower(plain, registry, target)
+    plain = as_written(graph, None, target, registry, ExportConfiguration())
     small = quantized_graph(graph, plan, target, registry)
     with tempfile.TemporaryDirectory() as folder:
         one, other = (

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from clika_ref.adapted_module import AdaptedModule
 from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
 from clika_ref.capture.calibration_inputs import Unread
@@ -29,7 +30,7 @@ from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.fast_form import fast_form
 from clika_ref.input_checks import check_inputs
-from clika_ref.pruned_module import PrunedModule
+from clika_ref.lora.adapters import in_training
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.signature import Signature
@@ -49,7 +50,7 @@ class _Method(property):
         return self.__get__(module)(*args, **kwargs)
 
 
-class ClikaModule(PrunedModule):
+class ClikaModule(AdaptedModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
@@ -59,6 +60,8 @@ class ClikaModule(PrunedModule):
     """
 
     _clika_run: Callable[..., Sequence[torch.Tensor]]
+    _clika_dropping_run: Callable[..., Sequence[torch.Tensor]] | None
+    """The same in training mode, where adapters drop elements of what they read; None where none does."""
 
     @_Method
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
@@ -101,6 +104,8 @@ class ClikaModule(PrunedModule):
         elements = {s.side.name for s in graph.symbols.values() if s.side.dim is None}
         self._clika_numbers = [v.name in elements for v in graph.inputs]
         self.__dict__["_clika_run"] = compile_graph(graph)
+        with_dropout = in_training(graph)
+        self.__dict__["_clika_dropping_run"] = None if with_dropout is graph else compile_graph(with_dropout)
         self.__dict__["_clika_forward"] = _forward_under(signature.parameters)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -119,7 +124,8 @@ class ClikaModule(PrunedModule):
     def _results(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Compute the graph; quantized, with gradients in training mode, and else with the integers of its artifact."""
         if self._clika_quantized is None:
-            return self._clika_run(self, *inputs)
+            run = self._clika_dropping_run if self.training and self._clika_dropping_run else self._clika_run
+            return run(self, *inputs)
         if self.training:
             return self._trained()(self, inputs)
         return self._simulated()(self.graph, self._log_scales, inputs)

@@ -15,6 +15,7 @@ from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
+from clika_ref.lora.adapters import adapters_of
 from clika_ref.pruning.batches import enough
 from clika_ref.pruning.report import Pruning
 from clika_ref.pruning.stages import WantedPruning, pruned
@@ -25,6 +26,11 @@ from clika_ref.reporting.log import CompilationLog
 TRACED = (
     "What pruning would change is weighed on an input that the module was traced with, whose values need not be like "
     "those of the data; give calibration_inputs"
+)
+
+ADAPTED = (
+    "the module has adapters beside its layers, whose sides would no longer fit: prune first, and attach adapters "
+    "then, or merge these before, with clika_merge_lora()"
 )
 
 QUANTIZED = (
@@ -53,12 +59,14 @@ class PrunedModule(QuantizedModule):
         optimizer is to be made anew.
 
         Raises:
-            ModelError: the module is quantized already, there is no data, or it does not fit; or settings ask for what
-                there is not.
+            ModelError: the module is quantized already or has adapters, there is no data, or it does not fit; or
+                settings ask for what there is not.
         """
         check_kinds(locals())  # which are the arguments, and nothing else yet
         if self._clika_quantized is not None:
             raise ModelError(QUANTIZED)
+        if adapters_of(self.graph):
+            raise ModelError(ADAPTED)
         given = calibration_inputs
         data = None if given is None else Unread(given, data_transform_fn, forward_fn)
         wanted = WantedPruning(pruning_settings or PruningSettings(), layer_pruning_settings or {})

@@ -15,7 +15,7 @@ from clika_ref.autocast import outside_autocast
 from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ForwardFn
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
 from clika_ref.emulation import stand_in_of
@@ -34,7 +34,7 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.saved_module import SavedModule
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.simulation import Quantized
-from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of
+from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of, refused_by
 from clika_ref.wanted import Wanted
 
 INTERRUPTED = (
@@ -276,8 +276,12 @@ class QuantizedModule(SavedModule):
                 f"clika_initialize_algorithms() finds them anew, {reads}"
             )
 
-    def _decided_for(self, target: Target) -> Quantization:
-        """Decide for a target from the ranges that are there."""
+    def _ranges_for(self, target: Target) -> tuple[Wanted, Calibration]:
+        """Return what the user wants of any target, and the ranges that there are for another one.
+
+        Raises:
+            ModelError: there are none, or nothing was decided by them yet.
+        """
         wanted, before = self._clika_wanted, self._clika_calibration
         if wanted is None and before is not None:
             msg = (
@@ -292,6 +296,11 @@ class QuantizedModule(SavedModule):
                 "calibration_inputs=..., deployment_settings=...)"
             )
             raise ModelError(msg)
+        return wanted, before
+
+    def _decided_for(self, target: Target) -> Quantization:
+        """Decide for a target from the ranges that are there."""
+        wanted, before = self._ranges_for(target)
         registry, options = self._clika_registry or load_registry(), wanted.options
         if stand_in_of(target):  # whose times decide nothing
             options = replace(options, optimize_for="size")
@@ -305,12 +314,13 @@ class QuantizedModule(SavedModule):
     def clika_compare_targets(self, *deployments: BaseDeploymentSettings) -> TargetComparison:
         """Decide for each target from the ranges that are there, and return what it makes of that; printed, a table.
 
-        Files are written as `clika_export` writes them, in the form that `export_configuration` asks for.
+        Files are written as `clika_export` writes them, in the form that `export_configuration` asks for. The row of a
+        target that lacks what was asked for, such as a width of weights, or refuses a node, says so.
 
         Raises:
             ModelError: the module holds no ranges, or nothing was decided by them yet; or no target is given, or
-                something else is.
-            TargetError: a target computes in float or refuses a node, or no plugin provides it.
+                something else is; or the form names an output that there is not.
+            TargetError: no plugin provides a target.
         """
         for deployment in deployments:
             check_kinds({"deployment_settings": deployment})
@@ -320,13 +330,18 @@ class QuantizedModule(SavedModule):
                 "clika_compare_targets(DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX())"
             )
             raise ModelError(msg)
-        registry, rows = self._clika_registry or load_registry(), list[TargetFacts]()
-        for deployment in deployments:
-            target = target_for(deployment, registry)
-            found = self._decided_for(target)
-            assert self._clika_calibration is not None
-            inputs = self._clika_calibration.reservoir.batches[0]
-            rows.append(facts_of(self.graph, found, target, registry, inputs, form=configuration()))
+        registry, form = self._clika_registry or load_registry(), configuration()
+        targets = [target_for(deployment, registry) for deployment in deployments]
+        form.kept(self.graph.outputs)  # what holds for all of them is no refusal of one
+        _, calibration = self._ranges_for(targets[0])
+        rows: list[TargetFacts] = []
+        for target in targets:
+            try:
+                found = self._decided_for(target)
+                inputs = calibration.reservoir.batches[0]
+                rows.append(facts_of(self.graph, found, target, registry, inputs, form=form))
+            except (ModelError, TargetError) as error:
+                rows.append(refused_by(target, error))
         return TargetComparison(rows)
 
 

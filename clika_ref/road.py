@@ -1,4 +1,4 @@
-"""The road from a model to a ClikaModule, told top to bottom: capture, clean, prune, quantize, wrap."""
+"""The road from a model to a ClikaModule, told top to bottom: capture, clean, prune, adapt, quantize, wrap."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from clika_ref.core.registry import Registry, load_registry
 from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting.export import target_for
 from clika_ref.generic import torchlib_operator
+from clika_ref.lora.adapters import freeze
+from clika_ref.lora.attaching import attach
 from clika_ref.module import ClikaModule
 from clika_ref.pruned_module import TRACED
 from clika_ref.pruning.batches import enough
@@ -126,11 +128,14 @@ def _compile(travel: _Travel) -> ClikaModule | None:
         with outside_autocast():
             _clean(captured, registry, travel.options, log)
             _prune(captured, data, travel)
+            _adapt(captured, travel)
             calibration, found = _quantize(captured, wanted, data, travel) if wanted and data else (None, None)
             if choices.is_dry_run:
                 report_dry_run(captured.graph, registry, travel.deployment, log, found)
                 return None
             module = _wrap(captured, callee, registry, choices, log)
+        if travel.options.global_lora_settings is not None:
+            freeze(module)
     examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
     read = len(examples) if calibration is None else calibration.sizes.total()
     are_data = travel.given.tracing_inputs is None and len(examples) >= read  # not where a few of more are traced with
@@ -176,6 +181,13 @@ def _prune(captured: Captured, data: CalibrationInputs | None, travel: _Travel) 
     pruned(captured.graph, wanted, enough(batches), travel.registry.operators, travel.log)
 
 
+def _adapt(captured: Captured, travel: _Travel) -> None:
+    """Put adapters beside layers, where that is wanted; all else is frozen once the module has its weights."""
+    settings = travel.options.global_lora_settings
+    if settings is not None:
+        attach(captured.graph, settings, travel.registry.operators, travel.log)
+
+
 def _quantize(
     captured: Captured, wanted: Wanted, data: CalibrationInputs, travel: _Travel
 ) -> tuple[Calibration, Quantization]:
@@ -209,7 +221,11 @@ def _echoed(
     deployment: BaseDeploymentSettings | None,
     given: Given,
 ) -> dict[str, dict[str, Any]]:
-    chosen = {"Quantization": given.quantization_settings, "Pruning": given.pruning_settings}
+    chosen = {
+        "Quantization": given.quantization_settings,
+        "Pruning": given.pruning_settings,
+        "LoRA": options.global_lora_settings,
+    }
     return {
         "Compilation Settings": {**vars(choices), **vars(options)},
         **{f"Global {what} Settings": vars(settings) for what, settings in chosen.items() if settings},

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar, Literal, get_args
 
 from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.lora_settings import LoraSettings
 
 Preset = Literal["mixed", "performance"]
 """How OpenVINO's integers cover what values held."""
@@ -127,15 +129,28 @@ DISTRIBUTIONS: Mapping[str, str] = {
 RETIRED = frozenset({"tflite", "qnn"})
 """Targets that older releases of the system had, and that nobody has written here."""
 
+SHORT_NAMES: Mapping[str, str] = {"ort": "onnxruntime", "ov": "openvino", "trt": "tensorrt"}
+"""What settings files and the command line may call our targets, as release 24 did (``target_framework: trt``)."""
+
 MAY_BE_ADDED = 'a plugin may add it: CONTRIBUTING.md, "A target", shows one in 80 lines'
 
 
-def remedy_for(target: str) -> str:
-    """Return what to do where no installed plugin provides a target."""
-    if target in DISTRIBUTIONS:
-        return f"pip install {DISTRIBUTIONS[target]}"
-    is_retired = target.lower() in RETIRED
-    return f"it retired before release 25, and is not implemented; {MAY_BE_ADDED}" if is_retired else MAY_BE_ADDED
+def full_name(target: str) -> str:
+    """Return the name of a target, given that or its short one."""
+    return SHORT_NAMES.get(target, target)
+
+
+def remedy_for(target: str, installed: Collection[str] = ()) -> str:
+    """Return what to do where no installed plugin provides a target, given the names of those that plugins provide."""
+    name = full_name(target.strip().lower())
+    if not name:
+        return "give the name of one"
+    if name in RETIRED:
+        return f"it retired before release 25, and is not implemented; {MAY_BE_ADDED}"
+    if name in DISTRIBUTIONS and name not in installed:
+        return f"pip install {DISTRIBUTIONS[name]}"
+    near = difflib.get_close_matches(name, [*installed, *DISTRIBUTIONS], n=1)
+    return f"did you mean {near[0]!r}?" if near else MAY_BE_ADDED
 
 
 @dataclass(frozen=True)
@@ -178,6 +193,12 @@ Norms = Literal["frozen", "live"]
 
 TAKEN: Mapping[type, tuple[type, ...]] = {bool: (bool,), float: (float, int), str: (str, PathLike)}
 """By the type of an option's default, what the option takes."""
+
+LIVE_BASE = (
+    "adapters train beside layers that stay as they are, and batch_norm='live' learns the statistics of norms; compile "
+    "with batch_norm='frozen'"
+)
+"""Why norms cannot be live beside adapters."""
 
 SWITCHES = ("smoothing", "equalization", "weight_clipping", "sparing", "weight_rounding", "bias_correction")
 """The options that are one."""
@@ -239,6 +260,9 @@ class ClikaCompileOptions:
     algorithm_seconds: float = 0.0
     """After so long, calibration not counted, what is on ``"auto"`` is no longer tried; 0 for no limit."""
 
+    global_lora_settings: LoraSettings | None = None
+    """Which layers get low-rank adapters, which then train in place of all other parameters; None for none."""
+
     def __post_init__(self) -> None:
         """Refuse values of another kind.
 
@@ -251,12 +275,28 @@ class ClikaCompileOptions:
                 raise ModelError(msg)
         for option in dataclasses.fields(self):
             value, wanted = getattr(self, option.name), type(option.default)
+            if option.default is None:
+                continue
             if not isinstance(value, TAKEN[wanted]) or isinstance(value, bool) is not (wanted is bool):
                 msg = f"option {option.name!r} is {value!r}, a {type(value).__name__}; it takes a {wanted.__name__}"
                 raise ModelError(msg)
         seconds = self.algorithm_seconds
         if not 0 <= seconds < math.inf:
             msg = f"option 'algorithm_seconds' is {seconds!r}; it takes a number of seconds, 0 for no limit"
+            raise ModelError(msg)
+        self._refuse_adapters()
+
+    def _refuse_adapters(self) -> None:
+        """Refuse settings of adapters that are none, and norms that learn what is to stay as it is."""
+        given = self.global_lora_settings
+        if given is not None and not isinstance(given, LoraSettings):
+            msg = (
+                f"option 'global_lora_settings' is {given!r}, a {type(given).__name__}; it takes a LoraSettings, such "
+                "as LoraSettings(rank=8), or None"
+            )
+            raise ModelError(msg)
+        if given is not None and self.batch_norm == "live":
+            msg = LIVE_BASE
             raise ModelError(msg)
 
     def with_extra(self, extra: Mapping[str, Any]) -> ClikaCompileOptions:

@@ -19,18 +19,17 @@ def sizes_of(graph: Graph, inputs: Sequence[torch.Tensor]) -> Sizes:
     return tuple(sorted(read_sizes(graph, inputs).items()))
 
 
-def sizes_in_file(seen: Mapping[Sizes, int], names: Mapping[str, str | int]) -> dict[str, Counter[int]]:
-    """Return how often each size was seen of each symbol of an artifact, in the calls that it takes.
+def sizes_in_file(seen: Mapping[Sizes, int], names: Mapping[str, str | int]) -> Counter[Sizes]:
+    """Return how often which sizes were seen together, of the symbols of an artifact and in the calls that it takes.
 
     Args:
         seen: how often which sizes were those of a call of the module.
         names: of each symbol of the module the name that it has in the artifact, or the length that it is fixed to.
     """
-    found: dict[str, Counter[int]] = {}
+    found = Counter[Sizes]()
     for sizes, count in seen.items():
         pairs = {(names[symbol], size) for symbol, size in sizes if symbol in names}
         is_taken = len(dict(pairs)) == len(pairs) and all(name == size for name, size in pairs if isinstance(name, int))
-        for name, size in pairs if is_taken else ():
-            if isinstance(name, str):
-                found.setdefault(name, Counter())[size] += count
+        if is_taken:
+            found[tuple(sorted((name, size) for name, size in pairs if isinstance(name, str)))] += count
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
@@ -46,6 +47,8 @@ class TargetFacts:
     """Whether another runtime stands in for it, whose seconds are none of it."""
     missing: str = ""
     """Why the runtime could not be asked."""
+    refusal: str = ""
+    """Why the target makes nothing of the module; there are no other facts then."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,13 @@ class TargetComparison:
     rows: Sequence[TargetFacts]
 
     def __str__(self) -> str:
-        return table_text(COLUMNS, [_cells(row) for row in self.rows])
+        refusals = [f"{row.target}: {row.refusal}" for row in self.rows if row.refusal]
+        return "\n".join([table_text(COLUMNS, [_cells(row) for row in self.rows]), *refusals])
 
 
 def _cells(row: TargetFacts) -> tuple[object, ...]:
+    if row.refusal:
+        return row.target, "none: see below", *[""] * (len(COLUMNS) - 2)
     return (
         row.target,
         f"{row.layers} of {row.of_layers}",
@@ -68,6 +74,11 @@ def _cells(row: TargetFacts) -> tuple[object, ...]:
         "not measured: emulated" if row.is_emulated else "" if row.seconds is None else f"{row.seconds * 1e3:.2f} ms",
         "" if row.ratio is None else f"{row.ratio:.2f}",
     )
+
+
+def refused_by(target: Target, error: ClikaError) -> TargetFacts:
+    """Return the row of a target that makes nothing of a module, which says why."""
+    return TargetFacts(place_of(target), 0, 0, 0, None, refusal=str(error))
 
 
 def facts_of(
@@ -98,7 +109,7 @@ def facts_of(
     refuse(small, target)
     planned = sum(not layer.reason for layer in found.layers)
     sqnr = next((row.sqnr for row in found.what_if if row.layers == planned), None)
-    missing = target.missing()
+    missing = None if stand_in_of(target) else target.missing()  # rules say of an emulated one what runs in integers
     with tempfile.TemporaryDirectory() as folder:
         file = target.compile(small, Path(folder) / "integers.onnx")
         told = (place_of(target), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)

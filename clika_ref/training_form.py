@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.exporting.export import lower
+from clika_ref.exporting.export import lower_for
 from clika_ref.fast_form import fast_form
-from clika_ref.quantization.smoothing import smooth
+from clika_ref.lora.adapters import let_drop
 from clika_ref.settings import Norms
 from clika_ref.simulation import Quantized, device_of, target_of
 from clika_ref.training_graph import make_trainable
@@ -42,8 +42,8 @@ class TrainingForm:
         self.device = device_of(graph)
         target, plan, clone = target_of(quantized, registry), quantized.plan.on(self.device), graph.clone()
         with torch.no_grad():
-            lower(clone, registry, target, for_any_weights=True)
-            smooth(clone, plan.smoothing, registry.operators)
+            lower_for(plan, clone, registry, target, for_any_weights=True)
+            let_drop(clone)
             multipliers = make_trainable(clone, graph, plan, logs, has_live_norms=norms == "live")
         self.quantized = replace(quantized, plan=replace(quantized.plan, norms=multipliers))
         """With what live norms multiplied by when scales were chosen."""

@@ -35,7 +35,10 @@ class Wanted:
         for settings in (self.given, *self.layers.values()):
             settings.check()
         if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
-            msg = f"the target {self.target.name} takes no weights in integers alone; quantize values with them"
+            msg = (
+                f"the target {self.target.name} takes no weights in integers alone; quantize values with them, by "
+                "prefer_weights_only_quantization=False"
+            )
             raise TargetError(msg)
         wide = [key for key, layer in self.layers.items() if layer.activations_num_bits is not None]
         if self.settings.prefer_weights_only_quantization and wide:

@@ -275,6 +275,34 @@ def test_a_target_that_retired_says_so_and_names_no_distribution_to_install(run,
         assert "pip install" not in result.stderr
 
 
+@pytest.mark.parametrize(("given", "name"), [("trt", "tensorrt"), ("ov", "openvino"), ("ort", "onnxruntime")])
+def test_a_short_name_is_one_of_our_targets(run, compiled, tmp_path, given, name):
+    run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", given)
+    settings = compiled.arguments["deployment_settings"]
+    assert settings.target == name
+    assert type(settings).__module__ == "clika_ref.settings", "one of ours, and none that was made for the name"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("OpenVINO", "did you mean 'openvino'?"),
+        ("tensorrt_llm", "did you mean 'tensorrt-llm'?"),
+        ("TRT", "did you mean 'tensorrt'?"),
+        ("interpeter", "did you mean 'interpreter'?"),
+        ("", "give the name of one"),
+        (" ", "give the name of one"),
+    ],
+)
+def test_a_name_that_is_none_is_answered_with_those_that_there_are_and_the_near_one(run, tmp_path, given, said):
+    known = "interpreter, onnx-reference, onnxruntime, openvino, tensorrt, tensorrt-llm"
+    for words in (("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m"), ("check", __file__)):
+        result = run(*words, "--target", given)
+        assert result.exit_code == 2
+        message = f"error: no installed plugin provides the target {given!r} (installed: {known}); {said}\n"
+        assert message in result.stderr
+
+
 def test_help_does_not_wait_for_torch():
     code = (
         "import sys\nfrom clika_ref.command_line import cli\nassert 'torch' not in sys.modules, 'torch was imported'\n"
@@ -295,12 +323,13 @@ def test_check_names_each_rule_that_a_file_breaks_and_says_what_else_it_cannot_d
     result = run("check", str(path), "--target", "tensorrt")
     assert result.exit_code == 1
     assert "[integer-type] quantizer: its integers are UINT8" in result.stdout
-    told = json.loads(run("check", str(path), "--target", "tensorrt", "--json").stdout)
+    told = json.loads(run("check", str(path), "--target", "trt", "--json").stdout)
     assert {violation["rule"] for violation in told} == {"integer-type", "isolated"}
     for words, message in (
         ([str(path), "--target", "toaster"], "no installed plugin provides the target 'toaster'"),
         ([str(path), "--target", "onnxruntime"], "the target onnxruntime has no rules for files; these have: tensorrt"),
         ([str(tmp_path / "none.onnx"), "--target", "tensorrt"], "there is no file"),
+        ([str(tmp_path), "--target", "tensorrt"], "is a folder; give the file of a model in it"),
         ([__file__, "--target", "tensorrt"], "cannot be read as an ONNX file"),
     ):
         result = run("check", *words)

@@ -307,6 +307,9 @@ def test_partial_graphs_are_refused_and_not_ignored():
         ("QNN", "it retired before release 25, and is not implemented; a plugin may add it: CONTRIBUTING.md"),
         ("tensorrt-llm", "pip install clika-ref-tensorrt$"),
         ("openvino", "pip install clika-ref-openvino$"),
+        ("trt", "pip install clika-ref-tensorrt$"),
+        ("opnvino", r"did you mean 'openvino'\?$"),
+        ("ort", r"did you mean 'onnxruntime'\?$"),
     ],
 )
 def test_a_target_that_no_plugin_provides_says_what_to_do(name, remedy, monkeypatch):

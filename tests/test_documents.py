@@ -1,6 +1,7 @@
 """The documents: their code runs or stands in the project, their links lead somewhere, their quotations are true."""
 
 import ast
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clika_ref.command_line import cli
+from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums, WeightsOnly
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -20,8 +22,19 @@ PLACEHOLDER = "…"
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    """The fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    """The fenced blocks of one language in a document."""
+    return fenced(document.read_text(encoding="utf-8"), language)
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """The same in a text."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def below(document: Path, heading: str) -> str:
+    """What stands below a heading, up to the next one."""
+    _, _, text = document.read_text(encoding="utf-8").partition(f"\n{heading}\n")
+    return re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def test_the_quickstart_runs_as_it_stands(tmp_path):
@@ -97,6 +110,21 @@ def test_the_code_of_contributing_is_that_of_the_example():
         assert code in source, f"in neither of them:\n{code}"
     (entry,) = blocks(ROOT / "CONTRIBUTING.md", "toml")
     assert entry in (ROOT / "plugins/example/pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_contributing_shows_the_target_that_reads_onnx_from_its_first_line_to_its_last():
+    shown = fenced(below(ROOT / "CONTRIBUTING.md", "### A target that reads ONNX, line by line"), "python")
+    written = EXAMPLES[1].read_text(encoding="utf-8")
+    assert [line for code in shown for line in code.splitlines() if line] == [x for x in written.splitlines() if x]
+
+
+@pytest.mark.parametrize("kind", [QuantizationScheme, Integers, Sums, WeightsOnly])
+def test_every_field_of_a_scheme_is_explained(kind):
+    assert "(docs/targets.md#the-scheme-field-by-field)" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = below(ROOT / "docs/targets.md", "### The scheme, field by field")
+    (rows,) = re.findall(rf"^\| field of `{kind.__name__}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", table, re.MULTILINE)
+    told = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", rows, re.MULTILINE)
+    assert [name for name, _ in told] == [field.name for field in dataclasses.fields(kind)]
 
 
 def test_the_floors_of_the_architecture_are_those_of_the_core():

@@ -16,8 +16,8 @@ def example(monkeypatch):
     """Return an example by its name, with less training and less timing."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     monkeypatch.syspath_prepend(EXAMPLES)  # where an example that is run finds its neighbours
-    for name in ("digits", "train_in_integers"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for path in EXAMPLES.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
     digits = importlib.import_module("digits")
     digits.EPOCHS, digits.TIMED_RUNS = 2, 1
     training = importlib.import_module("train_in_integers")
@@ -63,3 +63,21 @@ def test_what_is_pruned_and_then_quantized_is_smaller_twice(example, tmp_path, c
     assert sizes["pruned"] < 0.4 * sizes["in float"]
     assert sizes["and quantized"] < 0.5 * sizes["pruned"]
     assert float(rows[-1][1]) > 85, out
+
+
+def test_two_tasks_are_learned_by_adapters_beside_weights_of_four_bits(example, tmp_path, capsys):
+    lora = example("lora")
+    lora.EPOCHS, lora.ADAPTER_EPOCHS = 4, 15
+    lora.main(tmp_path / "build")
+    out = capsys.readouterr().out
+    for task in lora.TASKS:
+        told = re.search(rf"{task} +([\d.]+) % +([\d.]+) % +(\d+) KiB", out)
+        ran = re.search(rf"{task}\.onnx +(\d+) KiB +([\d.]+) %", out)
+        assert told, out
+        assert ran, out
+        assert float(told[1]) < 60, out
+        assert float(told[2]) > 85, out
+        assert abs(float(ran[2]) - float(told[2])) < 1, "a few images of 450 may lie between two classes"
+        assert int(told[3]) < 0.25 * int(ran[1]), "the adapter is a small part of the file in four bits"
+    kept = [(tmp_path / "build" / f"{task}.safetensors").read_bytes() for task in lora.TASKS]
+    assert kept[0] != kept[1]

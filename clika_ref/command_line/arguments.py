@@ -11,7 +11,7 @@ import torch
 
 from clika_ref.core.errors import ModelError
 from clika_ref.importing import find_object
-from clika_ref.settings import BaseDeploymentSettings
+from clika_ref.settings import BaseDeploymentSettings, full_name
 
 INPUT_FORM = (
     "write sides joined by x (1x3x224x224), a dtype before a colon (int64:1x128), a keyword before an equals sign "
@@ -56,11 +56,12 @@ def _call(text: str, factory: Any) -> Any:
 
 
 def deployment_settings(target: str) -> BaseDeploymentSettings:
-    """Return the settings of a target, of a plugin's own target too; compiling says whether it is there."""
+    """Return the settings of a target by its name or a short one, of a plugin's own too; compiling finds it or not."""
+    name = full_name(target)
     for settings in BaseDeploymentSettings.__subclasses__():
-        if settings.target == target:
+        if name and settings.target == name:  # those of retired targets have no name
             return settings()
-    return type("DeploymentSettings", (BaseDeploymentSettings,), {"target": target, "framework": target})()
+    return type("DeploymentSettings", (BaseDeploymentSettings,), {"target": name, "framework": name})()
 
 
 def example_input(text: str) -> Any:

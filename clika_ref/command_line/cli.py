@@ -85,7 +85,7 @@ def compile_command(
         ),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write.")] = None,
-    target: Annotated[str, typer.Option(help="Where the model is to run.")] = "onnxruntime",
+    target: Annotated[str, typer.Option(help="Where the model is to run: its name, or ort, ov, trt.")] = "onnxruntime",
     logs_dir: Annotated[Path | None, typer.Option(help="Keep a full log in this folder.")] = None,
     seed: Annotated[int, typer.Option(help="Of random weights and inputs.")] = 0,
     static: Annotated[bool, typer.Option("--static", help="Refuse inputs of different sizes.")] = False,

@@ -18,6 +18,7 @@ from clika_ref.core.operators import Operator, schema_text
 from clika_ref.core.registry import LIMIT_VARIABLE, Plugin, Registry, build_registry, load_registry
 from clika_ref.core.traits import QuantizationTrait
 from clika_ref.exporting.export import target_named
+from clika_ref.settings import full_name
 from clika_ref.violations import Violation, checker_of
 
 KINDS = ("operators", "passes", "targets")
@@ -142,15 +143,15 @@ def rules_broken(file: Path, target: str) -> Sequence[Violation]:
 
     Raises:
         TargetError: there is no such target, it has no rules, or it cannot read the file.
-        ModelError: there is no such file.
+        ModelError: there is no such file, or it is a folder.
     """
     registry = load_registry()
-    check = checker_of(target_named(target, registry))
+    check = checker_of(target_named(full_name(target), registry))
     if check is None:
         having = ", ".join(sorted(name for name, found in registry.targets.items() if checker_of(found))) or "none"
         msg = f"the target {target} has no rules for files; these have: {having}"
         raise TargetError(msg)
     if not file.is_file():
-        msg = f"there is no file {file}"
+        msg = f"{file} is a folder; give the file of a model in it" if file.is_dir() else f"there is no file {file}"
         raise ModelError(msg)
     return check(file)

@@ -24,6 +24,7 @@ class Artifact:
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Such as its ``bytes``, and ``warnings``, which an export logs."""
 
 
 class Runner(Protocol):

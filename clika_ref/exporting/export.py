@@ -23,9 +23,10 @@ from clika_ref.exporting.half_precision import compute_in_half, refuse_overflow
 from clika_ref.exporting.interface import name_interface
 from clika_ref.exporting.quantized_check import compare_quantized
 from clika_ref.exporting.unchecked import report_unchecked
+from clika_ref.lora.lowering import restore_beside, set_aside
 from clika_ref.quantization.compressing import store_four_bits
-from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization.smoothing import smooth_and_quantize
+from clika_ref.quantization.quantizing import Plan, quantize_graph
+from clika_ref.quantization.smoothing import smooth
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
 from clika_ref.sizes_seen import Sizes, sizes_in_file
@@ -85,6 +86,8 @@ def export(
         with log.stage("Writing") as stage:
             artifact = target.compile(graph, place, external_data=request.options.external_data, observed=observed)
             stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
+        for told in artifact.facts.get("warnings", ()):
+            log.warning(f"{artifact.path.name}: {told}")
         _warn_of_broken_rules(target, artifact, log)
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
@@ -102,7 +105,8 @@ def _fused(
     """Make of the graph of a request, its sides named, what is written; return it, and the examples that it takes."""
     graph, operators, form = request.graph, registry.operators, request.configuration
     examples = fitting(graph, request.examples)
-    reports = lower(graph, registry, target, examples[0] if request.options.check_passes and examples else None)
+    check_inputs = examples[0] if request.options.check_passes and examples else None
+    reports = lower_for(request.plan, graph, registry, target, check_inputs)
     _put_in_form(graph, request.plan, target, form, operators)
     name_interface(graph, operators, request.input_names, request.output_names)
     log.removed(reports)
@@ -117,7 +121,7 @@ def as_written(graph: Graph, plan: Plan | None, target: Target, registry: Regist
         TargetError: the form wants no four bits, and the target takes no others.
     """
     clone = graph.clone(form.kept(graph.outputs))
-    lower(clone, registry, target)
+    lower_for(plan, clone, registry, target)
     _put_in_form(clone, plan, target, form, registry.operators)
     return clone
 
@@ -125,9 +129,9 @@ def as_written(graph: Graph, plan: Plan | None, target: Target, registry: Regist
 def _put_in_form(
     graph: Graph, plan: Plan | None, target: Target, form: ExportConfiguration, operators: Mapping[str, Operator]
 ) -> None:
-    """Put the integers of a plan into a lowered graph, and compute the rest in the precision asked for."""
+    """Put the integers of a plan into a graph lowered for it, and compute the rest in the precision asked for."""
     if plan is not None:
-        smooth_and_quantize(graph, plan, operators)
+        quantize_graph(graph, plan, operators)
     store_four_bits(graph, target, as_such=form.export_int4)
     if form.half is not None:
         compute_in_half(graph, form.half, operators)
@@ -162,7 +166,8 @@ def target_named(name: str, registry: Registry) -> Target:
     """
     if name not in registry.targets:
         known = ", ".join(sorted(registry.targets)) or "none"
-        msg = f"no installed plugin provides the target {name!r} (installed: {known}); {remedy_for(name)}"
+        remedy = remedy_for(name, registry.targets)
+        msg = f"no installed plugin provides the target {name!r} (installed: {known}); {remedy}"
         raise TargetError(msg)
     return registry.targets[name]
 
@@ -197,6 +202,27 @@ def lower(
     pipeline = Pipeline.of(passes, registry.operators, Phase.FUSE, check_inputs=check_inputs)
     reports = pipeline.run(graph)
     graph.drop_unused_constants()
+    return reports
+
+
+def lower_for(
+    plan: Plan | None,
+    graph: Graph,
+    registry: Registry,
+    target: Target,
+    check_inputs: Sequence[torch.Tensor] | None = None,
+    *,
+    for_any_weights: bool = False,
+) -> list[PassReport]:
+    """Lower a clone up to where the integers of a plan are put into it: smoothed, adapters merged or beside layers.
+
+    Adapters tell layers apart whose weights are equal, so that these must not become one.
+    """
+    aside = set_aside(graph, is_quantized=plan is not None)
+    reports = lower(graph, registry, target, check_inputs, for_any_weights=for_any_weights or bool(aside))
+    if plan is not None:
+        smooth(graph, plan.smoothing, registry.operators)
+    restore_beside(graph, aside, registry.operators)
     return reports
 
 

@@ -12,7 +12,7 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph
 from clika_ref.quantization.calibration import sample_count
 from clika_ref.quantization.energy import energy, mean_share, missed
-from clika_ref.quantization.sensitivity import DRAWS
+from clika_ref.quantization.tape import DRAWS
 
 FEWEST_SAMPLES = 32
 """Samples that are weighed on, of as many batches as it takes: what others need must not go for want of them."""

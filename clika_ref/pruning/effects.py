@@ -14,7 +14,7 @@ from clika_ref.pruning.batches import Batches
 from clika_ref.pruning.dependencies import Dependencies
 from clika_ref.pruning.groups import Group
 from clika_ref.quantization.calibration import sample_count
-from clika_ref.quantization.sensitivity import UNKNOWN, taped
+from clika_ref.quantization.tape import UNKNOWN, taped
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def effects(
         tape, own = taped(clone, places, inputs), list[Tensor]()
         for slopes in tape.slopes([*places], batches.probes):
             missed = torch.zeros(sample_count(inputs), len(numbers), dtype=torch.float64)
-            for node, slope in zip(readers, slopes, strict=True):
-                read = tape.held[places[node.name]].detach()
+            for node in readers:
+                slope, read = slopes.get(node.name), tape.held[places[node.name]].detach()
                 product = torch.full_like(read, UNKNOWN**0.5) if slope is None else read * slope
                 _add(missed, product.movedim(found.layers[node].channel, -1), columns[node])
             own.append(missed)

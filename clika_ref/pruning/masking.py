@@ -15,7 +15,7 @@ from clika_ref.pruning.layer_sides import LayerSides
 from clika_ref.pruning.layers import Choice
 from clika_ref.pruning.masks import masked_by, of_least_magnitude, of_pattern
 from clika_ref.pruning_settings import pattern
-from clika_ref.quantization.sensitivity import Tape, taped
+from clika_ref.quantization.tape import Tape, taped
 
 SHARES = tuple(i / 20 for i in range(1, 20))
 """Of a weight that may go, of which the largest is taken that is not too sensitive: steps of 5 %."""

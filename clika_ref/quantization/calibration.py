@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +76,8 @@ class Calibration:
     """Which sizes the batches had, and how many, those included that the reservoir has no room for."""
     model: str = ""
     """The `fingerprint` of the graph that it began with, of which ``graph`` is what is going to be written."""
+    aside: tuple[Any, ...] = ()
+    """Adapters that are to stand beside layers of the graph (`clika_ref.lora.lowering`), and do once it is smoothed."""
     _means: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
 
     def add(self, inputs: Sequence[Tensor]) -> None:

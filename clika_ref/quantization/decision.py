@@ -126,8 +126,9 @@ def what_if(
         joints: what they round together.
         varying: the share of the outputs' energy that varies with the input.
         measured: the error of the outputs with what is quantized, as a share of their energy, by which all are
-            corrected: errors of layers may add up to more, or cancel, the more so the more there are. What one layer
-            alone does was estimated right.
+            corrected. Where errors of layers add up to more, they do so the more the more there are, as what one layer
+            alone does was estimated right. Where they come to less, biases take back what the layers before have left,
+            of few layers as of many.
         graph: of these layers, in float.
     """
     foreseen = together((parts[r.name] for r in reports if r.name in parts and not r.reason), joints)
@@ -139,7 +140,7 @@ def what_if(
         file.quantize(layer)
         quantized.append(parts[layer.name])
         error = together(quantized, joints)
-        error *= 1 + excess * min(error / foreseen, 1.0) if foreseen else 1.0
+        error *= 1 + excess * (min(error / foreseen, 1.0) if excess > 0 else 1.0) if foreseen else 1.0
         rows.append(WhatIf(sensitivity, count, file.bytes, decibels(varying, error)))
     return rows
 

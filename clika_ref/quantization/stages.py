@@ -250,8 +250,10 @@ def _refuse_widths(chosen: Mapping[Node, Choice], scheme: QuantizationScheme) ->
         ):
             lacking = [bits for bits in wanted if bits not in (8, kind.bits)]
             if len(lacking) == len(wanted) and node.op.trait.weight is not None:
-                msg = f"{of} of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has 8" + (
-                    f", of which it uses {kind.bits} here" if kind.bits != 8 else ""
+                used = f", of which it uses {kind.bits} here" if kind.bits != 8 else ""
+                msg = (
+                    f"{of} of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has 8{used}: "
+                    f"name 8 in {of}_num_bits{', alone or in a list' if of == 'weights' else ''}"
                 )
                 raise ModelError(msg)
 

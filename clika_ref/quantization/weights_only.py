@@ -20,7 +20,8 @@ from clika_ref.quantization.layers import Choice
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.running import run
 from clika_ref.quantization.scales import weight_scales
-from clika_ref.quantization.sensitivity import Tape, taped, too_sensitive, varying_share
+from clika_ref.quantization.sensitivity import too_sensitive, varying_share
+from clika_ref.quantization.tape import Tape, taped
 from clika_ref.quantization_scheme import WeightsOnly
 from clika_ref.quantization_settings import QuantizationSettings
 from clika_ref.settings import ClikaCompileOptions, Switch
@@ -143,7 +144,10 @@ def _refuse_widths(node: Node, widths: Sequence[int], kind: WeightsOnly) -> None
     lacking = [bits for bits in widths if bits not in kind.bits]
     if len(lacking) == len(widths):
         has = " or ".join(map(str, sorted(kind.bits)))
-        msg = f"weights of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has {has}"
+        msg = (
+            f"weights of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has {has}: name one "
+            "in weights_num_bits as well, of which each target takes what it has"
+        )
         raise ModelError(msg)
 
 
@@ -171,7 +175,8 @@ def _taken(node: Node, widths: Sequence[int], blocks: Sequence[int], kind: Weigh
         has = " or ".join(map(str, sorted(kind.blocks[held[0]])))
         msg = (
             f"weights of {held[0]} bits in blocks of {' or '.join(map(str, blocks))} are asked for {node.name} in "
-            f"{node.origin}; the target has blocks of {has}, where 0 is a whole row"
+            f"{node.origin}; the target has blocks of {has}, where 0 is a whole row: name one in "
+            "weights_only_quantization_block_size as well"
         )
         raise ModelError(msg)
     return taken

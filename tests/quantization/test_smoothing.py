@@ -42,7 +42,7 @@ class Outlying(nn.Module):
 
 def data(batches=3):
     spread = torch.Generator().manual_seed(0)
-    return [torch.randn(16, 32, generator=spread) for _ in range(batches)]
+    return [torch.randn(64, 32, generator=spread) for _ in range(batches)]
 
 
 def graph_of(model):
@@ -62,6 +62,14 @@ def test_a_graph_computes_the_same_and_only_linear_layers_read_what_is_smoothed(
     torch.testing.assert_close(interpret(graph, [x])[0][0], before, rtol=1e-5, atol=1e-4)
     (value,) = [v for node in graph.nodes for v in node.outputs if v.name == name]
     assert sorted(use.user.kind for use in value.uses) == ["add", "mul"]
+
+
+def test_few_rows_which_any_factors_fit_by_chance_show_none():
+    graph, (x,) = graph_of(Outlying()), data(1)
+    assert factors_of(graph, [x])
+    assert not factors_of(graph, [x[:-1]])
+    few = partial(QuantizedReading, scheme=SCHEME)
+    assert smoothing_factors(graph, SCHEME.layers, [x[:-1]], few, Wishes(fewest=0))
 
 
 def test_no_factor_is_below_1_and_none_is_put_where_no_channel_stands_out():
@@ -299,6 +307,6 @@ def test_half_precision_is_left_alone_and_so_is_a_batch_of_nothing():
 def test_a_batch_that_is_refused_shows_nothing():
     module = clika_compile(Outlying().eval(), tracing_inputs=data(1))
     with pytest.raises(ModelError, match="holds NaN"):
-        module.clika_initialize_algorithms(calibration_inputs=[torch.full((16, 32), torch.nan)])
+        module.clika_initialize_algorithms(calibration_inputs=[torch.full((64, 32), torch.nan)])
     found = module.clika_initialize_algorithms(calibration_inputs=data())
     assert found.plan.smoothing

@@ -39,7 +39,8 @@ def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype]
 def choose(op, condition, x, y):
     """Add the nodes that give ``x``, or ``y`` of the same dtype where the condition fails."""
     dtype = op.dtype(x)
-    wide = {torch.bool: torch.uint8, torch.int16: torch.int32}.get(dtype, dtype)  # ONNX Runtime lacks Where for these
+    # ONNX Runtime lacks Where for these, and TensorRT has uint8 as inputs and outputs only.
+    wide = torch.int32 if dtype in (torch.bool, torch.int16) else dtype
     return op.cast(op.Where(condition, *op.promote(x, y, to=wide)), dtype)
 
 

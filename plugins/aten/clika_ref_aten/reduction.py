@@ -72,8 +72,6 @@ def selected_type(x, *, dim=None, keepdim=False):
 
 def comparable(op, x):
     """Return ``x`` in a dtype in which runtimes find extreme elements."""
-    if op.dtype(x) == torch.bool:
-        return op.cast(x, torch.uint8)
     return x if op.dtype(x) in COMPARABLE else op.cast(x, torch.int32)
 
 
@@ -91,7 +89,7 @@ def _sum(op, x, over, *, keepdims):
 def _sum_of_halves(op, x, over, *, keepdims):
     """Return the sum of int64, which ONNX Runtime computes in float64: exact up to 2^21 halves of 32 bits."""
     half = op.scalar(2**32, torch.int64)
-    low = op.BitwiseAnd(x, op.scalar(2**32 - 1, torch.int64))
+    low = op.Mod(x, half)  # not below 0: TensorRT imports no BitwiseAnd
     high = op.Div(op.Sub(x, low), half)
     highs, lows = (op.ReduceSum(part, over, keepdims=keepdims) for part in (high, low))
     return op.Add(op.Mul(highs, half), lows)
@@ -108,13 +106,13 @@ def _extreme(op_type):
 
 
 def _truth(op_type):
-    """Return the lowering of a reduction of truth values, which runtimes compare as uint8."""
+    """Return the lowering of a reduction of truth values, which runtimes compare as integers."""
 
     def lower(op, x, *, dim, keepdim):
         truth = op.cast(x, torch.bool)
         if dim == ():  # ATen reduces nothing here, unlike everywhere else
             return op.cast(truth, op.result.dtype)
-        truth = op.cast(truth, torch.uint8)
+        truth = op.cast(truth, torch.int32)
         reduced = op.node(op_type, truth, axes(op, x, dim), keepdims=keepdim)
         return op.cast(op.cast(reduced, torch.bool), op.result.dtype)
 

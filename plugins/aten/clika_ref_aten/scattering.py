@@ -15,7 +15,7 @@ from torch.types import Number
 from clika_ref.core.accuracy import COMPOSE, DOT, EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import KEEP_FLOAT, SHARED_SCALE
-from clika_ref_aten.elementwise import HALVES
+from clika_ref_aten.elementwise import HALVES, choose
 from clika_ref_aten.indexing import (
     Together,
     as_vector,
@@ -39,18 +39,11 @@ def _as_tensor(value, like):
     return value if isinstance(value, Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
 
 
-def _select(op, condition, a, b):
-    """Where, also for the dtypes for which runtimes have none."""
-    dtype = op.dtype(a)
-    via = {torch.bool: torch.uint8, torch.int16: torch.int32}.get(dtype, dtype)
-    return op.cast(op.Where(condition, op.cast(a, via), op.cast(b, via)), dtype)
-
-
 def _scatter_elements(op, x, index, updates, *, axis, reduction=None):
     """ScatterElements, which ONNX Runtime does not reduce in half precision."""
     dtype = op.dtype(x)
     via = torch.float32 if reduction and dtype in HALVES else dtype
-    via = torch.uint8 if reduction in ("max", "min") and dtype == torch.bool else via
+    via = torch.int32 if reduction in ("max", "min") and dtype == torch.bool else via
     x, updates = op.cast(x, via), op.cast(updates, via)
     return op.cast(op.ScatterElements(x, index, updates, axis=axis, reduction=reduction), dtype)
 
@@ -92,7 +85,7 @@ def _(op, x, values, *indices, accumulate):
     at = only_mask(op, indices)
     if at is not None and (chosen := _spread(op, x, values, indices[at], at)) is not None:
         mask, values = chosen
-        return _select(op, mask, op.Add(x, values) if accumulate else values, x)
+        return choose(op, mask, op.Add(x, values) if accumulate else values, x)
     merged = bring_together(op, x, entries(op, indices))
     values = _aligned(op, values, indices, merged)
     if merged.before or accumulate:

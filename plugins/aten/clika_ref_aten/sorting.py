@@ -26,7 +26,7 @@ SORTABLE = (torch.float32, torch.int64, torch.int32, torch.uint8)
 """The dtypes of samples. Those without ties have 125 elements at most, which uint8 can tell apart."""
 
 
-SORTED_AS = {torch.bool: torch.uint8, torch.bfloat16: torch.float32}
+SORTED_AS = {torch.bool: torch.int32, torch.bfloat16: torch.float32}
 """Dtypes that TopK does not order, bfloat16 before opset 24, and those in which their elements have the same order."""
 
 

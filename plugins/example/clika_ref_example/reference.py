@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.hooks import hookimpl
-from clika_ref.core.ir import Graph, Node
+from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
@@ -22,11 +22,8 @@ from clika_ref.quantization_scheme import Integers, QuantizationScheme
 
 CLIKA_REF_API = 1
 
-
 SCHEME = QuantizationScheme(
-    activations=Integers(),
-    weights=Integers(is_signed=True, is_symmetric=True),
-    layers=frozenset({"conv2d", "linear"}),
+    activations=Integers(), weights=Integers(is_signed=True, is_symmetric=True), layers=frozenset({"conv2d", "linear"})
 )
 
 
@@ -42,7 +39,9 @@ class OnnxReference:
         return None
 
     def refusal(self, node: Node) -> str | None:
-        """Refuse what has no ONNX form, and random numbers, of which no two runs have the same."""
+        """Refuse bfloat16, random numbers, of which no two runs have the same, and what has no ONNX form."""
+        if any(isinstance(v, Value) and v.type.dtype == torch.bfloat16 for v in (*node.inputs, *node.outputs)):
+            return "it computes in bfloat16, which the evaluator does not; compile and export in float32 or float16"
         return f"{node.op.name} draws random numbers" if node.is_random else onnx_refusal(node)
 
     def passes(self) -> Sequence[Pass]:

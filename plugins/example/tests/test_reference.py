@@ -1,8 +1,5 @@
 """The fourth target: a stranger's file of eighty lines, which is all there is of it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +15,6 @@ from clika_ref.core.targets import Artifact
 
 LINES = 80
 """Of the file, at most."""
-
-TOLD = "from clika_ref.core.registry import load_registry; print(*sorted(load_registry().targets))"
 
 
 def test_it_has_at_most_eighty_lines():
@@ -50,23 +45,16 @@ def test_a_file_that_is_none_is_named(tmp_path):
         reference.OnnxReference().load(Artifact(path, "onnx-reference", (), ()))
 
 
-def test_nothing_but_its_installation_makes_it_a_target(tmp_path):
-    """Installed and removed: an entry point comes and goes, and no other file."""
-    facts = tmp_path / "clika_ref_stranger-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: clika-ref-stranger\nVersion: 1.0\n")
-    source = Path(reference.__file__).read_text(encoding="utf-8").replace("onnx-reference", "stranger")
-    (tmp_path / "stranger.py").write_text(source, encoding="utf-8")
-
-    def targets():
-        paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-        told = subprocess.run(
-            [sys.executable, "-c", TOLD], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=True
-        )
-        return told.stdout.decode().split()
-
-    before = targets()
-    (facts / "entry_points.txt").write_text("[clika_ref]\nstranger = stranger\n")
-    assert sorted([*before, "stranger"]) == targets()
-    (facts / "entry_points.txt").unlink()
-    assert targets() == before
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_bfloat16_is_refused_by_name(tmp_path, is_asked_for):
+    model, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
+    if not is_asked_for:
+        model, x = model.bfloat16(), x.bfloat16()
+    settings = deployment_settings("onnx-reference")
+    module = clika_ref.clika_compile(model.eval(), tracing_inputs=[x], deployment_settings=settings)
+    message = (
+        r"onnx-reference cannot run \d nodes of Conv2d:\n(.*\n)*  conv2d in .*: it computes in bfloat16, which the"
+    )
+    with clika_ref.export_configuration(export_bf16=is_asked_for), pytest.raises(TargetError, match=message):
+        module.clika_export(tmp_path / "model.onnx")
+    assert not [*tmp_path.iterdir()]

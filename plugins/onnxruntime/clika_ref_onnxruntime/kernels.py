@@ -13,8 +13,9 @@ import onnx
 import onnx_ir as ir
 
 from clika_ref.core.errors import ClikaError
-from clika_ref.core.ir import Node, Value
+from clika_ref.core.ir import Node
 from clika_ref.onnx_emission.builder import OPSET
+from clika_ref.onnx_emission.calls import once_per_call
 from clika_ref.onnx_emission.dtypes import TO_TORCH
 from clika_ref.onnx_emission.emission import emit_alone
 
@@ -24,24 +25,9 @@ UNUSUAL = frozenset({"bfloat16", "complex64", "complex128"})
 """Dtypes that the target refuses in general; no message advises them."""
 
 
+@once_per_call
 def missing_kernel(node: Node) -> str | None:
     """Name an ONNX operator of a node's lowering that the runtime does not compute in its dtype, or return None."""
-    operands = tuple(v.type if isinstance(v, Value) else repr(v) for v in node.inputs)
-    call = (node.op.lowering, operands, repr(node.attrs), tuple(v.type for v in node.outputs))
-    if call not in _found:
-        if len(_found) == REMEMBERED:
-            _found.clear()
-        _found[call] = _missing_kernel(node)
-    return _found[call]
-
-
-REMEMBERED = 256
-"""Calls whose answer is kept: who draws graphs asks of each call before it is taken, and of the graph again."""
-
-_found: dict[Any, str | None] = {}
-
-
-def _missing_kernel(node: Node) -> str | None:
     model = None
     with contextlib.suppress(ClikaError):  # a lowering that fails says more itself
         model = emit_alone(node)

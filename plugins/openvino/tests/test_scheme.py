@@ -33,6 +33,8 @@ torch.manual_seed(0)
 TWICE = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
 
 
+TABLE = drawn(8, 4)
+
 CASES = {
     "conv1d": (lambda: nn.Conv1d(8, 8, 3), None, drawn(2, 8, 6), 1),
     "conv2d": (lambda: nn.Conv2d(8, 8, 3), lambda y, _: F.silu(y), image(), 1),
@@ -43,6 +45,7 @@ CASES = {
     "conv_transpose3d": (lambda: nn.ConvTranspose3d(4, 4, 2), None, drawn(1, 4, 3, 4, 4).abs(), 1),
     "linear": (lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)), None, drawn(3, 8), 2),
     "linear of rank 3": (lambda: nn.Linear(8, 8, bias=False), None, drawn(2, 3, 8), 1),
+    "matmul": (lambda: nn.Linear(8, 8), lambda y, _: y @ TABLE, drawn(2, 3, 8), 2),
     "residual": (lambda: nn.Conv2d(8, 8, 1), lambda y, _: F.relu(TWICE(y) + y), image(), 3),
     "join": (lambda: nn.Conv2d(8, 4, 1), lambda y, _: TWICE(torch.cat([y, F.relu(y)], 1)), image(), 3),
     "pool": (lambda: nn.Conv2d(8, 8, 1), lambda y, _: TWICE(F.max_pool2d(F.relu(y), 2)), image(), 4),

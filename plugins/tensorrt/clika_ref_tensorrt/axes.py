@@ -8,11 +8,14 @@ import onnx
 
 from clika_ref_tensorrt.onnx_file import NOTHING, OnnxFile
 
+PICKED = -1
+"""Where a side lies from which one place, or some, have been picked: nowhere."""
+
 
 def moved_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
     """Return where the side along which a dequantizer has its scales lies in a value that was moved from its result.
 
-    None where nothing tells.
+    None where nothing tells, `PICKED` where it is no side of that value.
     """
     known, path = file.once(_axes), list[tuple[onnx.NodeProto, str]]()
     while name not in made.output and name not in known:
@@ -44,6 +47,8 @@ def kept_sides(equation: str, position: int) -> list[int]:
 
 def _behind(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
     """Return where a side lies behind a node."""
+    if axis == PICKED:
+        return PICKED
     match node.op_type:
         case "Transpose":
             rank = file.rank(name) or 0
@@ -53,6 +58,8 @@ def _behind(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int |
             return _beside(file, node, name, axis)
         case "Reshape" | "Flatten":
             return _reshaped(file, node.input[0], name, axis)
+        case "Gather":
+            return _gathered(file, node, axis)
         case kind:
             return axis if kind in {*NOTHING, "Cast"} else None
 
@@ -78,3 +85,14 @@ def _reshaped(file: OnnxFile, before: str, after: str, axis: int) -> int | None:
         return None
     leading = math.prod(old[:axis])
     return next((i for i, side in enumerate(new) if side == old[axis] and math.prod(new[:i]) == leading), None)
+
+
+def _gathered(file: OnnxFile, node: onnx.NodeProto, axis: int) -> int | None:
+    """Return where a side lies where places along one are picked: as many sides as the places have stand for that."""
+    rank, places = file.rank(node.input[0]), file.rank(node.input[1])
+    if rank is None or places is None:
+        return None
+    picked = int(file.attribute(node, "axis", 0)) % max(rank, 1)
+    if axis == picked:
+        return PICKED
+    return axis if axis < picked else axis + places - 1

@@ -32,6 +32,9 @@ OF_INTEGERS = frozenset(
 )
 """Operators of integers, which it does not know either."""
 
+COUNTING = ("NonZero", "NonMaxSuppression")
+"""Operators that find as many as the elements of their input decide."""
+
 SHAPED = ("Reshape", "Expand", "ConstantOfShape")
 """Operators whose result has as many sides as their last operand has elements."""
 
@@ -47,7 +50,9 @@ def _(file: OnnxFile) -> Found:
 
 @rule("opset", of_file=True)
 def _(file: OnnxFile) -> Found:
-    if file.opset not in OPSETS:
+    if not file.opset:
+        yield None, "it states no opset of ONNX's operators; is it all of what was exported?"
+    elif file.opset not in OPSETS:
         yield None, f"opset {file.opset} is outside {OPSETS.start} to {OPSETS.stop - 1}; export with one of these"
 
 
@@ -66,7 +71,7 @@ def _(file: OnnxFile) -> Found:
         return
     for reason in malformed(file.model):
         yield None, reason
-    if reason := complaint(file.outline, file.inferred):
+    if reason := complaint(file.outline) or file.inference[1]:
         yield None, f"ONNX refuses it: {reason}"
 
 
@@ -96,14 +101,30 @@ def _(file: OnnxFile) -> Found:
         if file.sides(node.input[-1]) == [None] and node.input[-1] in given:
             sizes = node.input[-1]
             yield node, f"its result has as many sides as {sizes!r} has elements, whose number must be fixed"
+    dynamic = file.once(_dynamic)
+    for node in file.of_kind("Squeeze"):
+        is_told = any(node.input[1:]) or file.attribute(node, "axes", None) is not None
+        if not is_told and node.input[0] in dynamic and None in (file.sides(node.input[0]) or []):
+            yield node, "has no axes, and sides that may or may not be 1 when it runs; say which axes it takes away"
 
 
 def _given(file: OnnxFile) -> MutableMapping[str, bool]:
-    """Return what is computed from the elements of inputs of which nobody knows how many there are."""
+    """Return what is computed from elements of which nobody knows how many there are: given, or found among others."""
     own = {v.name: True for v in file.graph.input if v.name not in file.initializers and file.sides(v.name) == [None]}
     found = file.on_top(own, _given)
     for node in file.nodes:
-        if node.op_type not in ("Shape", "Size") and any(name in found for name in node.input):
+        is_counted = node.op_type in ("Shape", "Size")
+        if node.op_type in COUNTING or (not is_counted and any(name in found for name in node.input)):
+            found.update(dict.fromkeys(node.output, True))
+    return found
+
+
+def _dynamic(file: OnnxFile) -> MutableMapping[str, bool]:
+    """Return what is computed from inputs with dynamic sides, or from what is found among elements."""
+    own = {v.name: True for v in file.graph.input if file.shape(v.name) is None}
+    found = file.on_top(own, _dynamic)
+    for node in file.nodes:
+        if node.op_type in COUNTING or any(name in found for name in node.input):
             found.update(dict.fromkeys(node.output, True))
     return found
 
@@ -114,7 +135,8 @@ def _(file: OnnxFile) -> Found:
         is_operand = len(node.input) > 1  # from opset 10 on
         count = file.constant(node.input[1]) if is_operand else np.asarray(file.attribute(node, "k", 0))
         if count is not None and count.size and int(count.flat[0]) > MOST_TOP:
-            yield node, f"K is {int(count.flat[0])}; at most {MOST_TOP} are taken"
+            most = int(count.flat[0])
+            yield node, f"TopK finds the {most:,} largest, of which TensorRT takes {MOST_TOP:,} at most; ask for fewer"
 
 
 @rule("branches")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
 import onnx
 
 from clika_ref_tensorrt.onnx_file import FLOATS, NOTHING, OnnxFile
@@ -31,8 +29,8 @@ FROM_OPSET: dict[int, int] = {
 """The first opset whose quantizers take a type, of integers or of what they stand for; 10 of others."""
 
 
-BETWEEN = NOTHING | {"Transpose", "Reshape", "Cast"}
-"""What may stand between a weight in blocks and who multiplies with it."""
+BETWEEN = NOTHING | {"Transpose", "Reshape", "Cast", "Gather", "Squeeze", "Unsqueeze"}
+"""What may stand between a weight in blocks and who multiplies with it, as where one of several experts is picked."""
 
 
 @rule("integer-type")
@@ -58,29 +56,6 @@ def _(file: OnnxFile) -> Found:
         needed = max(needed, 21 if file.block(node) else 10)
         if file.opset < needed:
             yield node, f"needs opset {needed} by its types, axis or blocks, and the file has {file.opset}"
-
-
-@rule("data-type")
-def _(file: OnnxFile) -> Found:
-    for node in file.nodes:
-        kinds = {name: file.types.get(name, 0) for name in node.input}
-        if node.op_type == QUANTIZE and kinds[node.input[0]] not in (0, *FLOATS):
-            yield node, f"quantizes {type_name(kinds[node.input[0]])}; it takes floats of 32 or 16 bits"
-            continue
-        sizes, constants = file.once(_of_sizes), file.constants
-        if any(kind == TYPES.DOUBLE and name not in constants and name not in sizes for name, kind in kinds.items()):
-            yield node, "computes with floats of 64 bits, which TensorRT does not; export the model in float32"
-
-
-def _of_sizes(file: OnnxFile) -> MutableMapping[str, bool]:
-    """Return what is computed from sizes and constants alone: TensorRT takes 32 bits for 64 there."""
-    found = file.on_top({}, _of_sizes)
-    for node in file.nodes:
-        given = [name for name in node.input if name]
-        is_derived = bool(given) and all(name in found or name in file.constants for name in given)
-        if node.op_type in ("Shape", "Size") or is_derived:
-            found.update(dict.fromkeys(node.output, True))
-    return found
 
 
 @rule("int8-beside-float8")
@@ -140,8 +115,10 @@ def _untaken_blocks(file: OnnxFile, node: onnx.NodeProto, name: str, taken: str)
         yield node, "int4 is for weights; give what is computed int8"
     elif block and not taken:
         yield node, f"has blocks, which {name} has not; give each channel a scale"
-    elif block not in BLOCKS.get(kind, (0,)) and (block or kind == TYPES.INT4):
-        yield node, f"{name} in blocks of {block or 'any size'}; TensorRT takes {taken}"
+    elif block and block not in BLOCKS.get(kind, (0,)):
+        yield node, f"{name} in blocks of {block}; TensorRT takes {taken}"
+    elif kind == TYPES.INT4 and not block and not _foreign_readers(file, node):
+        yield node, f"{name} without blocks; TensorRT takes such of {taken}"
 
 
 def _misplaced_blocks(file: OnnxFile, node: onnx.NodeProto, name: str) -> Found:
@@ -150,9 +127,16 @@ def _misplaced_blocks(file: OnnxFile, node: onnx.NodeProto, name: str) -> Found:
         yield node, "its blocks lie along neither of the last two sides of the weight"
     if node.op_type == QUANTIZE:
         return
-    for reader in file.sinks(node.output[0], BETWEEN):
-        if reader.op_type not in PRODUCTS:
-            yield reader, f"reads {name} in blocks, which only matrix products do; give it int8, or leave it float"
+    held = f"{name} in blocks" if file.block(node) else name
+    for reader in _foreign_readers(file, node):
+        yield reader, f"reads {held}, which only matrix products do; give it int8, or leave it float"
+
+
+def _foreign_readers(file: OnnxFile, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return who reads what a node, or the inverse of a quantizer, dequantizes, and is no matrix product."""
+    inverses = [node] if node.op_type == DEQUANTIZE else file.inverses(node.output[0])
+    readers = [reader for one in inverses for reader in file.sinks(one.output[0], BETWEEN)]
+    return [reader for reader in readers if reader.op_type not in PRODUCTS]
 
 
 @rule("float-bias")

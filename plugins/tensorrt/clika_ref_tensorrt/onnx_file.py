@@ -90,9 +90,14 @@ class OnnxFile:
         return outline(self.model, self.folder)
 
     @cached_property
+    def inference(self) -> tuple[onnx.GraphProto, str]:
+        """The whole graph with the types that ONNX infers, and why it refuses them."""
+        return inferred(self.outline)
+
+    @cached_property
     def inferred(self) -> onnx.GraphProto:
         """The graph with the types that inference finds."""
-        return inferred(self.outline) if self._inferred is None else self._inferred
+        return self.inference[0] if self._inferred is None else self._inferred
 
     @cached_property
     def branches(self) -> Sequence[tuple[onnx.NodeProto, str, OnnxFile]]:

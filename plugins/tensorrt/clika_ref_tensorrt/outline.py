@@ -204,21 +204,31 @@ def _is_apart(tensor: onnx.TensorProto) -> bool:
     return is_elsewhere or math.prod(tensor.dims) > SMALL or bool(_fault(tensor))
 
 
-def inferred(model: onnx.ModelProto) -> onnx.GraphProto:
-    """Return a graph with the types that ONNX infers."""
-    try:
-        return onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # noqa: BLE001 - what inference refuses, `complaint` tells
-        return model.graph
+def inferred(model: onnx.ModelProto) -> tuple[onnx.GraphProto, str]:
+    """Return a graph with the types that ONNX infers, and why it refuses these; nothing where it does not.
 
-
-def complaint(model: onnx.ModelProto, typed: onnx.GraphProto) -> str:
-    """Say what makes an outline no valid ONNX, but for ranks that it does not state; nothing where it is valid.
-
-    Args:
-        model: the outline.
-        typed: its graph with the types that are inferred.
+    Inference takes time that grows with the square of the branches, so that what is valid is inferred once.
     """
+    try:
+        return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph, ""
+    except Exception as error:  # noqa: BLE001 - what it raises is its answer
+        refusal = _one_line(error)
+    try:
+        typed = onnx.shape_inference.infer_shapes(model).graph
+    except Exception:  # noqa: BLE001 - as above
+        return model.graph, refusal
+    # ONNX's own operators take bfloat16 from opset 22 on, those of TensorRT before that, too.
+    if computes_in_bfloat16(onnx.ModelProto(graph=typed)):
+        try:
+            onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        except Exception as error:  # noqa: BLE001 - as above
+            return typed, _one_line(error)
+        return typed, ""
+    return typed, refusal
+
+
+def complaint(model: onnx.ModelProto) -> str:
+    """Say what but its types makes an outline no valid ONNX, except ranks that it does not state."""
     ranked = onnx.ModelProto()
     ranked.CopyFrom(model)
     del ranked.graph.value_info[:]  # whose ranks need not be stated
@@ -227,9 +237,10 @@ def complaint(model: onnx.ModelProto, typed: onnx.GraphProto) -> str:
             value.type.tensor_type.shape.SetInParent()  # as a rank must be stated; types are inferred without
     try:
         onnx.checker.check_model(ranked)
-        # ONNX's own operators take bfloat16 from opset 22 on, those of TensorRT before that, too.
-        is_narrow = computes_in_bfloat16(onnx.ModelProto(graph=typed))
-        onnx.shape_inference.infer_shapes(model, check_type=not is_narrow, strict_mode=True)
     except Exception as error:  # noqa: BLE001 - what it raises is its answer
-        return " ".join(str(error).split())
+        return _one_line(error)
     return ""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -13,8 +13,8 @@ from clika_ref_tensorrt.rule_book import (
     COMPUTED,
     CONVOLUTIONS,
     FEW_BITS,
-    FUSED_BEHIND,
     LAYERS,
+    POINTWISE,
     PRODUCTS,
     SCALING,
     WEIGHTED,
@@ -29,16 +29,16 @@ from clika_ref_tensorrt.rule_book import (
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind(*LAYERS):
         found = [file.dequantizer(name) for name in multiplied(node)]
-        pairs = [made for made in found if made is not None]
-        kinds = [file.integer_type(made) for made in pairs]
-        few = [type_name(kind).lower() for kind in kinds if kind in FEW_BITS]
-        is_taken_alone = file.has_weights_alone and node.op_type in PRODUCTS and all(map(file.is_weight, pairs))
+        kinds = [file.integer_type(made) for made in found if made is not None]
+        few = [place for place, made in enumerate(found) if made is not None and file.integer_type(made) in FEW_BITS]
+        is_weight_alone = all(made is None or file.is_weight(made) for made in found)
+        is_taken_alone = file.has_weights_alone and node.op_type in PRODUCTS and is_weight_alone
         if len({*kinds}) > 1 and few:
-            yield node, f"its weight is {few[0]}, and its input is quantized; such weights are multiplied with floats"
+            yield node, _mixed(file, node, few[0])
         elif len({*kinds} & COMPUTED) > 1:
             yield node, f"its operands are {' and '.join(map(type_name, kinds))}; give both the same integers"
-        elif 0 < len(pairs) < len(found) and not few and not is_taken_alone:
-            lacking = _operand(node, found.index(None))
+        elif 0 < len(kinds) < len(found) and not few and not is_taken_alone:
+            lacking = _operand(file, node, found.index(None))
             quantized = "the other is" if len(found) == 2 else "others are"
             yield (
                 node,
@@ -46,15 +46,36 @@ def _(file: OnnxFile) -> Found:
             )
 
 
-def _operand(node: onnx.NodeProto, position: int) -> str:
-    """Return what an operand of a layer is called."""
+def _mixed(file: OnnxFile, node: onnx.NodeProto, place: int) -> str:
+    """Say what is wrong with a layer of which one operand has few bits, and another one more."""
+    made, what = file.dequantizer(node.input[place]), _operand(file, node, place)
+    kind = type_name(file.integer_type(made)).lower() if made is not None else ""
+    if node.op_type not in PRODUCTS:
+        return f"its {what} is {kind}, which only matrix products read; give it int8, or leave it float"
+    if made is None or not file.is_weight(made):
+        return f"its {what} is {kind}, and its {_operand(file, node, 1 - place)} is not; give both the same integers"
+    other = _operand(file, node, 1 - place)
+    return f"its {what} is {kind}, and its {other} is quantized; such weights are multiplied with floats"
+
+
+def _operand(file: OnnxFile, node: onnx.NodeProto, position: int) -> str:
+    """Return what an operand of a layer is called: a weight is what the file holds, whichever of two it is."""
     match node.op_type:
         case "Attention":
             return ("query", "key", "value")[position]
-        case "Einsum":
-            return f"operand {position}"
-        case _:
+        case "Conv" | "ConvTranspose":
             return ("input", "weight")[position]
+        case kind if kind in PRODUCTS:
+            held = [_is_held(file, name) for name in multiplied(node)]
+            return f"operand {position}" if sum(held) != 1 else "weight" if held[position] else "input"
+        case _:
+            return f"operand {position}"
+
+
+def _is_held(file: OnnxFile, name: str) -> bool:
+    """Whether the file holds a value, as a float or in integers."""
+    made = file.dequantizer(name)
+    return name in file.constants if made is None else file.is_weight(made)
 
 
 @rule("before-fusion")
@@ -64,15 +85,34 @@ def _(file: OnnxFile) -> Found:
         if made is None or (made.op_type != "BatchNormalization" and layer_of(file, made) is None):
             continue
         readers = file.behind_pairs(node.output[0])
-        if all(_is_fused(file, reader) for reader in readers):
-            for reader in readers:
-                yield node, f"lies between {made.op_type} and {reader.op_type}, which do not fuse then; put it behind"
+        if readers and all(_is_fused(file, reader) for reader in readers):
+            kinds = " and ".join(dict.fromkeys(reader.op_type for reader in readers))
+            yield node, f"lies between {made.op_type} and {kinds}, which do not fuse then; put it behind"
 
 
 def _is_fused(file: OnnxFile, node: onnx.NodeProto) -> bool:
-    """Whether a node would be computed along with a layer before it."""
-    is_scaling = node.op_type in SCALING and any(name in file.constants for name in node.input)
-    return is_scaling or node.op_type in FUSED_BEHIND
+    """Whether a node would be computed along with a layer before it: a norm, or a part of an activation.
+
+    A part may be a product of a value with what follows from that alone, element by element, as SiLU is.
+    """
+    roots = file.once(_roots)
+    computed = {roots.get(name, name) for name in _computed(file, node)}
+    return node.op_type == "BatchNormalization" or (node.op_type in POINTWISE and len(computed) == 1)
+
+
+def _roots(file: OnnxFile) -> MutableMapping[str, str]:
+    """Return what values follow from, element by element and through pairs, where that is one value and constants."""
+    found = file.on_top({}, _roots)
+    for node in file.nodes:
+        computed = {found.get(name, name) for name in _computed(file, node)}
+        if node.op_type in {QUANTIZE, DEQUANTIZE, *NOTHING, *POINTWISE} and len(computed) == 1:
+            found[node.output[0]] = computed.pop()
+    return found
+
+
+def _computed(file: OnnxFile, node: onnx.NodeProto) -> Sequence[str]:
+    """Return the operands of a node that are computed, or given."""
+    return [name for name in node.input if name and name not in file.constants]
 
 
 def layer_of(
@@ -232,6 +272,6 @@ def _differing(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) ->
 
 @rule("scalar")
 def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(QUANTIZE):
+    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
         if file.rank(node.input[0]) == 0:
-            yield node, "quantizes a scalar; leave it float"
+            yield node, f"{'quantizes' if node.op_type == QUANTIZE else 'dequantizes'} a scalar; leave it float"

@@ -35,6 +35,15 @@ FUSED_BEHIND = frozenset({"BatchNormalization", "Relu", "Clip"})
 SCALING = ("Add", "Mul", "Sub", "Div")
 """What is computed along with a layer before it where one operand is constant, as a bias and a norm are."""
 
+POINTWISE = frozenset(
+    {
+        *SCALING, "Abs", "Cast", "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu",
+        "Log", "Max", "Min", "Mish", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus",
+        "Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu",
+    }
+)  # fmt: skip
+"""Of what activations consist, element by element."""
+
 TYPES = onnx.TensorProto
 
 FEW_BITS = (TYPES.INT4, TYPES.FLOAT4E2M1)

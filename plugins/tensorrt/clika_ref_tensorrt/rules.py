@@ -1,5 +1,7 @@
 """What TensorRT asks of an ONNX file with integers in it, rule by rule; each names the node and what to do.
 
+Of TensorRT 11, whose networks are strongly typed, with the operators that its parser imports as of 10.15.
+
 Sources: NVIDIA's guides to explicit quantization and quantization schemes (TensorRT 11), its ONNX operator support and
 the headers of its builder; the placement that ModelOpt and the tensorflow-quantization toolkit emit.
 """
@@ -12,14 +14,17 @@ from pathlib import Path
 import onnx
 
 from clika_ref.violations import Violation
-from clika_ref_tensorrt import file_rules, number_rules, placement_rules, scale_rules, unweighted_rules
+from clika_ref_tensorrt import file_rules, number_rules, placement_rules, scale_rules, unweighted_rules, value_rules
 from clika_ref_tensorrt.onnx_file import OnnxFile
 from clika_ref_tensorrt.outline import inlined
-from clika_ref_tensorrt.own_operators import told_apart
+from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, told_apart
 from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES, Check
 
-DECLARING = (file_rules, number_rules, placement_rules, scale_rules, unweighted_rules)
+DECLARING = (file_rules, number_rules, placement_rules, scale_rules, unweighted_rules, value_rules)
 """The modules whose import declares the rules."""
+
+OF_NODES = ("known-operators", "data-type", "top-k")
+"""The rules that a node breaks, or keeps, whatever stands around it."""
 
 
 def violations(
@@ -40,6 +45,17 @@ def violations(
     if any(one.rule == file_rules.FORM for one in found):
         return found  # as the other rules take the form of nodes for granted
     return [*found, *_broken(RULES, [file, *file.within])]
+
+
+def fault_of_nodes(model: onnx.ModelProto) -> str | None:
+    """Say why TensorRT builds no engine of ONNX nodes, whatever is going to stand around them; None where it may.
+
+    Of operators that are not ONNX's, there may be a plugin where the engine is built.
+    """
+    file = OnnxFile(told_apart(inlined(model)))
+    checks = [check for name, check in (RULES_OF_FILES | RULES).items() if name in OF_NODES]
+    found = (broken for check in checks for broken in check(file))
+    return next((message for node, message in found if node is not None and node.domain in ONNX_DOMAINS), None)
 
 
 def _broken(rules: Mapping[str, Check], graphs: Sequence[OnnxFile]) -> Iterator[Violation]:

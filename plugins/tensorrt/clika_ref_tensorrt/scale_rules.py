@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.axes import kept_sides, moved_axis
+from clika_ref_tensorrt.axes import PICKED, kept_sides, moved_axis
 from clika_ref_tensorrt.onnx_file import KEEPING, OnnxFile
 from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC, QUANTIZE, TYPES
 from clika_ref_tensorrt.rule_book import CONVOLUTIONS, WEIGHTED, Found, multiplied, rule
@@ -100,7 +100,8 @@ def _misplaced_scales(file: OnnxFile, node: onnx.NodeProto, position: int) -> Fo
     wanted = None if rank is None else _channel_axis(file, node, rank, position, axis)
     if None not in (axis, wanted) and axis != wanted:
         own = int(file.attribute(made, "axis", 1))
-        where = f"axis {own}" if own % (rank or 1) == axis else f"axis {own}, which becomes {axis}"
+        moved = "from which Gather picks" if axis == PICKED else f"which becomes {axis}"
+        where = f"axis {own}" if own % (rank or 1) == axis else f"axis {own}, {moved}"
         yield made, f"the scales of a weight of {node.op_type} lie along {where}; its output channels lie on {wanted}"
 
 

@@ -12,11 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
-import torch
-from clika_ref_onnxruntime.target import OnnxRuntimeRunner
+from clika_ref_onnxruntime.target import OnnxRuntime, OnnxRuntimeRunner
 
 from clika_ref.core.errors import TargetError
-from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.ir import Graph, Node
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact, Runner
 from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
@@ -25,8 +24,8 @@ from clika_ref.settings import BaseDeploymentSettings
 from clika_ref.violations import Violation
 from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, rounding_to_bfloat16
 from clika_ref_tensorrt.explaining import precisions
-from clika_ref_tensorrt.file_rules import MOST_TOP
-from clika_ref_tensorrt.profiles import beside, command
+from clika_ref_tensorrt.profiles import beside, command, profile_of, script_of
+from clika_ref_tensorrt.refusing import unbuildable
 from clika_ref_tensorrt.rules import violations
 from clika_ref_tensorrt.scheme import EXPLICIT
 
@@ -46,19 +45,13 @@ class TensorRt:
         return replace(self, shapes=getattr(settings, "shapes", {}))
 
     def missing(self) -> str | None:
-        """Miss nothing: what stands in for the runtime comes with the plugin."""
-        return None
+        """Say whether what stands in for the runtime is installed; files are written without it."""
+        problem = OnnxRuntime().missing()
+        return None if problem is None else f"{self.name} is emulated by {self.emulated_by} here, and {problem}"
 
     def refusal(self, node: Node) -> str | None:
-        """Refuse what cannot be written as ONNX, numbers of 64 bits, and more of the largest than can be found."""
-        if (reason := onnx_refusal(node)) is not None:
-            return reason
-        if any(v.type.dtype == torch.float64 for v in (*node.inputs, *node.outputs) if isinstance(v, Value)):
-            return "it computes in float64, which TensorRT does not take; compile the model in float32"
-        count = node.attrs["k"] if node.kind == "topk" else 0
-        if isinstance(count, int) and count > MOST_TOP:
-            return f"it finds the largest {count:,}, of which TensorRT takes {MOST_TOP:,} at most; ask for fewer"
-        return None
+        """Refuse what cannot be written as ONNX, and what TensorRT neither imports nor computes in its types."""
+        return onnx_refusal(node) or unbuildable(node)
 
     def passes(self) -> Sequence[Pass]:
         """Add nothing: the standard passes leave what TensorRT fuses."""
@@ -67,22 +60,30 @@ class TensorRt:
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file, and beside it a script with the command that builds an engine.
 
+        Only an export says which sizes were ``observed``, and under which names: the chosen shapes are for that.
+
         Raises:
-            TargetError: the chosen shapes do not fit the graph.
+            TargetError: the sizes that are chosen, or seen, do not fit the graph.
         """
-        line = command(graph, path, options.get("observed", {}), self.shapes)
+        observed = options.get("observed")
+        profile = profile_of(graph, observed or {}, self.shapes if observed is not None else {})
+        line = command(graph, path, profile)
         artifact = write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
         script = beside(path, ".trtexec.sh")
-        script.write_text(f'#!/bin/sh\ncd "$(dirname "$0")" || exit\n{line}\n', encoding="utf-8")
+        script.write_text(script_of(line, profile), encoding="utf-8")
         script.chmod(script.stat().st_mode | 0o111)  # for whoever may read it
-        return replace(artifact, facts={**artifact.facts, "trtexec": line})
+        told = {"warnings": (profile.left_out,)} if profile.left_out else {}
+        return replace(artifact, facts={**artifact.facts, "trtexec": line, **told})
 
     def load(self, artifact: Artifact) -> Runner:
         """Load an ONNX file in the runtime that stands in for TensorRT.
 
         Raises:
-            TargetError: it rejects the file.
+            TargetError: it is not installed, or rejects the file.
         """
+        problem = self.missing()
+        if problem is not None:
+            raise TargetError(problem)
         model = _read(artifact.path, external=False)
         if not computes_in_bfloat16(model):
             return OnnxRuntimeRunner(artifact, optimize=False)
@@ -116,5 +117,6 @@ def _read(path: Path, *, external: bool) -> onnx.ModelProto:
     try:
         return onnx.load(str(path), load_external_data=external)
     except Exception as error:
-        msg = f"{path} cannot be read as an ONNX file: {error}"
+        why = str(error).rstrip(".")
+        msg = f"{path} cannot be read as an ONNX file: {why}; is it one, and whole? Export or copy it anew"
         raise TargetError(msg) from error

@@ -310,3 +310,13 @@ def test_branches_may_each_have_a_constant_of_one_name_beside_the_file(tmp_path)
                 tensor.external_data.add(key="location", value=attribute.name)
     path.write_bytes(model.SerializeToString())
     assert TensorRt().check(path) == []
+
+
+def test_a_part_of_a_file_is_told_to_be_one(tmp_path):
+    path, whole = tmp_path / "net.onnx", convolution().SerializeToString()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TargetError, match=r"net.onnx cannot be read as an ONNX file: .*; is it one, and whole"):
+        TensorRt().check(path)
+    path.write_bytes(whole[:-6])  # all but the opset, which comes last
+    found = [str(violation) for violation in TensorRt().check(path)]
+    assert "[opset] the file: it states no opset of ONNX's operators; is it all of what was exported?" in found

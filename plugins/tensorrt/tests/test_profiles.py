@@ -2,14 +2,14 @@
 
 import copy
 import os
+import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import sympy
 import torch
-from clika_ref_tensorrt.profiles import command
+from clika_ref_tensorrt.profiles import command, profile_of
 from networks import compiled
 from torch import nn
 from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt
@@ -60,6 +60,17 @@ def test_sides_that_are_named_anew_keep_the_sizes_that_were_seen(tmp_path):
     assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
 
 
+def test_sizes_by_names_that_an_export_gives_are_no_matter_of_what_explains_or_compares(tmp_path):
+    module, deployment = compiled(), DeploymentSettings_TensorRT_ONNX(shapes={"N": (1, 4, 8)})
+    artifact = module.clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}}, deployment_settings=deployment)
+    assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:8x3x16x16" in artifact.facts["trtexec"]
+    assert module.clika_explain(deployment).share() == 1.0
+    (row,) = module.clika_compare_targets(deployment).rows
+    assert (row.share, row.refusal) == (1.0, "")
+    with pytest.raises(TargetError, match="shapes: 'N' is no dynamic side of Net, which has 'batch'"):
+        module.clika_export(tmp_path / "other.onnx", deployment_settings=deployment)
+
+
 def test_sizes_beyond_what_is_kept_of_the_data_are_counted_and_copies_and_state_dicts_keep_them(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Reservoir, "offer", lambda self, inputs: self.batches.append(inputs) if not self.batches else None
@@ -81,7 +92,7 @@ def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
     module = clika_compile(Even(), tracing_inputs=[torch.ones(2, 8), torch.ones(6, 8)])
     (side,) = module.graph.symbols
     deployment = DeploymentSettings_TensorRT_ONNX(shapes={side: (3, 5, 7)})
-    with pytest.raises(TargetError, match=r"shapes: \{.*: 3\} contradict .*, for which the model was traced"):
+    with pytest.raises(TargetError, match=r"shapes: \{.*: 5\} contradict .*, for which the model was traced"):
         module.clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
 
 
@@ -107,15 +118,93 @@ def test_what_says_no_sizes_is_refused_as_soon_as_it_is_given(shapes, message):
         DeploymentSettings_TensorRT_ONNX(shapes=shapes)
 
 
-def test_guards_over_sides_that_nobody_chose_are_not_asked():
+def two_sides(*guards, sides=()):
+    """A graph of an input with two sides, and another one with sides that follow from these."""
     graph = Graph("two")
-    n, m = named("n"), named("m")
-    graph.add_output(graph.add_input(TensorType(torch.float32, (n, m)), "x"))
-    graph.symbols = {"n": Symbol("n", 1, None, Side("x", 0), 4), "m": Symbol("m", 1, None, Side("x", 1), 5)}
-    graph.guards = [Guard(sympy.Eq(sympy.Mod(m, 2), 0), "model.py:1")]
-    assert "--maxShapes=x:8x5" in command(graph, Path("net.onnx"), {}, {"n": (1, 4, 8)})
-    with pytest.raises(TargetError, match=r"shapes: .* contradict "):
-        command(graph, Path("net.onnx"), {}, {"m": (1, 4, 8)})
+    graph.add_output(graph.add_input(TensorType(torch.float32, (named("n"), named("m"))), "x"))
+    graph.add_output(graph.add_input(TensorType(torch.float32, sides or (named("n"), named("m"))), "y"))
+    graph.symbols = {"n": Symbol("n", 0, None, Side("x", 0), 4), "m": Symbol("m", 0, None, Side("x", 1), 5)}
+    graph.guards = [Guard(guard, "model.py:1") for guard in guards]
+    return graph
+
+
+def calls(sizes):
+    """Sizes that were seen together, and how often, as a target gets them."""
+    return {(("m", m), ("n", n)): count for (n, m), count in sizes.items()}
+
+
+def line_of(graph, seen=None, **chosen):
+    return command(graph, Path("net.onnx"), profile_of(graph, seen or {}, chosen))
+
+
+def test_the_usual_sizes_are_those_that_were_seen_together_most_often():
+    seen = calls({(1, 5): 1, (1, 6): 1, (1, 7): 1, (2, 9): 2})  # most often n is 1, and m is 9, but never both
+    profile = profile_of(two_sides(), seen, {})
+    assert (profile.least, profile.usual, profile.largest) == ({"n": 1, "m": 5}, {"n": 2, "m": 9}, {"n": 2, "m": 9})
+    assert profile.left_out == ""
+    assert "--minShapes=x:1x5,y:1x5 --optShapes=x:2x9,y:2x9 --maxShapes=x:2x9,y:2x9" in line_of(two_sides(), seen)
+
+
+def test_of_sizes_that_are_as_frequent_together_those_are_usual_that_are_frequent_alone():
+    assert profile_of(two_sides(), calls({(1, 5): 1, (1, 6): 1, (2, 6): 1}), {}).usual == {"n": 1, "m": 6}
+
+
+def test_sizes_that_a_guard_forbids_together_are_no_end_of_a_profile_which_says_what_it_leaves_out():
+    graph = two_sides(sympy.Ne(named("n"), named("m")))
+    profile = profile_of(graph, calls({(2, 3): 1, (3, 2): 1, (5, 6): 3}), {})
+    assert (profile.least, profile.usual, profile.largest) == ({"n": 3, "m": 2}, {"n": 5, "m": 6}, {"n": 5, "m": 6})
+    assert re.search(r"outside of which lie 1 of 5 calls that were seen: \{.*\} contradict Ne\(", profile.left_out)
+
+
+def test_sides_that_fall_while_others_rise_leave_a_profile_one_size():
+    graph = two_sides(sides=(named("n"), 10 - named("m")))
+    profile = profile_of(graph, calls({(1, 2): 1, (1, 6): 3, (1, 8): 1}), {})
+    assert profile.least == profile.usual == profile.largest == {"n": 1, "m": 6}
+    assert "2 of 5 calls that were seen: with {'m': 2, 'n': 1} a side 10 - m of 'y' is 8, and usually 4" in (
+        profile.left_out
+    )
+
+
+@pytest.mark.parametrize(
+    ("guard", "seen", "chosen", "message"),
+    [
+        (sympy.Le(named("n"), named("m")), {(4, 6): 1}, {"n": (1, 4, 8)}, r"\{'m': 6, 'n': 8\} contradict n <= m"),
+        (sympy.Eq(named("n"), named("m")), {}, {}, r"\{'m': 5, 'n': 4\} contradict Eq\("),
+        (sympy.Ne(named("m"), 1), {(4, 6): 1}, {"m": (1, 4, 8)}, r"\{'n': 4, 'm': 1\} contradict Ne\(m, 1\)"),
+    ],
+)
+def test_sizes_that_no_guard_allows_are_refused(guard, seen, chosen, message):
+    with pytest.raises(TargetError, match=f"shapes: {message}.*, for which the model was traced; choose others"):
+        profile_of(two_sides(guard), calls(seen), chosen)
+
+
+def test_a_range_that_is_chosen_for_one_side_goes_with_what_was_seen_of_others():
+    graph = two_sides(sympy.Le(named("n"), named("m")))
+    profile = profile_of(graph, calls({(4, 6): 2, (2, 9): 1}), {"n": (1, 4, 8)})
+    assert (profile.least, profile.usual, profile.largest) == ({"m": 6, "n": 1}, {"m": 6, "n": 4}, {"m": 9, "n": 8})
+
+
+def test_sides_that_follow_from_data_are_in_no_profile():
+    graph = two_sides(sympy.Le(named("found"), named("n")))
+    graph.symbols["found"] = Symbol("found", 0, None, Side("positions", 0))
+    assert profile_of(graph, calls({(4, 6): 2}), {}).usual == {"n": 4, "m": 6}
+    with pytest.raises(TargetError, match="'found' is no dynamic side of two, which has 'n', 'm'"):
+        profile_of(graph, {}, {"found": (1, 1, 1)})
+
+
+def test_an_export_warns_of_calls_that_an_engine_does_not_serve(tmp_path):
+    def model(x, y):
+        return x.sum(0) - y.sum(0) if x.shape[0] != y.shape[0] else x + y
+
+    inputs = [(torch.ones(n, 4), torch.ones(m, 4)) for n, m in ((2, 3), (3, 2), (5, 6), (5, 6))]
+    module = clika_compile(model, tracing_inputs=inputs, logs_dir=tmp_path / "logs")
+    artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    (told,) = artifact.facts["warnings"]
+    assert "outside of which lie 1 of 4 calls that were seen" in told
+    assert f"Warning: net.onnx: {told}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
+    script = (tmp_path / "net.onnx.trtexec.sh").read_text().splitlines()
+    assert script[1] == f"# {told}"
+    assert script[3] == artifact.facts["trtexec"]
 
 
 def test_of_sizes_that_are_as_frequent_the_least_is_usual_none_is_above_the_traced_and_what_is_static_has_none():
@@ -123,14 +212,14 @@ def test_of_sizes_that_are_as_frequent_the_least_is_usual_none_is_above_the_trac
     n = named("n")
     graph.add_output(graph.add_input(TensorType(torch.float32, (n, 3)), "x"))
     graph.symbols["n"] = Symbol("n", 1, None, Side("x", 0))
-    seen = {"n": Counter({8: 2, 4: 2, 2: 1})}
-    assert "--minShapes=x:2x3 --optShapes=x:4x3 --maxShapes=x:8x3" in command(graph, Path("net.onnx"), seen, {})
+    seen = {(("n", 8),): 2, (("n", 4),): 2, (("n", 2),): 1}
+    assert "--minShapes=x:2x3 --optShapes=x:4x3 --maxShapes=x:8x3" in line_of(graph, seen)
     graph.symbols["n"] = Symbol("n", 1, 16, Side("x", 0))
     with pytest.raises(TargetError, match=r"'n' is to be from 1 to 17, but the model was traced for 1\.\.16"):
-        command(graph, Path("net.onnx"), {}, {"n": (1, 4, 17)})
+        line_of(graph, n=(1, 4, 17))
     static = Graph("static")
     static.add_output(static.add_input(TensorType(torch.float32, (2, 3)), "x"))
-    assert command(static, Path("net.onnx"), {}, {}) == "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine"
+    assert line_of(static) == "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --stronglyTyped"
 
 
 def test_integers_that_are_lengths_have_the_range_of_their_values_and_others_have_none(tmp_path):
@@ -157,7 +246,7 @@ def test_sizes_at_which_a_guard_has_no_value_are_refused(relation):
     graph.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
     graph.guards = [Guard(relation, "model.py:1")]
     with pytest.raises(TargetError, match=r"shapes: \{'n': 0\} contradict .*, for which the model was traced"):
-        command(graph, Path("net.onnx"), {}, {"n": (0, 4, 8)})
+        line_of(graph, n=(0, 4, 8))
 
 
 def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):

@@ -1,11 +1,13 @@
 """TensorRT as a target: files that keep its rules, and what it refuses."""
 
+import re
+import sys
 from functools import partial
 
 import onnx
 import pytest
 import torch
-from clika_ref_tensorrt.rules import violations
+from clika_ref_tensorrt.rules import fault_of_nodes, violations
 from clika_ref_tensorrt.scheme import OF_WEIGHTS
 from clika_ref_tensorrt.target import TensorRt
 from networks import Net, compiled, images
@@ -33,7 +35,7 @@ def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_si
     assert violations(onnx.load(artifact.path)) == []
     assert (tmp_path / "net.onnx.trtexec.sh").read_text() == (
         '#!/bin/sh\ncd "$(dirname "$0")" || exit\n'
-        "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --minShapes=x:1x3x16x16 "
+        "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --stronglyTyped --minShapes=x:1x3x16x16 "
         "--optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16\n"
     )
     found = module.clika_explain()
@@ -122,15 +124,64 @@ def test_more_of_the_largest_than_can_be_found_are_refused_and_other_broken_rule
         module = clika_compile(function, tracing_inputs=[torch.randn(4000)], logs_dir=tmp_path / "logs")
         return module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
 
-    message = r"topk in .*: it finds the largest 3,841, of which TensorRT takes 3,840 at most"
+    message = r"topk in .*: TopK finds the 3,841 largest, of which TensorRT takes 3,840 at most; ask for fewer"
     with pytest.raises(TargetError, match=message):
         exported(lambda x: x.topk(3841)[0])
     exported(lambda x: x.topk(3840)[0])
-    exported(lambda x: x.sort()[0])
+    with pytest.raises(TargetError, match=r"sort in .*: TopK finds the 4,000 largest"):
+        exported(lambda x: x.sort()[0])
+    exported(lambda x: x.abs().to(torch.uint8).float())
     told = "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     assert "Warning: net.onnx breaks rules of tensorrt in 1 places:" in told
-    assert told.count("breaks rules of") == 1, "of three exports"
-    assert "[top-k] output/TopK: K is 4000; at most 3840 are taken" in told
+    assert told.count("breaks rules of") == 1, "of two exports"
+    assert "[data-type] to/Cast: Cast computes with UINT8, which only inputs and outputs are" in told
+
+
+def test_calls_that_it_cannot_run_are_refused_all_at_once_with_their_lines(tmp_path):
+    class Odd(nn.Module):
+        def forward(self, x, image):
+            bits = x.int() | 1
+            brighter = image + image
+            return bits, brighter, x.to(torch.int16) * 2, torch.unique(x), x[x > 0]
+
+    inputs = torch.randn(4, 4), torch.ones(4, 4, dtype=torch.uint8)
+    module = clika_compile(Odd(), tracing_inputs=[inputs], deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    with pytest.raises(TargetError) as error:
+        module.clika_export(tmp_path / "net.onnx")
+    told = str(error.value).splitlines()
+    assert told[0].startswith("tensorrt cannot run 6 nodes of Odd:")
+    for operator, message in (
+        ("bitwise_or", "BitwiseOr is not imported; write it in other operators, or as a plugin of TensorRT's"),
+        ("add", "Add computes with UINT8, which only inputs and outputs are; cast it to INT32 or to floats"),
+        ("to", "Cast makes INT16, of which TensorRT has no values; use INT32 or INT64"),
+        ("mul", "Mul reads INT16, of which TensorRT has no values; use INT32 or INT64"),
+        ("unique2", "Unique is not imported"),
+        ("index", "Compress is not imported"),
+    ):
+        assert any(re.search(rf"  {operator} in .*test_target.py:\d+.*: {message}", line) for line in told), operator
+    assert not [*tmp_path.iterdir()]
+
+
+def test_truth_values_and_sums_of_integers_are_written_as_it_takes_them(tmp_path):
+    def model(x, image):
+        mask = x > 0
+        chosen = torch.where(mask, x < 1, x < 2)
+        scattered = mask.index_put((torch.tensor([0]),), chosen[:1])
+        counts = mask.long().sum(1), torch.cumsum(mask.long(), 1)
+        return mask.any(1), mask.all(), chosen, mask.amax(1), mask.sort(1)[0], scattered, *counts, image.float()
+
+    inputs = torch.randn(4, 4), torch.ones(4, 4, dtype=torch.uint8)
+    module = clika_compile(model, tracing_inputs=[inputs], deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
+    assert TensorRt().check(artifact.path) == []
+
+
+def test_operators_that_a_plugin_may_bring_are_refused_by_no_node():
+    value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT, shape=[2])
+    nodes = [onnx.helper.make_node("Mine", ["x"], ["y"], domain="local")]
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("local", 1)]
+    graph = onnx.helper.make_graph(nodes, "mine", [value("x")], [value("y")])
+    assert fault_of_nodes(onnx.helper.make_model(graph, opset_imports=opsets)) is None
 
 
 def test_numbers_of_64_bits_are_refused(tmp_path):
@@ -139,7 +190,7 @@ def test_numbers_of_64_bits_are_refused(tmp_path):
         tracing_inputs=[torch.ones(1, 3, dtype=torch.float64)],
         deployment_settings=DeploymentSettings_TensorRT_ONNX(),
     )
-    with pytest.raises(TargetError, match="float64, which TensorRT does not take; compile the model in float32"):
+    with pytest.raises(TargetError, match="Gemm computes with floats of 64 bits, which TensorRT does not; export the"):
         module.clika_export(tmp_path / "net.onnx")
 
 
@@ -229,3 +280,21 @@ def test_what_is_emulated_is_not_timed_neither_for_a_table_nor_to_decide():
     message = "optimize_for='latency' times layers, but tensorrt is emulated by ONNX Runtime here.* optimize_for='size'"
     with pytest.raises(TargetError, match=message):
         Wanted(TensorRt(), QuantizationSettings(), options=ClikaCompileOptions(optimize_for="latency"))
+
+
+def test_without_what_stands_in_for_the_runtime_files_are_written_and_the_rest_says_what_to_install(
+    tmp_path, monkeypatch
+):
+    module = compiled()
+    module._clika_logs_dir = tmp_path / "logs"
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # which Python takes for not installed
+    message = "tensorrt is emulated by ONNX Runtime here, and onnxruntime is not installed; pip install onnxruntime"
+    artifact = module.clika_export(tmp_path / "net.onnx")
+    assert violations(onnx.load(artifact.path)) == []
+    assert f"not compared: {message}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
+    assert module.clika_explain().share() == 1.0
+    (row,) = module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
+    assert (row.layers, row.share, row.refusal) == (7, 1.0, "")
+    assert TensorRt().missing() == message
+    with pytest.raises(TargetError, match=message):
+        TensorRt().load(artifact)

@@ -1,0 +1,134 @@
+"""The part of a ClikaModule that has low-rank adapters: attached, saved by themselves, and merged into the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from clika_ref.argument_checks import check_kinds
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.exporting.export import lower_for
+from clika_ref.lora.adapter_state import adapter_config, adapter_state, load_adapter_state
+from clika_ref.lora.adapters import SCOPE, adapters_of, freeze
+from clika_ref.lora.attaching import attach
+from clika_ref.lora.merging import merge_adapters
+from clika_ref.lora.planning import plan_beside
+from clika_ref.lora.report import Adapted
+from clika_ref.lora_settings import LoraSettings
+from clika_ref.pruned_module import PrunedModule
+from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.fingerprint import fingerprint
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings import LIVE_BASE
+from clika_ref.simulation import Quantized, device_of, target_of
+from clika_ref.wanted import Wanted
+from clika_ref.weights import hold_parameters
+
+NONE = (
+    "the module has no adapters; attach them with clika_attach_lora(LoraSettings(...)), or compile with "
+    "ClikaCompileOptions(global_lora_settings=LoraSettings(...))"
+)
+
+
+class AdaptedModule(PrunedModule):
+    """A module around a graph beside whose layers adapters may stand."""
+
+    def clika_attach_lora(self, lora_settings: LoraSettings | None = None) -> Adapted:
+        """Put adapters beside layers of a module that is compiled already; return which, which printed is a table.
+
+        Nothing else is trained from then on: all other parameters, and scales of integers, no longer require gradients.
+        At first the module computes what it did. One that is quantized stays so, with the integers that it had and the
+        scales that it learned; its ranges it forgets. An optimizer is to be made anew, of parameters that require
+        gradients.
+
+        Raises:
+            ModelError: a name in the settings is that of no layer, the module has adapters already, or its batch
+                norms are live.
+            TargetError: no plugin provides the target that the module is quantized for.
+        """
+        check_kinds({"lora_settings": lora_settings})
+        if self._clika_options.batch_norm == "live":
+            raise ModelError(LIVE_BASE)
+        registry, graph = self._clika_registry or load_registry(), self.graph.clone()
+        with CompilationLog.open(self._clika_logs_dir) as log:
+            found = attach(graph, lora_settings or LoraSettings(), registry.operators, log)
+            self._clika_timings.update(log.timings)
+        own, wanted = self._learned, self._clika_wanted
+        quantized = own and self._with_scales_beside(own, graph)
+        self._exchange(graph)
+        if quantized is not None:
+            self.clika_adopt(quantized, None, wanted)
+        freeze(self)
+        return found
+
+    def _with_scales_beside(self, own: Quantized, graph: Graph) -> Quantized:
+        """Return how the module is quantized, with scales for what adapters return."""
+        registry = self._clika_registry or load_registry()
+        clone, plan = graph.clone(), own.plan.on(device_of(graph))
+        with torch.no_grad():
+            lower_for(plan, clone, registry, target_of(own, registry))
+        return replace(own, plan=plan_beside(own.plan, clone), model=fingerprint(graph))
+
+    def clika_adopt(
+        self, quantized: Quantized | None, calibration: Calibration | None, wanted: Wanted | None = None
+    ) -> None:
+        """Compute from now on as quantized; beside adapters, scales stay as they are planned, as the weights do."""
+        super().clika_adopt(quantized, calibration, wanted)
+        if adapters_of(self._clika_graph):
+            for log in self._log_scales.values():
+                log.requires_grad_(False)
+
+    def clika_lora_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the adapters alone, under the names that the package ``peft`` gives them, for safetensors to write.
+
+        Raises:
+            ModelError: the module has no adapters.
+        """
+        return adapter_state(self._with_adapters())
+
+    def clika_lora_config(self) -> dict[str, Any]:
+        """Return what ``adapter_config.json`` of the package ``peft`` says of adapters, for ``json`` to write.
+
+        Raises:
+            ModelError: the module has no adapters.
+        """
+        return adapter_config(self._with_adapters())
+
+    def clika_load_lora_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Take over adapters that `clika_lora_state_dict` returned, or the package ``peft`` wrote.
+
+        Raises:
+            ModelError: the module has no adapters, or others; all that does not fit is named, and nothing is taken
+                over.
+        """
+        load_adapter_state(self._with_adapters(), state_dict)
+
+    def clika_merge_lora(self) -> None:
+        """Write what adapters add into the weights, and let nothing be left of them; what is frozen stays so.
+
+        Raises:
+            ModelError: the module has no adapters, or one stands beside integers, a masked weight or a tied one.
+        """
+        self._with_adapters()
+        own, wanted, graph = self._learned, self._clika_wanted, self.graph.clone()
+        merge_adapters(graph, is_quantized=own is not None)
+        self._exchange(graph)
+        hold_parameters(self, (SCOPE,), {})
+        if own is not None:
+            self.clika_adopt(replace(own, model=fingerprint(self.graph)), None, wanted)
+
+    def _with_adapters(self) -> Graph:
+        """Return the graph, which has adapters.
+
+        Raises:
+            ModelError: it has none.
+        """
+        graph = self.graph
+        if not adapters_of(graph):
+            raise ModelError(NONE)
+        return graph

@@ -1,0 +1,138 @@
+"""The adapters of a graph: where they stand, how they are called, and what a weight is with one merged into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.pruning.masks import masked_by
+from clika_ref.quantization.layer_weights import groups_of, is_own, weight_of
+
+SCOPE = "clika.adapters"
+"""Where adapters are among the parameters of a module."""
+
+PREFIX = f"{SCOPE}."
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+"""What follows the path of a layer in the names of the two matrices, as users of the method call them."""
+
+BESIDE = {"linear": "lora_linear", **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "lora_convolution")}
+"""By the operator of a layer, that of an adapter beside it."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Two matrices beside the layers that read one weight."""
+
+    path: str
+    """Of the module that owns the weight."""
+    weight: Value
+    """The parameter, which may be masked where layers read it."""
+    down: Value
+    up: Value
+    nodes: tuple[Node, ...]
+    """One beside each layer."""
+
+    @property
+    def rank(self) -> int:
+        """How many numbers stand between the matrices, for each group."""
+        return int(self.up.type.shape[1])
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes that all nodes of an adapter share."""
+        return {name: self.nodes[0].attrs[name] for name in ("alpha", "dropout_rate", "merging")}
+
+    @property
+    def layers(self) -> list[Node]:
+        """The layers that read the weight."""
+        return [layer_beside(node) for node in self.nodes]
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether a layer reads the weight through a mask, which a sum would fill."""
+        return any(weight_of(layer) is not self.weight for layer in self.layers)
+
+
+def adapters_of(graph: Graph) -> list[Adapter]:
+    """Return the adapters of a graph of a module, in order."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.kind in BESIDE.values():
+            found.setdefault(node.inputs[2].name, []).append(node)
+    return [
+        Adapter(
+            name.removeprefix(PREFIX).removesuffix(DOWN),
+            masked_by(weight_of(layer_beside(nodes[0])))[0],
+            nodes[0].inputs[2],
+            nodes[0].inputs[3],
+            tuple(nodes),
+        )
+        for name, nodes in found.items()
+    ]
+
+
+def layer_beside(node: Node) -> Node:
+    """Return the layer beside which an adapter stands."""
+    producer = node.inputs[0].producer
+    assert producer is not None
+    return producer
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is a matrix of an adapter."""
+    return name.startswith(PREFIX)
+
+
+def adaptable_weight(graph: Graph, node: Node) -> Value | None:
+    """Return the parameter of a layer that an adapter can stand beside; None of any other node."""
+    if node.kind not in BESIDE:
+        return None
+    parameter, _ = masked_by(weight_of(node))
+    is_float = parameter.type.dtype.is_floating_point and parameter.type.rank > 1
+    return parameter if is_float and is_own(graph, parameter) else None
+
+
+def merged_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int) -> Tensor:
+    """Return ``weight + alpha / r * up @ down``, for each group by itself.
+
+    Args:
+        weight: ``[outputs, inputs / groups, ...]``.
+        down: ``[groups * r, inputs / groups, ...]``.
+        up: ``[outputs, r]``, with further sides of 1.
+        alpha: of the adapter.
+        groups: of the layer.
+    """
+    rank = up.shape[1]
+    product = up.reshape(groups, -1, rank) @ down.reshape(groups, rank, -1)
+    return weight + (product * (alpha / rank)).reshape(weight.shape)
+
+
+def arguments_of_merging(adapter: Adapter, layer: Node) -> dict[str, Any]:
+    """Return the arguments of `merged_weight` that are no tensors."""
+    return {"alpha": adapter.attributes["alpha"], "groups": groups_of(layer)}
+
+
+def in_training(graph: Graph) -> Graph:
+    """Return a clone whose adapters drop elements of what they read; the graph itself where none does."""
+    if not any(node.attrs.get("dropout_rate") for node in graph.nodes if node.kind in BESIDE.values()):
+        return graph
+    clone = graph.clone()
+    let_drop(clone)
+    return clone
+
+
+def let_drop(graph: Graph) -> None:
+    """Let the adapters of a graph drop elements of what they read."""
+    for node in graph.nodes:
+        if node.kind in BESIDE.values():
+            node.attrs = {**node.attrs, "training": True}
+
+
+def freeze(module: torch.nn.Module) -> None:
+    """Let nothing of a module be trained but its adapters."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(is_adapter(name))

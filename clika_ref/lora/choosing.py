@@ -1,0 +1,98 @@
+"""Which layers of a graph get an adapter: those that settings name, by paths, their ends, or wildcards."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.lora.adapters import adaptable_weight
+from clika_ref.lora_settings import LoraSettings
+from clika_ref.quantization.layer_weights import groups_of
+from clika_ref.quantization.layers import NEAR, WILDCARDS
+
+ARGUMENT = "target_layers"
+
+
+def chosen_layers(graph: Graph, settings: LoraSettings) -> dict[Value, list[Node]]:
+    """Return by its weight which layers get an adapter; layers that share a weight share it.
+
+    A name stands for the node of that name, for all layers in the module of that path, and for all in modules whose
+    path ends like that. Layers whose weight has no more elements than an adapter would have are left out.
+
+    Raises:
+        ModelError: a name is that of no layer with a weight of its own, near ones are listed; or all of its layers are
+            left out.
+    """
+    layers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        weight = adaptable_weight(graph, node)
+        if weight is not None:
+            layers.setdefault(weight, []).append(node)
+    found: dict[Value, list[Node]] = {}
+    for key in settings.target_layers:
+        named = {w: nodes for w, nodes in layers.items() if any(_is_named(node, key) for node in nodes)}
+        if not named:
+            raise _no_layer(graph, key, [node for nodes in layers.values() for node in nodes])
+        small = {w: nodes for w, nodes in named.items() if _elements(nodes[0], w, settings.rank) < _size(w)}
+        if not small:
+            raise _too_large(key, named, settings.rank)
+        found |= small
+    return {weight: nodes for weight, nodes in layers.items() if weight in found}
+
+
+def _elements(node: Node, weight: Value, rank: int) -> int:
+    """Return how many elements an adapter of a rank has."""
+    outputs, *rest = map(int, weight.type.shape)
+    return rank * (groups_of(node) * math.prod(rest) + outputs)
+
+
+def _size(weight: Value) -> int:
+    return math.prod(map(int, weight.type.shape))
+
+
+def _is_named(node: Node, key: str) -> bool:
+    names = (node.name, *node.origin.scopes)
+    if not WILDCARDS.isdisjoint(key):
+        return any(fnmatchcase(name, key) for name in names)
+    return any(name == key or name.endswith(f".{key}") for name in names)
+
+
+def _no_layer(graph: Graph, key: str, layers: Sequence[Node]) -> ModelError:
+    """Return the error for a name that is that of no layer."""
+    if not layers:
+        return ModelError(
+            f"{ARGUMENT}: {graph.name} has no linear layer or convolution with a weight of its own, beside which an "
+            "adapter could stand"
+        )
+    known = dict.fromkeys(_names(layers))
+    if any(_is_named(node, key) for node in graph.nodes):
+        problem = "names no linear layer or convolution with a weight of its own"
+    else:
+        problem = f"is the name of no layer of {graph.name}: of no node, no module, and no end of a path"
+    near = difflib.get_close_matches(key, known, n=NEAR) or [name for name in known if key in name][:NEAR]
+    hint = "near it are" if near else "among them are"
+    shown = ", ".join(map(repr, near or [name for name, _ in zip(known, range(NEAR), strict=False)]))
+    return ModelError(f"{ARGUMENT}: {key!r} {problem}; {hint} {shown}")
+
+
+def _names(layers: Iterable[Node]) -> Iterator[str]:
+    """Yield the paths of layers, the last part of each, and the names of nodes."""
+    for node in layers:
+        if node.origin.scope:
+            yield node.origin.scope
+            yield node.origin.scope.rpartition(".")[2]
+        yield node.name
+
+
+def _too_large(key: str, named: Mapping[Value, Sequence[Node]], rank: int) -> ModelError:
+    weight, nodes = next(iter(named.items()))
+    shape = "x".join(map(str, weight.type.shape))
+    return ModelError(
+        f"{ARGUMENT}: {key!r}: {rank=} is too large: an adapter of {weight.name!r}, which is {shape}, would have "
+        f"{_elements(nodes[0], weight, rank):,} elements, and the weight has {_size(weight):,}; choose a smaller rank, "
+        "or train the weight itself"
+    )

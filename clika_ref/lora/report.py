@@ -1,0 +1,89 @@
+"""Which adapters a graph has, and how much of it they train: a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from clika_ref.core.ir import Graph, Value
+from clika_ref.lora.adapters import Adapter, adapters_of
+from clika_ref.reporting.tables import table_text
+
+COLUMNS = ("layer", "operator", "weight", "rank", "parameters", "of the weight")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAdapter:
+    """A line of the table: the adapter of one weight."""
+
+    path: str
+    operator: str
+    """Of the layers that read the weight."""
+    shape: tuple[int, ...]
+    """Of the weight."""
+    rank: int
+    parameters: int
+    """Elements of the adapter."""
+
+    @property
+    def share(self) -> float:
+        """How many elements the adapter has for each of the weight."""
+        return self.parameters / math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """The adapters of a module; printed, a table with a line for each."""
+
+    layers: Sequence[LayerAdapter]
+    elements: int
+    """Of all parameters but the adapters'."""
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all adapters."""
+        return sum(layer.parameters for layer in self.layers)
+
+    def __str__(self) -> str:
+        return f"{table_text(COLUMNS, self.rows())}\n{self.in_one_line()}"
+
+    def rows(self) -> list[Sequence[object]]:
+        """Return a row for each adapter, in order."""
+        return [
+            (
+                layer.path,
+                layer.operator,
+                "x".join(map(str, layer.shape)),
+                layer.rank,
+                layer.parameters,
+                f"{layer.share:.1%}",
+            )
+            for layer in self.layers
+        ]
+
+    def in_one_line(self) -> str:
+        """Return how many adapters there are, and how much of the module they are."""
+        share = f"{self.parameters / max(self.elements, 1):.1%} of the {self.elements:,} that stay"
+        return f"{len(self.layers):,} adapters, {self.parameters:,} parameters, {share}"
+
+
+def adapted(graph: Graph) -> Adapted:
+    """Return which adapters a graph has."""
+    found = adapters_of(graph)
+    own = {id(matrix) for adapter in found for matrix in (adapter.down, adapter.up)}
+    others = [v for v in graph.constants.values() if id(v) not in own and isinstance(v.data, nn.Parameter)]
+    return Adapted([_line(adapter) for adapter in found], sum(map(_size, others)))
+
+
+def _line(adapter: Adapter) -> LayerAdapter:
+    shape = tuple(map(int, adapter.weight.type.shape))
+    return LayerAdapter(
+        adapter.path, adapter.layers[0].kind, shape, adapter.rank, _size(adapter.down) + _size(adapter.up)
+    )
+
+
+def _size(value: Value) -> int:
+    return math.prod(map(int, value.type.shape))

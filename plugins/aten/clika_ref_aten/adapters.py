@@ -1,0 +1,144 @@
+"""Low-rank adapters, which stand beside a layer and add to what it returns.
+
+Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models (2021), section 4.1.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clika_ref.core.inference import infer
+from clika_ref.core.operators import operator
+from clika_ref.core.types import TensorType
+from clika_ref_aten import convolution, dropout, linear
+from clika_ref_aten.spatial import spread
+
+CONVOLUTIONS = {3: convolution.conv1d, 4: convolution.conv2d, 5: convolution.conv3d}
+"""By the rank of a weight."""
+
+
+def _as_returned(returned, *_, **__):
+    """Type of what an adapter adds to."""
+    return returned
+
+
+def _made(op, of, *operands, **attrs):
+    """Write what another operator makes of operands; return it, its type known."""
+    assert of.lowering is not None
+    call = of.call(*operands, **attrs)
+    types = [None if v is None else TensorType(op.dtype(v), op.shape(v)) for v in call.operands]
+    (kind,) = infer(of, types, call.attrs)
+    return op.declare(of.lowering(op, *call.operands, **call.attrs), kind)
+
+
+def _scaled(op, few, scale):
+    """Return what the first product made times a number."""
+    return op.declare(linear.factor(op, few, scale), TensorType(op.dtype(few), op.shape(few)))
+
+
+def _settings(draw, s):
+    """Draw the attributes that every adapter has."""
+    return {
+        "alpha": draw(s.choice(1.0, 2.0, 0.5)),
+        "dropout_rate": draw(s.choice(0.0, 0.5)),
+        "training": draw(s.booleans()),
+        "merging": draw(s.choice("auto", "on", "off")),
+    }
+
+
+@operator(random="training")
+def lora_linear(
+    returned: Tensor,
+    x: Tensor,
+    down: Tensor,
+    up: Tensor,
+    *,
+    alpha: float = 1.0,
+    dropout_rate: float = 0.0,
+    training: bool = False,
+    merging: str = "auto",
+) -> Tensor:
+    """``returned[..., n] + alpha / r * x[..., k] @ down[r, k].T @ up[n, r].T``, beside a linear layer that reads ``x``.
+
+    With ``training``, elements of ``x`` are dropped first. ``merging`` says what exports make of it: see
+    ``clika_ref.LoraSettings``.
+    """
+    read = dropout.dropout(x, p=dropout_rate, train=training)
+    return returned + F.linear(F.linear(read, down) * (alpha / down.shape[0]), up)
+
+
+@lora_linear.onnx
+def _(op, returned, x, down, up, *, alpha, dropout_rate, training, merging):
+    read = _made(op, dropout.dropout, x, p=dropout_rate, train=training)
+    few = _scaled(op, _made(op, linear.linear, read, down), alpha / op.shape(down)[0])
+    return op.Add(returned, _made(op, linear.linear, few, up))
+
+
+lora_linear.types(_as_returned)
+
+
+@lora_linear.samples
+def _(draw, s):
+    x = draw(s.tensor(rank=(2, 4), dtype=linear.FLOATS))  # of a vector, ONNX Runtime 1.31 cannot compute no outputs
+    outputs, rank = draw(s.integers(1, 5)), draw(s.integers(1, 3))
+    shapes = ((*x.shape[:-1], outputs), (rank, x.shape[-1]), (outputs, rank))
+    returned, down, up = (draw(s.tensor(shape=shape, dtype=x.dtype)) for shape in shapes)
+    return s.call(returned, x, down, up, **_settings(draw, s))
+
+
+@operator(random="training")
+def lora_convolution(
+    returned: Tensor,
+    x: Tensor,
+    down: Tensor,
+    up: Tensor,
+    *,
+    stride: tuple[int, ...] = (1,),
+    padding: tuple[int, ...] | str = (0,),
+    dilation: tuple[int, ...] = (1,),
+    groups: int = 1,
+    alpha: float = 1.0,
+    dropout_rate: float = 0.0,
+    training: bool = False,
+    merging: str = "auto",
+) -> Tensor:
+    """Add to ``returned[n, k, ...]`` what a convolution to few channels, and one of 1 x 1 behind it, make of ``x``.
+
+    The first, ``down[groups * r, c / groups, i, ...]``, has the sides and attributes of the convolution that it stands
+    beside; the second is ``up[k, r, 1, ...]``. Between them is multiplied by ``alpha / r``; otherwise as `lora_linear`.
+    """
+    convolve, read = CONVOLUTIONS[down.ndim], dropout.dropout(x, p=dropout_rate, train=training)
+    few = convolve(read, down, None, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    return returned + convolve(few * (alpha * groups / down.shape[0]), up, None, groups=groups)
+
+
+@lora_convolution.onnx
+def _(op, returned, x, down, up, *, stride, padding, dilation, groups, alpha, dropout_rate, training, merging):
+    convolve, read = CONVOLUTIONS[op.rank(down)], _made(op, dropout.dropout, x, p=dropout_rate, train=training)
+    few = _made(op, convolve, read, down, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    scaled = _scaled(op, few, alpha * groups / op.shape(down)[0])
+    return op.Add(returned, _made(op, convolve, scaled, up, groups=groups))
+
+
+lora_convolution.types(_as_returned)
+
+
+@lora_convolution.samples
+def _(draw, s):
+    sides, groups, rank = draw(s.choice(2, 1, 3)), draw(s.choice(1, 2)), draw(s.integers(1, 2))
+    channels, outputs = draw(s.integers(1, 3)), draw(s.integers(1, 3))
+    lengths, kernel = ([draw(s.integers(*ends)) for _ in range(sides)] for ends in ((5, 7), (1, 3)))
+    stride, pad, dilation = draw(s.choice(1, 2)), draw(s.choice(0, 1)), draw(s.choice(1, 1, 2))
+    batch = (draw(s.integers(1, 2)),) if draw(s.choice(True, True, False)) else ()
+    reaches = [dilation * (k - 1) + 1 for k in kernel]
+    made = [max(0, (n + 2 * pad - r) // stride + 1) for n, r in zip(lengths, reaches, strict=True)]
+    shapes = (
+        (*batch, groups * outputs, *made),
+        (*batch, groups * channels, *lengths),
+        (groups * rank, channels, *kernel),
+        (groups * outputs, rank, *[1] * sides),
+    )
+    attrs = {"stride": spread(stride, sides), "padding": spread(pad, sides), "dilation": spread(dilation, sides)}
+    tensors = [draw(s.tensor(shape=shape)) for shape in shapes]
+    return s.call(*tensors, **attrs, groups=groups, **_settings(draw, s))

@@ -1,0 +1,101 @@
+"""Installed by pip and removed again: entry points of the example come and go, and nothing outside it changes."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "plugins/example"
+PACKAGE = "clika_ref_example"
+GIT = shutil.which("git") or "git"
+
+INSTALL = ("install", "--no-index", "--no-build-isolation", "--no-deps", "--no-compile")
+
+TOLD = """
+import importlib.util, json
+from clika_ref.command_line.inspection import installed_plugins
+
+found, package = installed_plugins(), importlib.util.find_spec("clika_ref_example")
+print(json.dumps({"failures": found.failures, "file": package and package.origin, **found.as_json()}))
+"""
+
+
+class Environment:
+    """A virtual environment that has all that this one has, but for the example."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        venv.create(folder, symlinks=True)
+        self.packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+        for entry in Path(sysconfig.get_path("purelib")).iterdir():
+            if PACKAGE not in entry.name and entry.name != "__pycache__":
+                (self.packages / entry.name).symlink_to(entry)
+
+    def run(self, *words):
+        """Run its Python, which finds no plugin in the folder of the example, and return what it prints."""
+        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        others = os.pathsep.join(path for path in paths if Path(path).resolve() != FOLDER)
+        set_to = {"PYTHONPATH": others, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        left = {name: value for name, value in os.environ.items() if name != "CLIKA_REF_PLUGINS"}
+        python, cwd = self.folder / "bin/python", self.folder.parent
+        done = subprocess.run(
+            [python, *words], env={**left, **set_to}, cwd=cwd, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def plugins(self):
+        """Return each plugin that clika-ref finds there, under its name, and where the example was found."""
+        told = json.loads(self.run("-c", TOLD))
+        assert told["failures"] == []
+        return {plugin["name"]: plugin for plugin in told["plugins"]}, told["file"]
+
+    def names(self):
+        """Return what lies among its packages."""
+        return {entry.name for entry in self.packages.iterdir()}
+
+
+@pytest.fixture
+def environment(tmp_path):
+    return Environment(tmp_path / "environment")
+
+
+def files_outside():
+    """Return the hash of each file of the project that the folder of the example does not hold."""
+    listed = subprocess.run([GIT, "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / name for name in listed.split("\0") if name]
+    kept = [path for path in paths if path.is_file() and FOLDER not in path.parents]
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
+
+
+def test_pip_brings_it_and_takes_it_away_and_nothing_outside_its_folder_changes(environment, tmp_path):
+    source = tmp_path / "example"  # building leaves files beside the source
+    shutil.copytree(FOLDER, source, ignore=shutil.ignore_patterns("tests", "build", "*.egg-info", "__pycache__"))
+    files, names, (before, nowhere) = files_outside(), environment.names(), environment.plugins()
+    assert len(files) > 100
+    assert nowhere is None
+    assert {"aten", "onnxruntime"} <= before.keys()
+
+    environment.run("-m", "pip", *INSTALL, str(source))
+    during, place = environment.plugins()
+    assert Path(place).parent.parent == environment.packages
+    assert {name: during[name] for name in before} == before
+    added = {name: during[name] for name in during.keys() - before.keys()}
+    assert {name: plugin["targets"] for name, plugin in added.items()} == {
+        "example": ["interpreter"],
+        "reference": ["onnx-reference"],
+    }
+    assert {name.partition("-")[0] for name in environment.names() - names} == {PACKAGE}
+    assert files_outside() == files
+
+    environment.run("-m", "pip", "uninstall", "--yes", "clika-ref-example")
+    assert environment.plugins() == (before, None)
+    assert environment.names() == names
+    assert files_outside() == files

@@ -1,0 +1,110 @@
+"""Rules of TensorRT about the types of values that nodes read and make.
+
+Source: docs/operators.md of onnx-tensorrt, of TensorRT 10.15: the types of its values, and of each operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+
+import onnx
+
+from clika_ref_tensorrt.file_rules import NOT_IMPORTED, OF_INTEGERS
+from clika_ref_tensorrt.onnx_file import FLOATS, NOTHING, OnnxFile
+from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC, ONNX_DOMAINS, QUANTIZE
+from clika_ref_tensorrt.rule_book import COMPUTED, TYPES, Found, rule, type_name
+
+WHOLE = "use INT32 or INT64"
+
+ABSENT: Mapping[int, str] = {
+    TYPES.INT16: WHOLE, TYPES.UINT16: WHOLE, TYPES.UINT32: WHOLE, TYPES.UINT64: WHOLE,
+    TYPES.STRING: "let numbers stand for it",
+    TYPES.COMPLEX64: "split real and imaginary parts", TYPES.COMPLEX128: "split real and imaginary parts",
+}  # fmt: skip
+"""Types of which it has no values, and what to do instead."""
+
+CONVERTING = NOTHING | {"Cast", "CastLike", "Shape", "Size"}
+"""Operators that may read bytes of an input, or make those of an output."""
+
+TOLD_ELSEWHERE = NOT_IMPORTED | OF_INTEGERS | {QUANTIZE, DEQUANTIZE}
+"""Operators of which other rules speak."""
+
+CALCULATING = frozenset(
+    {
+        "Abs", "Add", "And", "ArgMax", "ArgMin", "Clip", "CumSum", "Div", "Equal", "Gemm", "Greater", "GreaterOrEqual",
+        "Less", "LessOrEqual", "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Pow", "ReduceMax", "ReduceMean",
+        "ReduceMin", "ReduceProd", "ReduceSum", "Relu", "Sign", "Sub", "Sum", "TopK",
+    }
+)  # fmt: skip
+"""Operators that calculate with integers of 32 and 64 bits, and with no narrower ones."""
+
+
+@rule("data-type")
+def _(file: OnnxFile) -> Found:
+    for node in file.nodes:
+        given = file.types.get(node.input[0], 0) if node.op_type == QUANTIZE else 0
+        if given not in (0, *FLOATS):
+            yield node, f"quantizes {type_name(given)}; it takes floats of 32 or 16 bits"
+        elif _computes_in_float64(file, node):
+            yield (
+                node,
+                f"{node.op_type} computes with floats of 64 bits, which TensorRT does not; export the model in float32",
+            )
+        elif fault := _untaken(file, node):
+            yield node, f"{node.op_type} {fault}"
+
+
+def _computes_in_float64(file: OnnxFile, node: onnx.NodeProto) -> bool:
+    """Whether a node reads or returns floats of 64 bits but sizes."""
+    sizes = file.once(_of_sizes)
+    names = [name for name in node.input if name not in file.constants and name not in sizes]
+    names += [name for name in node.output if name in file.outputs and file.around is None]
+    return any(file.types.get(name, 0) == TYPES.DOUBLE for name in names)
+
+
+def _of_sizes(file: OnnxFile) -> MutableMapping[str, bool]:
+    """Return what is computed from sizes and constants alone: TensorRT takes 32 bits for 64 there."""
+    found = file.on_top({}, _of_sizes)
+    for node in file.nodes:
+        given = [name for name in node.input if name]
+        is_derived = bool(given) and all(name in found or name in file.constants for name in given)
+        if node.op_type in ("Shape", "Size") or is_derived:
+            found.update(dict.fromkeys(node.output, True))
+    return found
+
+
+def _untaken(file: OnnxFile, node: onnx.NodeProto) -> str:
+    """Say of which type a node reads or makes a value that TensorRT has not, or not there; nothing where it has all."""
+    if node.op_type in TOLD_ELSEWHERE or node.domain not in ONNX_DOMAINS:
+        return ""
+    read, made = (
+        {name: kind for name in names if name not in file.constants and (kind := file.types.get(name, 0))}
+        for names in (node.input, node.output)
+    )
+    for verb, values in (("reads", read), ("makes", made)):
+        for kind in values.values():
+            if kind in ABSENT:
+                return f"{verb} {type_name(kind)}, of which TensorRT has no values; {ABSENT[kind]}"
+    is_converting = node.op_type in CONVERTING
+    returned = file.once(_returned)
+    inner = [] if is_converting else [*read.values()]
+    inner += [kind for name, kind in made.items() if not (is_converting and name in returned)]
+    if TYPES.UINT8 in inner:
+        return "computes with UINT8, which only inputs and outputs are; cast it to INT32 or to floats"
+    narrow = [name for name, kind in read.items() if kind in COMPUTED and not _is_quantized(file, name)]
+    if narrow and node.op_type in CALCULATING:
+        kind = type_name(read[narrow[0]])
+        return f"computes with {kind} that no QuantizeLinear made; cast it to INT32 or to floats"
+    return ""
+
+
+def _is_quantized(file: OnnxFile, name: str) -> bool:
+    """Whether a quantizer or its inverse made a value: of who reads that, and of its type, other rules speak."""
+    source = file.source(name)
+    return source is not None and source.op_type in (QUANTIZE, DEQUANTIZE, *DYNAMIC)
+
+
+def _returned(file: OnnxFile) -> set[str]:
+    """Return what a file returns as it is; nothing of what its branches do."""
+    outputs = file.outputs if file.around is None else ()
+    return {name for output in outputs for name in file.way_back(output, NOTHING)}

@@ -1,0 +1,88 @@
+"""Adapters alone: small, under the names that other tools know, and merged for good."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from adapted_nets import INT4, INT8, Images, Tokens, batches, compiled, lora, made, trained
+
+from clika_ref import ModelError
+
+
+def of_other_tools(state):
+    """Return adapters as they are called in memory: without what wraps the model, and with the name of an adapter."""
+    return {
+        key.removeprefix("base_model.model.").replace(".weight", ".default.weight"): tensor
+        for key, tensor in state.items()
+    }
+
+
+@pytest.mark.parametrize(("kind", "settings"), [(Images, None), (Images, INT8), (Tokens, INT4)], ids=str)
+@pytest.mark.parametrize("renamed", [dict, of_other_tools])
+def test_adapters_alone_make_of_another_copy_of_the_base_what_they_made_of_the_first(kind, settings, renamed, tmp_path):
+    module, x = trained(compiled(kind, settings, lora()), kind), batches(kind, 1, seed=3)[0]
+    safetensors.torch.save_file(module.clika_lora_state_dict(), tmp_path / "adapter_model.safetensors")
+    other = compiled(kind, settings, lora())
+    assert not torch.equal(other(x), module(x))
+    other.clika_load_lora_state_dict(renamed(safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")))
+    assert torch.equal(other(x), module(x))
+
+
+def test_they_are_called_as_other_tools_call_them_and_are_small():
+    module = compiled(Tokens, lora=lora(target_layers=["query", "value"]))
+    state = module.clika_lora_state_dict()
+    layers = [f"base_model.model.{path}" for path in ("query", "value")]
+    assert [*state] == [f"{path}.lora_{which}.weight" for path in layers for which in "AB"]
+    assert [tuple(t.shape) for t in state.values()] == [(2, 32), (32, 2)] * 2
+    assert sum(t.nbytes for t in state.values()) < 0.05 * sum(p.nbytes for p in module.parameters())
+    assert json.loads(json.dumps(module.clika_lora_config())) == {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "r": 2,
+        "lora_alpha": 4.0,
+        "lora_dropout": 0.0,
+        "target_modules": ["query", "value"],
+        "bias": "none",
+        "fan_in_fan_out": False,
+    }
+
+
+def test_what_does_not_fit_is_told_at_once_and_nothing_is_taken_over():
+    module, x = compiled(Tokens, lora=lora(target_layers=["query", "value"])), batches(Tokens, 1)[0]
+    state, before = module.clika_lora_state_dict(), module(x)
+    state = {key: torch.ones_like(tensor) for key, tensor in state.items()}
+    state["base_model.model.key.lora_A.weight"] = torch.ones(2, 32)
+    state["base_model.model.query.lora_A.weight"] = torch.ones(8, 32)
+    del state["base_model.model.value.lora_B.weight"]
+    with pytest.raises(ModelError) as raised:
+        module.clika_load_lora_state_dict(state)
+    text = str(raised.value)
+    assert "'base_model.model.key.lora_A.weight' is the matrix of no adapter" in text
+    assert "'base_model.model.query.lora_A.weight' is 8x32, and the adapter's is 2x32" in text
+    assert "base_model.model.value.lora_B.weight is missing" in text
+    assert "LoraSettings(rank=..., target_layers=[...])" in text
+    assert torch.equal(module(x), before)
+
+
+@pytest.mark.parametrize("kind", [Images, Tokens])
+def test_merged_for_good_nothing_is_left_of_them_but_what_they_do(kind):
+    module, x = trained(compiled(kind, lora=lora()), kind), batches(kind, 1, seed=3)[0]
+    adapted = module(x)
+    module.clika_merge_lora()
+    torch.testing.assert_close(module(x), adapted, atol=1e-4, rtol=1e-4)
+    assert module.state_dict().keys() == made(kind).state_dict().keys() | {"_extra_state"}
+    plain = made(kind)
+    plain.load_state_dict({name: t for name, t in module.state_dict().items() if name != "_extra_state"})
+    torch.testing.assert_close(plain(x), adapted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "function", ["clika_merge_lora", "clika_lora_state_dict", "clika_lora_config", "clika_load_lora_state_dict"]
+)
+def test_a_module_without_adapters_says_how_to_attach_them(function):
+    arguments = [{}] if "load" in function else []
+    with pytest.raises(ModelError, match="the module has no adapters; attach them with clika_attach_lora"):
+        getattr(compiled(Tokens), function)(*arguments)

@@ -1,0 +1,280 @@
+"""Adapters are attached beside layers that are named, train in place of all else, and are a part of the module."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from adapted_nets import HERE, INT8, Images, Tokens, batches, compiled, lora, made, trained
+from torch import nn
+
+from clika_ref import ClikaModule, LoraSettings, ModelError, PruningSettings, clika_compile
+
+KINDS = [Images, Tokens]
+ADAPTERS = "clika.adapters."
+
+
+def adapters(module):
+    return {name: p for name, p in module.named_parameters() if name.startswith(ADAPTERS)}
+
+
+def paths(module):
+    return [name.removeprefix(ADAPTERS).removesuffix(".lora_A.weight") for name in adapters(module) if "_A" in name]
+
+
+# At first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_first_nothing_changes_in_either_mode(kind):
+    x, module = batches(kind, 1, seed=5)[0], compiled(kind)
+    before = module(x)
+    found = module.clika_attach_lora(LoraSettings(rank=2, dropout_rate=0.5))
+    assert len(found.layers) == len(paths(module)) > 3
+    assert torch.equal(module(x), before)
+    assert torch.equal(module.train()(x), before), (
+        "what the second matrix is multiplied with is no matter while it is 0"
+    )
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8), (8,)])
+def test_linear_layers_that_read_any_number_of_sides_are_adapted(shape):
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8).eval(), torch.randn(shape)
+    module = clika_compile(model, tracing_inputs=[x], global_lora_settings=lora(rank=3))
+    down, up = (adapters(module)[name].data for name in sorted(adapters(module)))
+    up.normal_()
+    wanted = nn.functional.linear(x, model.weight + 4 / 3 * up @ down, model.bias)
+    torch.testing.assert_close(module(x), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel:UserWarning")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(8, 8, 3),
+        nn.Conv2d(8, 12, 1),
+        nn.Conv2d(8, 12, 3, stride=2, padding=1, dilation=2),
+        nn.Conv2d(8, 16, 3, groups=2, padding="same"),
+        nn.Conv2d(8, 16, (4, 3), padding="same"),
+        nn.Conv3d(8, 8, 2),
+    ],
+    ids=str,
+)
+def test_convolutions_of_all_kinds_are_adapted(layer):
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, *[7] * (layer.weight.ndim - 2))
+    module = clika_compile(copy.deepcopy(layer).eval(), tracing_inputs=[x], global_lora_settings=lora())
+    down, up = (adapters(module)[name].data for name in sorted(adapters(module)))
+    assert down.shape == (2 * layer.groups, *layer.weight.shape[1:])
+    up.normal_()
+    found = module(x)
+    with torch.no_grad():
+        for group in range(layer.groups):  # each by itself
+            rows = slice(group * layer.out_channels // layer.groups, (group + 1) * layer.out_channels // layer.groups)
+            product = up[rows].flatten(1) @ down[2 * group : 2 * group + 2].flatten(1)
+            layer.weight[rows] += 2 * product.reshape(layer.weight[rows].shape)
+    torch.testing.assert_close(found, layer(x))
+
+
+# Training
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_train_and_nothing_else_does(kind):
+    module = compiled(kind, lora=lora())
+    held = {name: p.clone() for name, p in module.named_parameters()}
+    assert {name for name, p in module.named_parameters() if p.requires_grad} == adapters(module).keys()
+    x = batches(kind, 1)[0]
+    before = module(x)
+    trained(module, kind)
+    changed = {name for name, p in module.named_parameters() if not torch.equal(p, held[name])}
+    assert changed == adapters(module).keys()
+    goal = 1.3 * made(kind)(x)
+    assert (module(x) - goal).square().mean() < 0.95 * (before - goal).square().mean()
+
+
+def test_gradients_are_those_of_the_method_written_by_hand():
+    torch.manual_seed(0)
+    model, x = nn.Linear(16, 12).double().eval(), torch.randn(5, 16).double()
+    module = clika_compile(copy.deepcopy(model), tracing_inputs=[x], global_lora_settings=lora(rank=2, alpha=6))
+    down, up = (adapters(module)[name] for name in sorted(adapters(module)))
+    up.data.normal_()
+    own = [m.detach().clone().requires_grad_() for m in (down, up)]
+    module.train()(x).square().sum().backward()
+    (model(x) + 3 * x @ own[0].T @ own[1].T).square().sum().backward()
+    torch.testing.assert_close([down.grad, up.grad], [m.grad for m in own])
+
+
+def test_only_in_training_elements_are_dropped():
+    torch.manual_seed(0)
+    x, settings = torch.randn(4, 16), LoraSettings(rank=4, dropout_rate=0.5)
+    module = clika_compile(nn.Linear(16, 16).eval(), tracing_inputs=[x], global_lora_settings=settings)
+    adapters(module)["clika.adapters.weight.lora_B.weight"].data.normal_()
+    assert torch.equal(module.eval()(x), module(x))
+    assert not torch.equal(module.train()(x), module(x))
+    found = torch.stack([module(x).detach() for _ in range(1000)]).mean(0)
+    added = module.eval()(x) - nn.functional.linear(x, module.weight, module.bias)
+    assert (found - module(x)).norm() < 0.1 * added.norm(), "what is kept is larger by as much"
+
+
+def test_the_original_that_stays_is_trained_as_before():
+    model, x = made(Tokens), batches(Tokens, 1)
+    clika_compile(model, tracing_inputs=x, discard_input_model=False, global_lora_settings=lora())
+    clika_compile(model, tracing_inputs=x, is_dry_run=True, global_lora_settings=lora())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+# Which layers
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["query", "value"], ["query", "value"]),
+        (["wide", "*row"], ["wide", "narrow"]),
+        (["linear_1"], ["value"]),
+        (["*"], ["query", "value", "wide", "narrow"]),
+    ],
+)
+def test_layers_are_named_by_paths_their_ends_nodes_and_wildcards(names, wanted):
+    module = compiled(Tokens, lora=lora(target_layers=names))
+    assert paths(module) == wanted
+    nested = clika_compile(
+        nn.Sequential(made(Tokens), made(Tokens)),
+        tracing_inputs=batches(Tokens, 1),
+        global_lora_settings=lora(target_layers=["query", "0.narrow"]),
+    )
+    assert paths(nested) == ["0.query", "0.narrow", "1.query"]
+
+
+def test_what_is_attached_is_told(tmp_path):
+    module = compiled(Tokens, logs_dir=tmp_path, lora=lora(target_layers=["query", "wide"]))
+    (log,) = tmp_path.glob("*.log")
+    text = log.read_text()
+    assert "Global LoRA Settings" in text
+    assert "2 adapters, 320 parameters, 5.0% of the 6,368 that stay" in text
+    module.clika_merge_lora()
+    found = module.clika_attach_lora(lora(target_layers=["query"]))
+    assert [(layer.path, layer.operator, layer.shape, layer.rank) for layer in found.layers] == [
+        ("query", "linear", (32, 32), 2)
+    ]
+    assert "32x32" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"target_layers": ["qery"]}, "target_layers: 'qery' is the name of no layer of Tokens.*near it are 'query'"),
+        ({"target_layers": ["q_proj"]}, "'q_proj' is the name of no layer.*among them are 'query'"),
+        ({"target_layers": ["norm"]}, "'norm' names no linear layer or convolution with a weight of its own"),
+        ({"target_layers": ["x*"]}, r"'x\*' is the name of no layer"),
+        ({"rank": 40}, r"'\*': rank=40 is too large: an adapter of 'query.weight', which is 32x32, would have 2,560"),
+    ],
+)
+def test_a_name_that_matches_nothing_is_refused_with_near_ones(fields, message):
+    with pytest.raises(ModelError, match=message):
+        compiled(Tokens, lora=lora(**fields))
+
+
+def test_layers_for_which_the_rank_is_too_large_are_left_out_unless_they_are_meant():
+    module = compiled(Images, lora=lora(rank=6))
+    assert "head" in paths(module)
+    assert "head" not in paths(compiled(Images, lora=lora(rank=8)))
+    with pytest.raises(ModelError, match="'head': rank=8 is too large"):
+        compiled(Images, lora=lora(rank=8, target_layers=["head", "stem"]))
+    with pytest.raises(ModelError, match="has no linear layer or convolution"):
+        clika_compile(nn.ReLU(), tracing_inputs=[torch.randn(2)], global_lora_settings=lora())
+
+
+def test_adapters_are_attached_once():
+    module = compiled(Tokens, lora=lora())
+    with pytest.raises(ModelError, match=r"has adapters already, beside 4 weights, .*'query.weight'; merge these with"):
+        module.clika_attach_lora(lora())
+    with pytest.raises(ModelError, match="lora_settings is 8, a int; it takes a LoraSettings"):
+        module.clika_attach_lora(8)
+
+
+class Shared(nn.Module):
+    """A layer that is called twice, and a table whose weight is that of the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.twice, self.head = nn.Embedding(40, 16), nn.Linear(16, 16), nn.Linear(16, 40, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(self.twice(self.twice(self.table(x)).relu()))
+
+
+def shared(**options):
+    torch.manual_seed(0)
+    return clika_compile(Shared().eval(), tracing_inputs=[torch.arange(40)], **options)
+
+
+def test_layers_that_share_a_weight_share_an_adapter_and_tables_have_none(tmp_path):
+    module, x = shared(global_lora_settings=lora()), torch.arange(40)
+    assert paths(module) == ["twice", "head"]
+    for name, matrix in adapters(module).items():
+        if "lora_B" in name:
+            matrix.data.normal_()
+    down, up = (adapters(module)[f"{ADAPTERS}twice.lora_{which}.weight"].data for which in "AB")
+    model = shared()
+    twice = model.twice.weight.data + 2 * up @ down
+    down, up = (adapters(module)[f"{ADAPTERS}head.lora_{which}.weight"].data for which in "AB")
+    y = nn.functional.linear(model.table.weight[x], twice, model.twice.bias).relu()
+    y = nn.functional.linear(nn.functional.linear(y, twice, model.twice.bias), model.table.weight + 2 * up @ down)
+    torch.testing.assert_close(module(x), y)
+    module.clika_export(tmp_path / "merged.onnx")  # which compares, and must not change the table
+    with pytest.raises(ModelError, match=r"head: its weight is tied, and read by .*embedding"):
+        module.clika_merge_lora()
+
+
+# A part of the module
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("settings", [None, INT8], ids=["float", "int8"])
+def test_copies_pickles_and_state_dicts_have_them(kind, settings):
+    module, x, loaded = trained(compiled(kind, settings, lora()), kind), batches(kind, 1, seed=7)[0], ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    pickled = pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
+    for other in (copy.deepcopy(module), pickled, loaded.eval()):
+        assert torch.equal(other(x), module(x))
+        assert [p.requires_grad for p in other.parameters()] == [p.requires_grad for p in module.parameters()]
+        torch.testing.assert_close(other.train()(x), copy.deepcopy(module).train()(x))
+
+
+def test_a_state_dict_of_the_original_loads_and_leaves_adapters():
+    module, model, x = trained(compiled(Tokens, lora=lora()), Tokens), made(Tokens), batches(Tokens, 1)[0]
+    before = module(x)
+    assert module.state_dict().keys() - model.state_dict().keys() == adapters(module).keys() | {"_extra_state"}
+    module.load_state_dict(model.state_dict())
+    assert torch.equal(module(x), before)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
+@pytest.mark.parametrize("settings", [None, INT8], ids=["float", "int8"])
+def test_torch_compile_makes_one_graph_of_it_in_either_mode(settings):
+    torch._dynamo.reset()  # which counts how often it compiled a function for any module
+    module, x = trained(compiled(Tokens, settings, lora()), Tokens), batches(Tokens, 1)[0]
+    for training in (True, False):
+        module.train(training)
+        expected = copy.deepcopy(module)(x)
+        found = torch.compile(module, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_module_with_adapters_is_not_pruned_but_a_pruned_one_is_adapted():
+    module, data = compiled(Images, lora=lora()), batches(Images)
+    with pytest.raises(ModelError, match=r"has adapters beside its layers.*prune first"):
+        module.clika_prune(PruningSettings("structured", None, 0.5), calibration_inputs=data)
+    both = compiled(Images, INT8, lora(), pruning_settings=PruningSettings("structured", None, 0.5))
+    assert both.pointwise.weight.shape[0] == 12
+    assert adapters(both)[f"{ADAPTERS}pointwise.lora_B.weight"].shape[0] == 12
+
+
+def test_live_norms_go_with_no_adapters():
+    module = clika_compile(made(Images), tracing_inputs=batches(Images, 1), batch_norm="live", deployment_settings=HERE)
+    with pytest.raises(ModelError, match="compile with batch_norm='frozen'"):
+        module.clika_attach_lora(lora())

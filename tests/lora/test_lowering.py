@@ -1,0 +1,244 @@
+"""What exports make of adapters: merged into float weights, beside integers, which stay what they are."""
+
+import copy
+
+import onnx
+import pytest
+import torch
+from adapted_nets import HERE, INT4, INT8, Images, Tokens, batches, compiled, lora, made, trained
+from clika_ref_cleanup import fold_batch_norm
+from clika_ref_onnxruntime.target import OnnxRuntime
+from onnx import numpy_helper
+from torch import nn
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_OpenVINO_ONNX,
+    DeploymentSettings_TensorRT_ONNX,
+    ModelError,
+    PruningSettings,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.quantization.decision import decibels
+
+CASES = [(Images, INT8), (Tokens, INT8), (Tokens, INT4)]
+IDS = ["images", "tokens", "few bits"]
+
+
+def noise(wanted, found):
+    return decibels(float(wanted.detach().square().sum()), float((wanted - found).detach().square().sum()))
+
+
+def operators_in(artifact):
+    return [node.op_type for node in onnx.load(artifact.path).graph.node]
+
+
+def integers_in(artifact):
+    """Return the weights in integers, those of four bits unpacked, by their names without what counts them."""
+    found = {}
+    for tensor in onnx.load(artifact.path).graph.initializer:
+        if tensor.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.INT4) and len(tensor.dims) > 1:
+            found[tensor.name] = numpy_helper.to_array(tensor).astype("int8")
+    return found
+
+
+def run(artifact, x):
+    return OnnxRuntime().load(artifact)([x])[0]
+
+
+# Float
+
+
+@pytest.mark.parametrize("kind", [Images, Tokens])
+def test_adapters_are_merged_into_float_weights(kind, tmp_path):
+    module, x = trained(compiled(kind, lora=lora()), kind), batches(kind, 1, seed=5)[0]
+    artifact = module.clika_export(tmp_path / "merged.onnx")
+    plain = compiled(kind).clika_export(tmp_path / "plain.onnx")
+    assert operators_in(artifact) == operators_in(plain)
+    torch.testing.assert_close(run(artifact, x), module(x), atol=1e-4, rtol=1e-4)  # 1.3e-6 was seen
+    assert noise(made(kind)(x), module(x)) < 20, "the adapters count"
+
+
+@pytest.mark.parametrize("kind", [Images, Tokens])
+def test_beside_float_layers_they_are_products_of_their_own_and_norms_are_folded_all_the_same(kind, tmp_path):
+    module, x = trained(compiled(kind, lora=lora(merging="off")), kind), batches(kind, 1, seed=5)[0]
+    artifact = module.clika_export(tmp_path / "beside.onnx")
+    found, plain = operators_in(artifact), operators_in(compiled(kind).clika_export(tmp_path / "plain.onnx"))
+    products = ("Conv", "MatMul", "Gemm")
+    added = sum(found.count(p) for p in products) - sum(plain.count(p) for p in products)
+    assert added == 2 * 4
+    assert "BatchNormalization" not in found
+    torch.testing.assert_close(run(artifact, x), module(x), atol=1e-4, rtol=1e-4)
+
+
+def test_layers_with_equal_weights_keep_their_own_adapters(tmp_path):
+    torch.manual_seed(0)
+    one = nn.Linear(16, 16)
+    model, x = (
+        nn.Sequential(one, nn.ReLU(), copy.deepcopy(one), nn.ReLU(), copy.deepcopy(one)).eval(),
+        torch.randn(8, 16),
+    )
+    module = clika_compile(model, tracing_inputs=[x], global_lora_settings=lora(merging="off"))
+    for name, matrix in module.named_parameters():
+        if "lora_B" in name:
+            matrix.data.normal_()
+    artifact = module.clika_export(tmp_path / "beside.onnx")
+    torch.testing.assert_close(run(artifact, x), module(x), atol=1e-3, rtol=1e-4)
+
+
+# Integers
+
+
+@pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
+def test_attached_to_integers_they_leave_them_and_all_that_was_decided(kind, settings, tmp_path):
+    module, x = compiled(kind, settings), batches(kind, 1, seed=5)[0]
+    before, integers, plan = (
+        module(x),
+        integers_in(module.clika_export(tmp_path / "a.onnx")),
+        module._clika_quantized.plan,
+    )
+    module.clika_attach_lora(lora(dropout_rate=0.3))
+    assert torch.equal(module(x), before)
+    assert torch.equal(module.train()(x), module.eval()(x))
+    trained(module, kind)
+    assert noise(before, module(x)) < 30, "the adapters count"
+    artifact = module.clika_export(tmp_path / "b.onnx")
+    after = integers_in(artifact)
+    assert after.keys() == integers.keys()
+    assert all((after[name] == integers[name]).all() for name in integers)
+    assert noise(module(x), run(artifact, x)) > 30
+    assert module._clika_quantized.plan.weights.keys() == plan.weights.keys()
+    assert not any(p.requires_grad for p in module._log_scales.values())
+
+
+@pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
+def test_training_computes_what_integers_and_adapters_do(kind, settings):
+    module, x = trained(compiled(kind, settings, lora()), kind), batches(kind, 1, seed=5)[0]
+    found = module.train()(x)
+    assert (found - module.eval()(x)).abs().max() <= 1e-5 * found.abs().max()  # as of training without adapters
+
+
+@pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
+def test_beside_integers_they_add_what_they_add_in_float(kind, settings):
+    module, x = compiled(kind, settings), batches(kind, 1, seed=5)[0]
+    assert module._clika_quantized.plan.smoothing, "factors are followed, too"
+    module.clika_attach_lora(lora())
+    plain = compiled(kind, lora=lora())
+    with torch.no_grad():
+        for name, matrix in module.named_parameters():
+            if name.startswith("clika.adapters"):
+                matrix.normal_(std=0.05)
+                plain.get_parameter(name).copy_(matrix)
+    wanted = plain(x) - compiled(kind)(x)
+    assert noise(plain(x), module(x)) > 15, "few bits leave 20 dB"
+    assert noise(plain(x), compiled(kind)(x)) < noise(plain(x), module(x)) - 6
+    assert wanted.any()
+
+
+@pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
+def test_what_is_quantized_with_adapters_has_ranges_of_what_they_return(kind, settings, tmp_path):
+    module, x = trained(compiled(kind, lora=lora()), kind), batches(kind, 1, seed=5)[0]
+    wanted = module(x)
+    module.clika_initialize_algorithms(settings, calibration_inputs=batches(kind), deployment_settings=HERE)
+    assert noise(wanted, module(x)) > 15
+    plan = module._clika_quantized.plan
+    assert kind is Tokens or "conv2d" in plan.activations, "the result of a layer has a range of its own"
+    assert (settings is INT4) is bool(plan.compressed)
+    assert not any("adapt" in name for name in (*plan.weights, *plan.compressed)), "adapters stay float"
+    assert not any(p.requires_grad for p in module._log_scales.values())
+    artifact = module.clika_export(tmp_path / "integers.onnx")
+    assert noise(module(x), run(artifact, x)) > 30
+    with pytest.raises(ModelError, match=r"query: it stands beside integers|stem: it stands beside integers"):
+        module.clika_merge_lora()
+
+
+@pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
+def test_merged_into_integers_they_are_rounded_with_the_weights(kind, settings, tmp_path):
+    module, x = compiled(kind, settings), batches(kind, 1, seed=5)[0]
+    plain = module.clika_export(tmp_path / "plain.onnx")
+    module.clika_attach_lora(lora(merging="on"))
+    trained(module, kind)
+    artifact = module.clika_export(tmp_path / "merged.onnx")
+    assert operators_in(artifact) == operators_in(plain)
+    before, after = integers_in(plain), integers_in(artifact)
+    assert any((one != other).any() for one, other in zip(before.values(), after.values(), strict=True))
+    found = module.train()(x)
+    assert (found - module.eval()(x)).abs().max() <= 1e-5 * found.abs().max()
+    assert noise(module(x), run(artifact, x)) > 30
+    integers = module(x)
+    module.clika_merge_lora()
+    torch.testing.assert_close(module(x), integers)
+    assert not any(name.startswith("clika.adapters") for name in module.state_dict())
+
+
+def test_a_loaded_module_is_adapted_without_data():
+    module, loaded = compiled(Tokens, INT4), ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    x = batches(Tokens, 1)[0]
+    before = loaded.eval()(x)
+    loaded.clika_attach_lora(lora())
+    assert torch.equal(loaded(x), before)
+    assert noise(before, trained(loaded, Tokens)(x)) < 30
+
+
+def test_learned_scales_stay_learned():
+    module, x = compiled(Images, INT8), batches(Images, 1)[0]
+    for log in module._log_scales.values():
+        log.data.fill_(0.2)
+    before = module.eval()(x)
+    module.clika_attach_lora(lora())
+    assert torch.equal(module(x), before)
+
+
+def test_what_a_plan_moves_from_a_layer_it_moves_from_the_adapter():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)).eval()
+    data = [torch.randn(4, 3, 12, 12) for _ in range(3)]
+    module = clika_compile(model, calibration_inputs=data, quantization_settings=INT8, deployment_settings=HERE)
+    assert module._clika_quantized.plan.scaled_as == {"max_pool2d": "conv2d"}
+    before = module(data[0])
+    module.clika_attach_lora(lora(target_layers=["0"]))
+    assert module._clika_quantized.plan.scaled_as == {"max_pool2d": "conv2d_adapted"}
+    assert torch.equal(module(data[0]), before)
+    assert torch.equal(module.train()(data[0]), before)
+
+
+def test_masked_weights_stay_masked_with_adapters_beside_them(tmp_path):
+    module, x = compiled(Tokens, pruning_settings=PruningSettings("2:4", None)), batches(Tokens, 1)[0]
+    with pytest.raises(ModelError, match=r"merging='on' would fill what is masked of 'query.weight'"):
+        module.clika_attach_lora(lora(merging="on"))
+    module.clika_attach_lora(lora())
+    trained(module, Tokens)
+    artifact = module.clika_export(tmp_path / "float.onnx")
+    torch.testing.assert_close(run(artifact, x), module(x), atol=1e-4, rtol=1e-4)
+    weights = {t.name: numpy_helper.to_array(t) for t in onnx.load(artifact.path).graph.initializer}
+    assert any((w == 0).mean() == 0.5 for w in weights.values() if w.shape == (32, 32))
+    with pytest.raises(ModelError, match="query: its weight is masked"):
+        module.clika_merge_lora()
+    module.clika_initialize_algorithms(INT8, calibration_inputs=batches(Tokens), deployment_settings=HERE)
+    artifact = module.clika_export(tmp_path / "integers.onnx")
+    assert noise(module(x), run(artifact, x)) > 30
+
+
+def test_a_pass_that_an_adapter_cannot_follow_is_told(monkeypatch, tmp_path):
+    def squared(weight, gamma, var, **_):
+        return weight
+
+    monkeypatch.setattr(fold_batch_norm, "folded_weight", squared)
+    module = compiled(Images, lora=lora(merging="off"))
+    with pytest.raises(
+        ModelError, match=r"cannot stay beside the layers of 'stem.weight' in stem.*squared.*merging='on'"
+    ):
+        module.clika_export(tmp_path / "beside.onnx")
+
+
+@pytest.mark.parametrize(
+    "deployment", [DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX()], ids=str
+)
+@pytest.mark.parametrize("settings", [None, QuantizationSettings()], ids=["float", "integers"])
+@pytest.mark.parametrize("kind", [Images, Tokens])
+def test_other_targets_run_them(kind, settings, deployment, tmp_path):
+    """Each export compares with the module."""
+    module = compiled(kind, settings, lora(merging="auto" if settings else "off"), deployment_settings=deployment)
+    trained(module, kind).clika_export(tmp_path / "model.onnx", deployment_settings=deployment)

@@ -1,0 +1,57 @@
+"""Settings of adapters: what they take, and where they are given."""
+
+import pytest
+
+from clika_ref import ClikaCompileOptions, LoraSettings, ModelError
+from clika_ref.dynamo_backend import compile_options
+
+
+def test_the_default_is_that_of_the_record():
+    settings = LoraSettings()
+    assert (settings.rank, settings.alpha, settings.dropout_rate) == (2, 1, 0.05)
+    assert (settings.target_layers, settings.merging) == (["*"], "auto")
+    settings.rank = 8
+    settings.check()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rank": 0}, "LoraSettings.rank is 0; it takes a whole number from 1"),
+        ({"rank": 2.0}, "a whole number from 1"),
+        ({"rank": True}, "a whole number from 1"),
+        ({"alpha": 0}, "LoraSettings.alpha is 0; it takes a number above 0"),
+        ({"alpha": float("inf")}, "a number above 0"),
+        ({"dropout_rate": 1.0}, "a share from 0, below 1"),
+        ({"dropout_rate": -0.1}, "a share from 0, below 1"),
+        ({"target_layers": "head"}, "a list of names of layers"),
+        ({"target_layers": []}, "a list of names of layers"),
+        ({"merging": True}, "it takes 'auto', 'on', 'off'"),
+    ],
+)
+def test_a_wrong_value_is_told_what_the_field_takes(fields, message):
+    with pytest.raises(ModelError, match=message):
+        LoraSettings(**fields)
+
+
+def test_an_unknown_field_is_refused_with_those_that_there_are():
+    with pytest.raises(ModelError, match="LoraSettings has no 'r'; it has rank, alpha"):
+        LoraSettings().r = 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"global_lora_settings": {"rank": 8}}, r"'global_lora_settings' is \{'rank': 8\}, a dict; it takes a LoraSet"),
+        ({"global_lora_settings": LoraSettings(), "batch_norm": "live"}, "compile with batch_norm='frozen'"),
+    ],
+)
+def test_options_refuse_other_settings_and_live_norms(options, message):
+    with pytest.raises(ModelError, match=message):
+        ClikaCompileOptions(**options)
+
+
+def test_the_backend_of_torch_compile_attaches_none():
+    options = {"clika_compile_options": ClikaCompileOptions(global_lora_settings=LoraSettings())}
+    with pytest.raises(ModelError, match=r"attaches no adapters.*compile with clika_compile"):
+        compile_options(options)

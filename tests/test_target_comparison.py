@@ -1,0 +1,101 @@
+"""Targets side by side where some of them make nothing of the module: their rows say so, and the others stand."""
+
+import pytest
+import torch
+from calibrated_nets import HERE, compiled
+from torch import nn
+
+from clika_ref import (
+    DeploymentSettings_OpenVINO_ONNX,
+    DeploymentSettings_TensorRT_ONNX,
+    ModelError,
+    QuantizationSettings,
+    TargetError,
+    clika_compile,
+    export_configuration,
+)
+from clika_ref.command_line.arguments import deployment_settings
+
+TENSORRT, OPENVINO = DeploymentSettings_TensorRT_ONNX(), DeploymentSettings_OpenVINO_ONNX()
+
+
+def of_weights(bits, blocks=0):
+    """A module that holds its weights in few bits."""
+    settings = QuantizationSettings(
+        prefer_weights_only_quantization=True,
+        weights_num_bits=bits,
+        weights_only_quantization_block_size=blocks,
+        automatic_skip_quantization=False,
+    )
+    return compiled(quantization_settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("bits", "blocks", "said"),
+    [
+        (
+            8,
+            0,
+            r"weights of 8 bits are asked for .* in first.*; the target has 4: name one in weights_num_bits as well",
+        ),
+        (
+            4,
+            32,
+            r"weights of 4 bits in blocks of 32 are .*; the target has blocks of 64 or 128, .*: name one in weights_",
+        ),
+    ],
+)
+def test_a_target_that_lacks_the_width_or_the_block_says_so_in_its_row_and_the_others_are_told(bits, blocks, said):
+    found = of_weights(bits, blocks).clika_compare_targets(HERE, TENSORRT, OPENVINO)
+    here, tensorrt, openvino = found.rows
+    assert (here.layers, here.refusal, openvino.layers, openvino.refusal) == (2, "", 2, "")
+    assert (tensorrt.target, tensorrt.layers) == ("tensorrt, emulated by ONNX Runtime", 0)
+    with pytest.raises(ModelError, match=f"for tensorrt, {said}"):
+        raise ModelError(tensorrt.refusal)
+    table = str(found).splitlines()
+    assert [line.split("  ")[0] for line in table[1:4]] == [row.target for row in found.rows]
+    assert "none: see below" in table[2]
+    assert table[4] == f"{tensorrt.target}: {tensorrt.refusal}"
+
+
+def test_a_target_that_takes_no_weights_alone_or_no_integers_says_what_to_do():
+    rows = of_weights(8).clika_compare_targets(*map(deployment_settings, ("onnx-reference", "interpreter"))).rows
+    message = "the target onnx-reference takes no weights in integers alone; quantize values with them, by "
+    assert [row.refusal for row in rows] == [
+        f"{message}prefer_weights_only_quantization=False",
+        "the target interpreter states no scheme, as it computes in float; do not quantize for it",
+    ]
+
+
+def test_a_target_that_refuses_a_node_says_so_in_its_row():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.RReLU(0.1, 0.9)).train()
+    module = clika_compile(
+        model,
+        calibration_inputs=[torch.randn(4, 8)],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=HERE,
+        skip_eval_set_mode=True,
+    )
+    here, other = module.clika_compare_targets(HERE, deployment_settings("onnx-reference")).rows
+    assert not here.refusal
+    assert "onnx-reference cannot run 1 nodes of Sequential:" in other.refusal
+    assert "draws random numbers" in other.refusal
+
+
+def test_what_no_target_could_serve_is_raised():
+    module = of_weights(8)
+    with (
+        pytest.raises(ModelError, match="keep_outputs_at_idx names 3, but the module returns 1 tensors"),
+        export_configuration(keep_outputs_at_idx=[3]),
+    ):
+        module.clika_compare_targets(HERE, TENSORRT)
+    with pytest.raises(TargetError, match="no installed plugin provides the target 'toaster'"):
+        module.clika_compare_targets(HERE, deployment_settings("toaster"))
+
+
+def test_an_export_for_a_target_that_lacks_the_width_names_it_and_what_to_do(tmp_path):
+    with pytest.raises(
+        ModelError, match=r"for tensorrt, weights of 8 bits .* the target has 4: name one in weights_num"
+    ):
+        of_weights(8).clika_export(tmp_path / "net.onnx", deployment_settings=TENSORRT)
