@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.distributed.deciding import refuse_other_models
-from clika_ref.distributed.ranks import first_inputs, working_together
+from clika_ref.distributed.ranks import first_batches, working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.lora.adapters import adapters_of
+from clika_ref.pruning.batches import enough
 from clika_ref.pruning.report import Pruning
 from clika_ref.pruning.stages import WantedPruning, pruned
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
@@ -58,9 +59,10 @@ class PrunedModule(QuantizedModule):
     ) -> Pruning:
         """Prune a module that is compiled already; return what went, which printed is a table.
 
-        The arguments mean what they mean to `clika_compile`. Of the data one batch is read, by which is found what the
-        outputs would miss. Prune first, fine-tune then, and quantize last; where channels go and weights are masked,
-        channels go first. Parameters are other ones afterwards: an optimizer is to be made anew.
+        The arguments mean what they mean to `clika_compile`. Of the data the first few dozen samples are read, by which
+        is found what the outputs would miss: give it in no particular order. Prune first, fine-tune then, and quantize
+        last; where channels go and weights are masked, channels go first. Parameters are other ones afterwards: an
+        optimizer is to be made anew.
 
         Raises:
             ModelError: the module is quantized already or has adapters, there is no data, or it does not fit; or
@@ -76,33 +78,33 @@ class PrunedModule(QuantizedModule):
         wanted = WantedPruning(pruning_settings or PruningSettings(), layer_pruning_settings or {})
         registry, graph = self._clika_registry or load_registry(), self.graph.clone()
         together = working_together(distributed_training_settings or self._clika_distributed)
-        with together as ranks, self._log(ranks) as log, outside_autocast():
-            inputs = first_inputs(ranks, self._weighed_on(data, log))
-            found = pruned(graph, wanted, inputs, registry.operators, log)
+        with together as ranks, self._log(ranks) as log, outside_autocast(), torch.inference_mode(mode=False):
+            batches = first_batches(ranks, self._weighed_on(data, log))
+            found = pruned(graph, wanted, batches, registry.operators, log)
             if ranks.are_several:
                 refuse_other_models(fingerprint(graph), ranks)
             self._clika_timings.update(log.timings)
         self._exchange(graph)
         return found
 
-    def _weighed_on(self, data: Unread | None, log: CompilationLog) -> list[torch.Tensor]:
-        """Return a batch of data: of what is given, or of what is there.
+    def _weighed_on(self, data: Unread | None, log: CompilationLog) -> list[Sequence[torch.Tensor]]:
+        """Return batches of data: of what is given, or of what is there.
 
         Raises:
             ModelError: there is none.
         """
         if data is None and self._clika_calibration is not None:
-            return self._clika_calibration.reservoir.batches[0]
+            return enough(self._clika_calibration.reservoir.batches)
         if data is None and self._clika_unread is not None and self._clika_unread.can_be_read_again:
             data = self._clika_unread
         if data is not None:
             calls = data.begin().calls(callee_of(self))
-            found = next(batches_of(self.graph, self._clika_signature, calls, log), None)
-            if found is None:
+            found = enough(batches_of(self.graph, self._clika_signature, calls, log))
+            if not found:
                 raise ModelError(EMPTY)
             return found
         if not self._clika_examples:
             raise ModelError(NO_DATA)
         if not self._clika_examples_are_data:
             log.warning(TRACED)
-        return self._clika_examples[0]
+        return enough(self._clika_examples)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from clika_ref.checked_settings import CheckedSettings, flag, threshold
+from clika_ref.core.errors import ModelError
 
 UNSTRUCTURED, STRUCTURED = "unstructured", "structured"
 
@@ -50,6 +51,9 @@ def _share(value: Any) -> str:
 class PruningSettings(CheckedSettings):
     """How far a model is pruned. A field may be assigned later; each value is checked as it is set.
 
+    That something limits what goes is checked when they are made and when they are used, as fields are assigned one by
+    one.
+
     Raises:
         ModelError: a value is of another kind, or contradicts another one.
     """
@@ -74,9 +78,27 @@ class PruningSettings(CheckedSettings):
     def _contradiction(self) -> str:
         if pattern(self.mask_type) and self.sparsity is not None:
             return f"mask_type={self.mask_type!r} says which share stays, and sparsity too; leave sparsity out"
-        if not pattern(self.mask_type) and self.sparsity is None and self.pruning_sensitivity_threshold is None:
-            return "pruning_sensitivity_threshold=None sets no limit to what goes; give sparsity, the share that does"
         return ""
+
+    def __post_init__(self) -> None:
+        self._refuse_no_limit()
+
+    def check(self) -> None:
+        """Check all fields again.
+
+        Raises:
+            ModelError: a value is of another kind, contradicts another one, or nothing limits what goes.
+        """
+        super().check()
+        self._refuse_no_limit()
+
+    def _refuse_no_limit(self) -> None:
+        if not pattern(self.mask_type) and self.sparsity is None and self.pruning_sensitivity_threshold is None:
+            msg = (
+                "PruningSettings: pruning_sensitivity_threshold=None sets no limit to what goes; give sparsity, the "
+                "share that does"
+            )
+            raise ModelError(msg)
 
 
 @dataclass
@@ -88,7 +110,7 @@ class LayerPruningSettings(CheckedSettings):
     """
 
     skip_pruning: bool = False
-    """Leave the layer as it is."""
+    """Let the layer keep all that it returns, and all weights of these; what it reads may go with the layers before."""
 
     mask_type: str | None = None
     pruning_sensitivity_threshold: float | None = None

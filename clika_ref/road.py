@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.distributed.deciding import refuse_other_models
-from clika_ref.distributed.ranks import Ranks, first_inputs, unasked, working_together
+from clika_ref.distributed.ranks import Ranks, first_batches, unasked, working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting.export import target_for
@@ -32,6 +32,7 @@ from clika_ref.lora.adapters import freeze
 from clika_ref.lora.attaching import attach
 from clika_ref.module import ClikaModule
 from clika_ref.pruned_module import TRACED
+from clika_ref.pruning.batches import enough
 from clika_ref.pruning.stages import WantedPruning, pruned
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization.calibration import Calibration
@@ -181,21 +182,20 @@ def _calls(travel: _Travel) -> tuple[list[ModelCall], CalibrationInputs | None]:
 
 
 def _prune(captured: Captured, data: CalibrationInputs | None, travel: _Travel) -> None:
-    """Prune the graph, where that is wanted, by one batch of the data, or else of the tracing inputs."""
+    """Prune the graph, where that is wanted, by the first batches of the data, or else by the tracing inputs."""
     given, signature = travel.given, captured.signature
     if given.pruning_settings is None:
         return
-    leaves = captured.calls[0]
+    batches: Iterable[Sequence[torch.Tensor]] = map(signature.graph_inputs, captured.calls)
     if data is None and given.unread is not None and given.unread.can_be_read_again:
         data = given.unread.begin()
-    if given.tracing_inputs is not None and data is not None:
-        call = data.examples(travel.callee)[0]
-        leaves = signature.flatten(call.args, call.kwargs)
+    if data is not None:
+        batches = batches_of(captured.graph, signature, data.ahead(travel.callee), travel.log)
     elif given.tracing_inputs is not None:
         travel.log.warning(TRACED)
     wanted = WantedPruning(given.pruning_settings, given.layer_pruning_settings or {})
-    inputs = first_inputs(travel.ranks, signature.graph_inputs(leaves))
-    pruned(captured.graph, wanted, inputs, travel.registry.operators, travel.log)
+    chosen = first_batches(travel.ranks, enough(batches))
+    pruned(captured.graph, wanted, chosen, travel.registry.operators, travel.log)
 
 
 def _adapt(captured: Captured, travel: _Travel) -> None:

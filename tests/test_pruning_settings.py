@@ -43,3 +43,17 @@ def test_a_wrong_value_and_a_contradiction_are_told(kind, fields, message):
 def test_an_unknown_field_is_refused_with_those_that_there_are():
     with pytest.raises(ModelError, match="PruningSettings has no 'mask'; it has mask_type"):
         PruningSettings().mask = "2:4"
+
+
+def test_settings_of_channels_become_those_of_a_pattern_by_assignment():
+    settings = PruningSettings("structured", None, 0.5)
+    with pytest.raises(ModelError, match="says which share stays, and sparsity too; leave sparsity out"):
+        settings.mask_type = "2:4"
+    settings.sparsity = None
+    with pytest.raises(ModelError, match="sets no limit to what goes; give sparsity"):
+        settings.check()
+    settings.mask_type = "2:4"
+    settings.check()
+    settings.mask_type = "structured"
+    settings.sparsity = 0.5
+    settings.check()

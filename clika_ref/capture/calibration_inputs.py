@@ -68,8 +68,18 @@ class CalibrationInputs:
             raise ModelError(msg)
         return [*self._known.values()]
 
+    def ahead(self, callee: Callee) -> Iterator[ModelCall]:
+        """Yield calls in order, of which no more are read than are asked for; `calls` yields them all the same."""
+        for number in itertools.count():
+            self._ahead += itertools.islice(self._elements, number == len(self._ahead))
+            if number == len(self._ahead):
+                return
+            if number not in self._known:
+                self._known[number] = self._call(callee, number, self._ahead[number])
+            yield self._known[number]
+
     def calls(self, callee: Callee) -> Iterator[ModelCall]:
-        """Yield all calls in order; those that were traced with are not made again."""
+        """Yield all calls in order; those that were made before are not made again."""
         for number, element in enumerate(itertools.chain(self._ahead, self._elements)):
             yield self._known.pop(number, None) or self._call(callee, number, element)
 

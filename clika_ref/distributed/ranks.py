@@ -191,9 +191,18 @@ def _nothing() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-def first_inputs(ranks: Ranks, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the inputs of a graph that the first rank has, on the devices of one's own."""
+def first_batches(ranks: Ranks, batches: Sequence[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
+    """Return the inputs of a graph that the first rank has, in its batches, on the devices of one's own."""
     if not ranks.are_several:
-        return [*inputs]
-    _, said = ranks.told_by_first(lambda: ({}, {str(place): x.clone() for place, x in enumerate(inputs)}))
-    return [said[str(place)].to(own.device) for place, own in enumerate(inputs)]
+        return [*batches]
+
+    def said_first() -> Message:
+        named = {f"{i}.{j}": x.clone() for i, inputs in enumerate(batches) for j, x in enumerate(inputs)}
+        return {"sizes": [len(inputs) for inputs in batches]}, named
+
+    document, said = ranks.told_by_first(said_first)
+    devices = [x.device for x in batches[0]] if batches else None
+    return [
+        [said[f"{i}.{j}"].to(devices[j] if devices else "cpu") for j in range(size)]
+        for i, size in enumerate(document["sizes"])
+    ]

@@ -1,4 +1,4 @@
-"""One choice for layers whose channels go together: the most careful of theirs."""
+"""One choice for layers whose channels go together, or that share a weight: the most careful of theirs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import replace
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Node
 from clika_ref.pruning.groups import Group
+from clika_ref.pruning.layer_sides import LayerSides
 from clika_ref.pruning.layers import ARGUMENT, Choice
-from clika_ref.pruning_settings import STRUCTURED
+from clika_ref.pruning.masks import masked_by
+from clika_ref.pruning_settings import STRUCTURED, pattern
 
 
 def agreed(group: Group, chosen: Mapping[Node, Choice]) -> Choice:
@@ -25,12 +27,71 @@ def agreed(group: Group, chosen: Mapping[Node, Choice]) -> Choice:
     for node, choice in zip(group.producers, theirs, strict=True):
         if choice.skipped or choice.mask_type != STRUCTURED:
             kept = choice.skipped or f"mask_type={choice.mask_type!r}"
-            reason = f"goes together with {node.name!r} in {node.origin.scope or '<root>'}, which has {kept}"
+            reason = f"goes together with {_place(node)}, which has {kept}"
             if named:
                 msg = f"{ARGUMENT}: {named!r}: its output {reason}; choose the same for both"
                 raise ModelError(msg)
             return replace(choice, skipped=choice.skipped or reason)
     return Choice(STRUCTURED, _least(c.threshold for c in theirs), _least(c.sparsity for c in theirs), named=named)
+
+
+def agreed_mask(layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice]) -> Choice:
+    """Return what holds for the one weight that layers multiply by; ``skipped`` says why it is not to be masked.
+
+    Raises:
+        ModelError: the user asks by name for the mask of a weight that cannot have it.
+    """
+    theirs = [chosen[node] for node in layers]
+    skipped = next((c for c in theirs if c.skipped), None)
+    if skipped is not None:
+        return skipped
+    reason, named = _unfit(layers, chosen), next((c.named for c in theirs if c.named), "")
+    if reason and named:
+        node = next(iter(layers))
+        msg = f"{ARGUMENT}: {named!r}: {reason}; choose another mask for {node!r} in {node.origin}, or skip_pruning"
+        raise ModelError(msg)
+    threshold, sparsity = _least(c.threshold for c in theirs), _least(c.sparsity for c in theirs)
+    return Choice(theirs[0].mask_type, threshold, sparsity, skipped=reason, named=named)
+
+
+def _unfit(layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice]) -> str:
+    """Say why the weight of layers cannot have the mask that is chosen for them, or nothing."""
+    (first, layer), *_ = layers.items()
+    mask_type = chosen[first].mask_type
+    other = next((node for node in layers if chosen[node].mask_type != mask_type), None)
+    if other is not None:
+        return f"its weight is that of {_place(other)} too, which has mask_type={chosen[other].mask_type!r}"
+    if not masked_by(layer.weight)[0].is_constant:
+        return "its weight is computed from others"
+    reader = _other_reader(layers)
+    if reader:
+        return f"its weight is also {reader}, which masks would change"
+    kept = pattern(mask_type)
+    if kept and len({side.inner for side in layers.values()}) > 1:
+        return f"mask_type={mask_type!r} lies along the inputs of each output, and its weight has these on two sides"
+    if kept and layer.inputs_of_one_output % kept[1]:
+        return (
+            f"mask_type={mask_type!r} takes {kept[1]} of the inputs of each output at a time, and "
+            f"{layer.inputs_of_one_output} are no multiple of it"
+        )
+    return ""
+
+
+def _other_reader(layers: Mapping[Node, LayerSides]) -> str:
+    """Say what reads the weight of layers beside them, or nothing: masks are weighed by what these return otherwise."""
+    weight = next(iter(layers.values())).weight
+    parameter, mask = masked_by(weight)
+    uses = [*weight.uses, *(use for use in parameter.uses if mask is not None and use.user is not weight.producer)]
+    for use in uses:
+        if not isinstance(use.user, Node):
+            return "what the model returns"
+        if use.user not in layers or use.position != use.user.op.trait.weight:
+            return f"read by {_place(use.user)}"
+    return ""
+
+
+def _place(node: Node) -> str:
+    return f"{node.name!r} in {node.origin.scope or '<root>'}"
 
 
 def _least(numbers: Iterable[float | None]) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, lcm
 
 from torch import Tensor
 
@@ -38,10 +38,13 @@ def removal(group: Group, choice: Choice, effects: Effects) -> Removal:
     together = rows[:, order].cumsum(1).square().sum(0)
     total = len(group.units)
     most = total - 1 if choice.sparsity is None else min(round(total * choice.sparsity), total - 1)
-    if choice.threshold is not None:
-        most = _whole_lanes(total, min(most, _within(together, choice.threshold)), group.places)
+    let = most if choice.threshold is None else min(most, _within(together, choice.threshold))
+    most = let if choice.threshold is None else _whole_lanes(group, let)
     if not most:
         least = float(together[0])
+        if let:
+            why = f"{let} of {total} {group.kind} may go, too few for what stays to be a multiple of {LANES} channels"
+            return Removal([], least, why)
         if choice.threshold is None or least <= choice.threshold:
             return Removal([], least, f"{total} {group.kind} are too few to leave one out")
         limit = f"pruning_sensitivity_threshold={choice.threshold:g}"
@@ -55,9 +58,13 @@ def _within(together: Tensor, threshold: float) -> int:
     return int(above[0]) if len(above) else len(together)
 
 
-def _whole_lanes(total: int, most: int, places: int) -> int:
-    """Return how many go so that what stays is a multiple of lanes, where that leaves out any."""
-    step = LANES // gcd(LANES, places)
-    if total <= step:
+def _whole_lanes(group: Group, most: int) -> int:
+    """Return how many go so that the channels that stay are a multiple of lanes, where that leaves out any.
+
+    As many go as may where there are too few for that, or where those that stay anyway let it be at no number.
+    """
+    total = len(group.units)
+    if group.fixed + group.places * total <= lcm(LANES, group.places) or group.fixed % gcd(LANES, group.places):
         return most
-    return max(0, total - -(-(total - most) // step) * step)
+    whole = (kept for kept in range(total - most, total) if not (group.fixed + group.places * kept) % LANES)
+    return total - next(whole, total)

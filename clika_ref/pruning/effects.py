@@ -10,10 +10,11 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.pruning.batches import Batches
 from clika_ref.pruning.dependencies import Dependencies
 from clika_ref.pruning.groups import Group
 from clika_ref.quantization.calibration import sample_count
-from clika_ref.quantization.tape import DRAWS, UNKNOWN, taped
+from clika_ref.quantization.tape import UNKNOWN, taped
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def effects(
     found: Dependencies,
     groups: Sequence[Group],
     operators: Mapping[str, Operator],
-    inputs: Sequence[Tensor],
+    batches: Batches,
 ) -> Effects:
     """Return what the outputs would miss without units.
 
@@ -47,7 +48,7 @@ def effects(
         found: the units of a graph.
         groups: those that may go.
         operators: of the registry.
-        inputs: a batch.
+        batches: on which that is weighed.
 
     Source: Molchanov et al., Importance Estimation for Neural Network Pruning (2019), whose first-order score it is, of
     outputs in place of a loss.
@@ -56,20 +57,27 @@ def effects(
     consumers = {n for group in groups for n in group.consumers}
     readers = [node for node in found.layers if node in consumers]
     clone, places = _watched(found.graph, readers, operators)
-    tape = taped(clone, places, inputs)
-    samples, rows = sample_count(inputs), list[Tensor]()
-    for slopes in tape.slopes([*places], -(-DRAWS // samples)):
-        missed = torch.zeros(samples, len(numbers), dtype=torch.float64)
-        for node in readers:
-            layer, slope = found.layers[node], slopes.get(node.name)
-            read = tape.held[places[node.name]].detach()
-            product = torch.full_like(read, UNKNOWN**0.5) if slope is None else read * slope
-            of_places = [numbers.keys() & found.units.plain(p) for p in found.of(layer.x)[layer.channel].tolist()]
-            _add(missed, product.movedim(layer.channel, -1), [[numbers[u] for u in units] for units in of_places])
-        rows.append(missed)
+    columns = {
+        node: [
+            [numbers[u] for u in numbers.keys() & found.units.plain(p)]
+            for p in found.of(found.layers[node].x)[found.layers[node].channel].tolist()
+        ]
+        for node in readers
+    }
+    rows: list[Tensor] = []
+    for inputs, weight in zip(batches.inputs, batches.weights, strict=True):
+        tape, own = taped(clone, places, inputs), list[Tensor]()
+        for slopes in tape.slopes([*places], batches.probes):
+            missed = torch.zeros(sample_count(inputs), len(numbers), dtype=torch.float64)
+            for node in readers:
+                slope, read = slopes.get(node.name), tape.held[places[node.name]].detach()
+                product = torch.full_like(read, UNKNOWN**0.5) if slope is None else read * slope
+                _add(missed, product.movedim(found.layers[node].channel, -1), columns[node])
+            own.append(missed)
+        rows += [missed * (weight / len(own)) ** 0.5 for missed in own]
     if not rows:
         rows.append(torch.full((1, len(numbers)), UNKNOWN**0.5, dtype=torch.float64))
-    return Effects(torch.cat(rows) / len(rows) ** 0.5, numbers)
+    return Effects(torch.cat(rows), numbers)
 
 
 def _add(missed: Tensor, product: Tensor, columns: Sequence[Sequence[int]]) -> None:

@@ -17,6 +17,8 @@ class Group:
 
     places: int = 1
     """How many channels of the first producer one unit is."""
+    fixed: int = 0
+    """How many channels of it stay whatever goes."""
     units: list[int] = field(default_factory=list[int])
     producers: list[Node] = field(default_factory=list[Node])
     """The layers that make them."""
@@ -43,8 +45,10 @@ def groups(found: Dependencies) -> list[Group]:
     by_families: dict[frozenset[int], Group] = {}
     of_unit: dict[int, Group] = {}
     for node, layer in found.layers.items():
-        for unit, places, crossed in _counted(found, found.of(layer.weight).get(layer.making)):
-            group = by_families.setdefault(found.units.families(unit), Group(places))
+        side = found.of(layer.weight).get(layer.making)
+        fixed = 0 if side is None else sum(not found.units.free([place]) for place in side.tolist())
+        for unit, places, crossed in _counted(found, side):
+            group = by_families.setdefault(found.units.families(unit), Group(places, fixed))
             if unit not in of_unit:
                 of_unit[unit] = group
                 group.units.append(unit)

@@ -41,6 +41,12 @@ class LayerSides:
         outer = int(self.weight.type.shape[self.outer])
         return outer if self.outer == self.grouped_axis else outer * self.groups
 
+    @property
+    def inputs_of_one_output(self) -> int:
+        """How many input channels each output is made of."""
+        inner = int(self.weight.type.shape[self.inner])
+        return inner // self.groups if self.inner == self.grouped_axis else inner
+
 
 def layer_sides(node: Node) -> LayerSides | None:
     """Return where a node has its channels, None where it multiplies by no weight of two sides or more."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node
+from clika_ref.pruning.layer_sides import layer_sides
 from clika_ref.pruning_settings import SINGLE, UNSTRUCTURED, LayerPruningSettings, PruningSettings, pattern
 from clika_ref.quantization.layers import matching, specificity
 
@@ -24,7 +25,7 @@ class Choice:
     skipped: str = ""
     """Which setting leaves it as it is; none where it may be pruned."""
     named: str = ""
-    """The key by which the user asks for it to be pruned, where that is one layer and no wildcard."""
+    """The key by which the user asks for it to be pruned, where that has one weight, however often it is used."""
 
 
 def choices(graph: Graph, settings: PruningSettings, layers: Mapping[str, LayerPruningSettings]) -> dict[Node, Choice]:
@@ -47,8 +48,9 @@ def choices(graph: Graph, settings: PruningSettings, layers: Mapping[str, LayerP
                 "; name one"
             )
             raise ModelError(msg)
+        weights = {sides.weight for node in nodes if (sides := layer_sides(node)) is not None}
         for node in nodes:
-            found[node] = _chosen(found[node], key, layer, is_one=len(nodes) == 1)
+            found[node] = _chosen(found[node], key, layer, is_one=len(weights) == 1)
     for node, choice in found.items():
         _refuse_no_limit(node, choice)
     return found

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.pruning.agreeing import agreed_mask
+from clika_ref.pruning.batches import Batches
 from clika_ref.pruning.layer_sides import LayerSides
-from clika_ref.pruning.layers import ARGUMENT, Choice
+from clika_ref.pruning.layers import Choice
 from clika_ref.pruning.masks import masked_by, of_least_magnitude, of_pattern
 from clika_ref.pruning_settings import pattern
 from clika_ref.quantization.tape import Tape, taped
@@ -30,35 +31,67 @@ class Masked:
 
 
 def maskings(
-    graph: Graph, layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice], inputs: Sequence[Tensor]
+    graph: Graph, layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice], batches: Batches
 ) -> dict[Node, Masked]:
     """Return for each layer that is to be masked what becomes of its weight.
 
     What a layer returns otherwise with a masked weight is computed, and weighed by what that makes of the outputs, as
-    quantization sensitivity is.
+    quantization sensitivity is. Layers that share a weight share its mask, and what they do to the outputs together.
 
     Raises:
-        ModelError: an N:M mask is asked for by the name of a layer whose size it does not divide.
+        ModelError: a mask is asked for by the name of a layer whose weight cannot have it.
     """
     found: dict[Node, Masked] = {}
-    open_: dict[Node, list[float]] = {}
-    for node, layer in layers.items():
-        reason = _unfit(node, layer, chosen[node])
-        if reason:
-            found[node] = Masked(None, None, reason)
+    open_: dict[Value, tuple[Sequence[Node], Choice]] = {}
+    for weight, sharing in _by_weight(layers).items():
+        choice = agreed_mask(sharing, chosen)
+        if choice.skipped:
+            found |= dict.fromkeys(sharing, Masked(None, None, choice.skipped))
         else:
-            open_[node] = _shares(chosen[node])
-    if not open_:
-        return found
-    tape = taped(graph, {node: node.output for node in open_}, inputs)
-    weighed: dict[tuple[Node, float], float] = {}
-    for step in range(max(map(len, open_.values()), default=0)):
-        shares = {node: some[step] for node, some in open_.items() if step < len(some)}
-        errors = {node: _error(tape, node, layers[node], chosen[node], share) for node, share in shares.items()}
-        weighed |= {(node, shares[node]): error for node, error in tape.weigh(errors).items()}
-    for node, shares in open_.items():
-        found[node] = _taken(layers[node], chosen[node], {share: weighed[node, share] for share in shares})
+            open_[weight] = [*sharing], choice
+    for (nodes, choice), weighed in zip(
+        open_.values(), _weighed(graph, layers, [*open_.values()], batches), strict=True
+    ):
+        found |= dict.fromkeys(nodes, _taken(layers[nodes[0]], choice, weighed))
     return {node: found[node] for node in layers}
+
+
+def _by_weight(layers: Mapping[Node, LayerSides]) -> dict[Value, dict[Node, LayerSides]]:
+    """Return the layers that multiply by each weight."""
+    found: dict[Value, dict[Node, LayerSides]] = {}
+    for node, layer in layers.items():
+        found.setdefault(layer.weight, {})[node] = layer
+    return found
+
+
+def _weighed(
+    graph: Graph,
+    layers: Mapping[Node, LayerSides],
+    weights: Sequence[tuple[Sequence[Node], Choice]],
+    batches: Batches,
+) -> list[dict[float, float]]:
+    """Return for each weight, given the layers that share it, what the outputs miss by share of it that goes."""
+    found = [dict.fromkeys(_shares(choice), 0.0) for _, choice in weights]
+    for inputs, part in zip(batches.inputs, batches.weights, strict=True) if weights else ():
+        tape = taped(graph, {node: node.output for nodes, _ in weights for node in nodes}, inputs)
+        for step in range(max(map(len, found))):
+            shares = [[*by_share][step : step + 1] for by_share in found]
+            errors = {
+                node: _error(tape, node, layers[node], choice, share)
+                for (nodes, choice), some in zip(weights, shares, strict=True)
+                for share in some
+                for node in nodes
+            }
+            missed = tape.weigh(errors, probes=batches.probes)
+            for (nodes, _), some, by_share in zip(weights, shares, found, strict=True):
+                for share in some:
+                    by_share[share] += part * _at_most(missed[node] for node in nodes)
+    return found
+
+
+def _at_most(missed: Iterable[float]) -> float:
+    """Return what several errors make at most together: lengths add up, and these are their squares."""
+    return sum(one**0.5 for one in missed) ** 2
 
 
 def mask_of(layer: LayerSides, choice: Choice, share: float) -> Tensor:
@@ -87,25 +120,6 @@ def _shares(choice: Choice) -> list[float]:
         if choice.threshold is None
         else [*(s for s in SHARES if s < choice.sparsity), choice.sparsity]
     )
-
-
-def _unfit(node: Node, layer: LayerSides, choice: Choice) -> str:
-    """Say why a layer cannot have its mask, or nothing."""
-    if not masked_by(layer.weight)[0].is_constant:
-        return "its weight is computed from others"
-    if choice.skipped:
-        return choice.skipped
-    kept, side = pattern(choice.mask_type), int(layer.weight.type.shape[layer.inner])
-    if kept and side % kept[1]:
-        reason = (
-            f"mask_type={choice.mask_type!r} takes {kept[1]} of the inputs of each output at a time, and {side} are no "
-            "multiple of it"
-        )
-        if choice.named:
-            msg = f"{ARGUMENT}: {choice.named!r}: {reason}; choose another mask for {node!r} in {node.origin}"
-            raise ModelError(msg)
-        return reason
-    return ""
 
 
 @torch.no_grad()

@@ -9,11 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clika_ref.core.ir import Node, Value
+from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import resolve
+from clika_ref.input_checks import is_met
 
 LOW, HIGH = 0.5, 1.5
 """Between which elements are drawn: of these no root, logarithm or quotient is NaN."""
+
+
+def sizes_of_few(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes with the smallest batch that the guards of a graph let pass: nodes are run on two samples or more.
+
+    What nodes are run on grows with the batch, and what is learnt from that does not.
+    """
+    found = dict(sizes)
+    for name in [s.name for s in graph.symbols.values() if s.side.dim == 0 and s.name in sizes]:
+        tried = ({**found, name: count} for count in range(2, found[name]))
+        found = next((few for few in tried if _are_let(graph, few)), found)
+    return found
+
+
+def _are_let(graph: Graph, sizes: Mapping[str, int]) -> bool:
+    """Whether sizes satisfy all guards that speak of nothing else."""
+    names = {s.expr for s in graph.symbols.values() if s.name in sizes}
+    return all(is_met(guard, sizes) for guard in graph.guards if guard.relation.free_symbols <= names)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from clika_ref.core.errors import PassError
@@ -73,5 +74,12 @@ def _attributes(
 
 
 def _shorter(data: Tensor, kept: Kept) -> Tensor:
-    short = without(data.detach(), kept).contiguous()
+    short = without(data.detach(), kept).contiguous(memory_format=_format_of(data))
     return nn.Parameter(short, data.requires_grad) if isinstance(data, nn.Parameter) else short
+
+
+def _format_of(data: Tensor) -> torch.memory_format:
+    """Return in which order the elements of a tensor lie: channels last, where the user chose that."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(data.ndim, torch.contiguous_format)
+    is_last = not data.is_contiguous() and data.is_contiguous(memory_format=last)
+    return last if is_last else torch.contiguous_format

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
-from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import resolve
 from clika_ref.pruning.agreeing import agreed
+from clika_ref.pruning.batches import FEWEST_SAMPLES, Batches
 from clika_ref.pruning.choosing import Removal, removal
 from clika_ref.pruning.dependencies import Dependencies
 from clika_ref.pruning.effects import Effects, effects
@@ -22,13 +22,18 @@ from clika_ref.pruning.layer_sides import layer_sides
 from clika_ref.pruning.layers import ARGUMENT, Choice, choices
 from clika_ref.pruning.masking import Masked, maskings
 from clika_ref.pruning.masks import has_masks, put_mask
+from clika_ref.pruning.probing import sizes_of_few
 from clika_ref.pruning.removing import remove
 from clika_ref.pruning.report import COLUMNS, LayerPruning, Pruning, bytes_of, shape_of
 from clika_ref.pruning.tying import dependencies
 from clika_ref.pruning_settings import STRUCTURED, LayerPruningSettings, PruningSettings
-from clika_ref.quantization.energy import missed_share
 from clika_ref.quantization.products import products_of
 from clika_ref.reporting.log import CompilationLog
+
+FEW = (
+    "What pruning would change is weighed on {:,} samples, which are few: what other inputs need may go; give "
+    "calibration_inputs with {:,} or more"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class _Work:
     chosen: Mapping[Node, Choice]
     layers: Sequence[Node]
     """Those that multiply by weights."""
-    inputs: Sequence[Tensor]
+    batches: Batches
     operators: Mapping[str, Operator]
     sizes: Mapping[str, int]
 
@@ -59,7 +64,7 @@ class _Work:
 def pruned(
     graph: Graph,
     wanted: WantedPruning,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Sequence[Tensor]],
     operators: Mapping[str, Operator],
     log: CompilationLog,
 ) -> Pruning:
@@ -70,7 +75,7 @@ def pruned(
     Args:
         graph: of a module, float.
         wanted: what the user chose.
-        inputs: a batch, by which sensitivities are found.
+        inputs: batches, one at least, by which sensitivities are found.
         operators: of the registry.
         log: what it tells.
 
@@ -85,12 +90,15 @@ def pruned(
         if not layers:
             msg = f"{graph.name} has no layer that multiplies by weights, so there is nothing to prune"
             raise ModelError(msg)
-        work = _Work(graph, chosen, layers, inputs, operators, read_sizes(graph, inputs))
-        before, bytes_before, wished = [_size(node, work) for node in layers], bytes_of(graph), _outputs(work)
+        batches = Batches.of(graph, inputs)
+        if batches.samples < FEWEST_SAMPLES:
+            log.warning(FEW.format(batches.samples, FEWEST_SAMPLES))
+        work = _Work(graph, chosen, layers, batches, operators, read_sizes(graph, inputs[0]))
+        before, bytes_before = [_size(node, work) for node in layers], bytes_of(graph)
         told = _removed(work)
         told |= _masked(work)
         reports = [_report(node, size, told[node], work) for node, size in zip(layers, before, strict=True)]
-        found = Pruning(reports, bytes_before, bytes_of(graph), missed_share(_outputs(work), wished))
+        found = Pruning(reports, bytes_before, bytes_of(graph), batches.missed(graph))
         log.table("Pruning", COLUMNS, found.rows())
         stage.done(found.in_one_line())
     return found
@@ -108,20 +116,21 @@ def _removed(work: _Work) -> dict[Node, Masked]:
             "first, with mask_type='structured', and mask what is left then"
         )
         raise ModelError(msg)
-    found = dependencies(work.graph, work.sizes)
+    sizes = sizes_of_few(work.graph, work.sizes)
+    found = dependencies(work.graph, sizes)
     every = groups(found)
-    weighed = effects(found, every, work.operators, work.inputs) if every else None
+    weighed = effects(found, every, work.operators, work.batches) if every else None
     gone: set[int] = set()
     for group in every:
         taken = _taken(group, chosen, weighed, gone)
         gone |= {*taken.units}
         count = f"{len(taken.units)} of {len(group.units)} {group.kind} removed"
         for node in group.producers:
-            if node in told and (taken.units or not told[node].decision):
-                told[node] = Masked(None, taken.sensitivity, taken.reason or count)
+            if node in told and (taken.sensitivity is not None or not told[node].decision):
+                told[node] = _joined(told[node], Masked(None, taken.sensitivity, taken.reason or count))
     _tell_fixed(found, every, chosen, told)
     if gone:
-        remove(found, frozenset(gone), work.sizes)
+        remove(found, frozenset(gone), sizes)
     return told
 
 
@@ -133,6 +142,14 @@ def _taken(group: Group, chosen: Mapping[Node, Choice], weighed: Effects | None,
     if not gone.isdisjoint(group.crossed):
         return Removal([], None, "what crosses it goes")
     return removal(group, choice, weighed)
+
+
+def _joined(before: Masked, now: Masked) -> Masked:
+    """Return what is told of a layer whose channels are in several groups: of what was weighed the most."""
+    if not before.decision:
+        return now
+    weighed = [one.sensitivity for one in (before, now) if one.sensitivity is not None]
+    return Masked(None, max(weighed, default=None), f"{before.decision}; {now.decision}")
 
 
 def _tell_fixed(
@@ -160,7 +177,7 @@ def _tell_fixed(
 def _masked(work: _Work) -> dict[Node, Masked]:
     """Mask weights where that is wanted; return by layer what was masked, or why nothing was."""
     wanting = {node: side for node in work.wanting(removal=False) if (side := layer_sides(node)) is not None}
-    told = maskings(work.graph, wanting, work.chosen, work.inputs)
+    told = maskings(work.graph, wanting, work.chosen, work.batches)
     for node, masked in told.items():
         side = layer_sides(node)  # a weight that is tied may have been masked with another layer
         if masked.mask is not None and side is not None:
@@ -184,6 +201,7 @@ def _report(node: Node, size: tuple[tuple[int, ...], int], told: Masked, work: _
         work.chosen[node].mask_type,
         before,
         after,
+        node.inputs[node.op.trait.weight or 0].type.dtype.itemsize,
         0.0 if told.mask is None else 1 - float(told.mask.float().mean()),
         macs_before,
         macs_after,
@@ -191,9 +209,3 @@ def _report(node: Node, size: tuple[tuple[int, ...], int], told: Masked, work: _
         told.decision,
         is_pruned=told.mask is not None or after != before,
     )
-
-
-def _outputs(work: _Work) -> list[Tensor]:
-    with torch.no_grad():
-        outputs, _ = interpret(work.graph, [x.clone() for x in work.inputs])
-    return [o for o in outputs if o.is_floating_point()]

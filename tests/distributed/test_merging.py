@@ -9,7 +9,7 @@ from calibrated_nets import Net
 
 from clika_ref import DistributedTrainingSettings, ModelError, clika_compile, clika_distribute
 from clika_ref.distributed.merging import in_turns, merge
-from clika_ref.distributed.ranks import ALONE, FailedElsewhereError, Ranks, first_inputs, working_together
+from clika_ref.distributed.ranks import ALONE, FailedElsewhereError, Ranks, first_batches, working_together
 from clika_ref.quantization.calibration import Calibration, Reservoir
 from clika_ref.quantization.fingerprint import batch_fingerprint
 from clika_ref.quantization.ranges import RangeTable
@@ -150,7 +150,7 @@ def test_a_rank_that_fails_is_heard_by_the_others_wherever_they_are():
         if rank.rank:
             rank.tell(ValueError("no"))
             return "told"
-        return first_inputs(rank, [torch.ones(1)])
+        return first_batches(rank, [[torch.ones(1)]])
 
     heard, told = on_ranks(2, work)
     assert isinstance(heard, FailedElsewhereError)

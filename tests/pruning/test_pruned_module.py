@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from clika_ref import (
     ClikaModule,
@@ -10,7 +11,13 @@ from clika_ref import (
     ModelError,
     PruningSettings,
     QuantizationSettings,
+    clika_compile,
 )
+from clika_ref.pruning import stages
+from clika_ref.pruning.choosing import removal
+from clika_ref.pruning.effects import Effects
+from clika_ref.pruning.groups import Group
+from clika_ref.pruning.layers import Choice
 
 HALF = PruningSettings("structured", None, 0.5)
 
@@ -95,3 +102,96 @@ def test_a_layer_whose_partner_keeps_its_channels_is_refused_by_name(made):
     layers = {"outer": LayerPruningSettings(sparsity=0.5), "stem": LayerPruningSettings(skip_pruning=True)}
     with pytest.raises(ModelError, match="'outer': its output goes together with 'conv2d' in stem, which has skip_pru"):
         module.clika_prune(HALF, layer_pruning_settings=layers, calibration_inputs=inputs)
+
+
+def test_a_skipped_layer_keeps_what_it_returns_and_loses_what_it_read(made):
+    module, inputs = made("Residual")
+    weight = module.outer.weight.detach().clone()
+    layers = {"outer": LayerPruningSettings(skip_pruning=True)}
+    found = module.clika_prune(HALF, layer_pruning_settings=layers, calibration_inputs=inputs)
+    assert module.outer.weight.shape == (8, 6, 3, 3)
+    assert all(any(torch.equal(kept, own) for own in weight.unbind(1)) for kept in module.outer.weight.unbind(1))
+    (outer,) = [layer for layer in found.layers if layer.scope == "outer"]
+    assert outer.bytes_saved == 8 * 6 * 9 * 4
+    assert outer.decision == "skip_pruning of 'outer'"
+
+
+def test_the_table_tells_all_that_went_of_a_layer_whose_channels_are_in_two_groups():
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.one, self.two = nn.Conv2d(3, 24, 1), nn.Conv2d(16, 4, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x):
+            a, b = self.wide(x).split([16, 8], 1)
+            return self.one(a.relu()) + self.two(b.relu())
+
+    data = [torch.randn(16, 3, 6, 6), torch.randn(20, 3, 6, 6)]
+    module = clika_compile(Halves().eval(), calibration_inputs=data)
+    found = module.clika_prune(PruningSettings("structured", None, 0.25), calibration_inputs=data)
+    (wide,) = [layer for layer in found.layers if layer.scope == "wide"]
+    assert wide.after == (18, 3, 1, 1)
+    assert sorted(wide.decision.split("; ")) == ["2 of 8 channels removed", "4 of 16 channels removed"]
+    assert "bytes saved" in str(found)
+    assert wide.bytes_saved == 6 * 3 * 4
+
+
+def test_nodes_are_run_on_the_smallest_batch_that_guards_let_pass(made, monkeypatch):
+    seen = []
+
+    def noted(graph, sizes):
+        seen.append(sizes)
+        return dependencies(graph, sizes)
+
+    class Guarded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.head = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head(self.wide(x)) if x.shape[0] > 4 else x
+
+    dependencies = stages.dependencies
+    monkeypatch.setattr(stages, "dependencies", noted)
+    module, _ = made("Residual")
+    module.clika_prune(HALF, calibration_inputs=[torch.randn(40, 3, 8, 8)])
+    module = clika_compile(Guarded().eval(), tracing_inputs=[torch.randn(n, 4) for n in (6, 7)])
+    module.clika_prune(HALF, calibration_inputs=[torch.randn(40, 4)])
+    assert [sizes["batch"] for sizes in seen] == [2, 5]
+    assert module.wide.weight.shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("places", "fixed", "count", "kept"),
+    [(1, 0, 20, 8), (1, 3, 20, 5), (2, 4, 20, 2), (8, 3, 4, 1), (1, 0, 6, 1), (1, 3, 4, 1), (1, 3, 8, 5)],
+)
+def test_what_stays_is_a_multiple_of_eight_channels_with_those_that_are_fixed(places, fixed, count, kept):
+    group = Group(places, fixed, list(range(count)))
+    harmless = Effects(torch.zeros(1, count, dtype=torch.float64), {i: i for i in range(count)})
+    assert count - len(removal(group, Choice("structured", 0.0, None), harmless).units) == kept
+
+
+def test_weights_whose_channels_lie_last_stay_so(made):
+    module, inputs = made("Residual")
+    module.to(memory_format=torch.channels_last)
+    module.clika_prune(HALF, calibration_inputs=inputs)
+    assert module.outer.weight.is_contiguous(memory_format=torch.channels_last)
+    assert not module.outer.weight.is_contiguous()
+    assert module.head.weight.is_contiguous()
+
+
+def test_harmless_channels_too_few_for_whole_lanes_stay_and_the_table_says_so():
+    group = Group(1, 0, list(range(16)))
+    effects = Effects(torch.tensor([[0.0] * 6 + [1.0] * 10], dtype=torch.float64), {i: i for i in range(16)})
+    found = removal(group, Choice("structured", 0.1, None), effects)
+    assert not found.units
+    assert found.reason == "6 of 16 channels may go, too few for what stays to be a multiple of 8 channels"
+
+
+@pytest.mark.parametrize("settings", [HALF, PruningSettings("2:4", 1e9)])
+def test_what_is_pruned_in_inference_mode_trains_afterwards(made, settings):
+    module, inputs = made("Residual")
+    with torch.inference_mode():
+        module.clika_prune(settings, calibration_inputs=[torch.randn(4, 3, 8, 8)])
+    module.train()(inputs[0]).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())

@@ -1,0 +1,79 @@
+"""What the outputs would miss is weighed on enough samples, however many of them a batch has."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import (
+    DeploymentSettings_ONNXRuntime_ONNX,
+    PruningSettings,
+    QuantizationSettings,
+    clika_compile,
+)
+from clika_ref.pruning.batches import Batches, enough
+
+
+class TwoKinds(nn.Module):
+    """Half of the channels serve samples of one kind, the other half those of the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.head = nn.Linear(2, 16), nn.Linear(16, 4)
+        with torch.no_grad():
+            self.wide.bias.zero_()
+            self.wide.weight.zero_()
+            self.wide.weight[:8, 0] = self.wide.weight[8:, 1] = torch.rand(8) + 0.5
+
+    def forward(self, x):
+        return self.head(self.wide(x).relu())
+
+
+def single_samples(*, both):
+    """Batches of one sample, of the first kind, and behind them of the other."""
+    one = [torch.tensor([[1 + 0.1 * i, 0.0]]) for i in range(8)]
+    return one + [x.flip(1) for x in one] if both else one
+
+
+TRACED = [torch.randn(2, 2), torch.randn(3, 2)]
+
+
+@pytest.mark.parametrize("settings", [PruningSettings("structured"), PruningSettings("1:1")])
+def test_what_only_a_later_batch_needs_stays(settings):
+    torch.manual_seed(0)
+    module = clika_compile(TwoKinds().eval(), tracing_inputs=TRACED)
+    data = single_samples(both=True)
+    before = module(torch.cat(data)).detach()
+    found = module.clika_prune(settings, calibration_inputs=data)
+    share = float((module(torch.cat(data)).detach() - before).square().sum() / before.square().sum())
+    assert share < 0.005
+    assert found.error == pytest.approx(share, rel=1e-3)
+
+
+def test_data_that_can_be_read_once_is_weighed_first_and_calibrated_with_then(tmp_path):
+    torch.manual_seed(0)
+    module = clika_compile(
+        TwoKinds().eval(),
+        tracing_inputs=TRACED,
+        calibration_inputs=(x for x in single_samples(both=True)),
+        quantization_settings=QuantizationSettings(),
+        pruning_settings=PruningSettings("structured"),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+        logs_dir=tmp_path,
+    )
+    assert module.wide.weight.shape[0] == 16
+    (log,) = tmp_path.glob("*.log")
+    assert "16 batches" in log.read_text()
+    assert "weighed on 16 samples, which are few" in log.read_text()
+
+
+def test_no_more_is_read_than_is_weighed():
+    read = iter([[torch.zeros(20, 2)]] * 5)
+    assert len(enough(read)) == 2
+    assert len([*read]) == 3
+
+
+def test_batches_count_by_the_energy_of_their_outputs():
+    module = clika_compile(nn.Linear(2, 2, bias=False).eval(), tracing_inputs=TRACED)
+    x = torch.randn(3, 2)
+    assert Batches.of(module.graph, [[x], [2 * x]]).weights == pytest.approx([0.2, 0.8])
+    assert Batches.of(module.graph, [[0 * x], [0 * x]]).weights == [0.5, 0.5]
