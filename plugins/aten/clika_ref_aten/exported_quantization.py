@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the calls, which an exporter looks up before it traces
 from torch import Tensor
-from torch.onnx.ops import symbolic
 from torch.types import Number
 
 CALLS: Any = torch.ops.quantized_decomposed
@@ -66,8 +65,8 @@ def exported_few_bits(
     if block_size is not None and scale.shape == (1,):  # as clika_export has it
         scale, attrs = scale.reshape(()), {}
     if bits == FOUR:
-        x = symbolic("Cast", (x,), {"to": INT4}, dtype=INT4, shape=x.shape, version=OPSET)
-    found = symbolic("DequantizeLinear", (x, scale), attrs, dtype=kind, shape=x.shape, version=OPSET)
+        x = torch.onnx.ops.symbolic("Cast", (x,), {"to": INT4}, dtype=INT4, shape=x.shape, version=OPSET)
+    found = torch.onnx.ops.symbolic("DequantizeLinear", (x, scale), attrs, dtype=kind, shape=x.shape, version=OPSET)
     return found.to(dtype)
 
 
