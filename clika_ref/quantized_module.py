@@ -31,6 +31,7 @@ from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.goal import TRIALS, GoalSearch
 from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.report import summary
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_scheme import scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
@@ -50,6 +51,11 @@ INTERRUPTED = (
 NO_DATA = (
     "there is nothing to calibrate with: the module is a copy, or was loaded, which keeps neither ranges nor the "
     "inputs that it was traced with; give it calibration_inputs"
+)
+
+NOTHING_DECIDED = (
+    "nothing is known here of what was decided: the module is float, or was loaded, which keeps the integers alone; "
+    "clika_initialize_algorithms(calibration_inputs=...) decides"
 )
 
 TRACED = (
@@ -90,7 +96,7 @@ class _Calibrated:
 
     def quantized(self, found: Quantization) -> Quantized:
         """Return what a module keeps of what was decided."""
-        return Quantized(self.deployment.target, found.plan, self.stages.calibration.model)
+        return Quantized(self.deployment.target, found.plan, self.stages.calibration.model, found)
 
 
 class QuantizedModule(SavedModule):
@@ -211,6 +217,16 @@ class QuantizedModule(SavedModule):
                 self.clika_adopt(before, stages.calibration, former)
             self.train(training)
         ready.log.table("Goal", TRIALS, search.rows())
+
+    def clika_summary(self) -> str:
+        """Return what was decided of each layer and why, and what other thresholds would give: the tables of the log.
+
+        Raises:
+            ModelError: nothing was decided, or only the scales are known, as of a module that was loaded.
+        """
+        if self._clika_quantized is None or self._clika_quantized.found is None:
+            raise ModelError(NOTHING_DECIDED)
+        return summary(self._clika_quantized.found)
 
     @property
     def _learned(self) -> Quantized | None:

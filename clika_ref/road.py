@@ -49,6 +49,8 @@ KEPT = (
     "clika_initialize_algorithms() will read them"
 )
 
+SUMMARY = "print(module.clika_summary()) shows what was decided of each layer, and what other thresholds would give"
+
 UNTRAINED = (
     "is_model_pretrained=False changes nothing: what is quantized is decided by the weights as they are; train first, "
     "and quantize then, with clika_initialize_algorithms()"
@@ -156,7 +158,9 @@ def _compile(travel: _Travel) -> ClikaModule | None:
     are_data = travel.given.tracing_inputs is None and len(examples) >= read  # not where a few of more are traced with
     module.clika_remember(examples, log.timings, are_data=are_data, unread=travel.given.unread)
     if wanted is not None and calibration is not None and found is not None:
-        module.clika_adopt(Quantized(wanted.target.name, found.plan, calibration.model), calibration, wanted)
+        module.clika_adopt(Quantized(wanted.target.name, found.plan, calibration.model, found), calibration, wanted)
+        if log.path is None:
+            log.say(SUMMARY)
     return module.train(training)
 
 

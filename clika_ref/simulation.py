@@ -17,6 +17,7 @@ from clika_ref.core.targets import Target
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written
 from clika_ref.fast_form import fast_form
+from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
@@ -41,6 +42,8 @@ class Quantized:
     plan: Plan
     model: str = ""
     """The `fingerprint` of the graph whose weights the scales are of; nothing where that is not known."""
+    found: Quantization | None = None
+    """What was decided of each layer; None where that is not known, as of what was saved."""
 
     def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return what `read` takes: a document, and tensors under names that no weight has."""

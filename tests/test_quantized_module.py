@@ -582,6 +582,32 @@ def test_the_log_has_the_lines_of_the_record(tmp_path):
         assert line in log
 
 
+def test_without_a_log_the_module_shows_its_tables_and_the_console_says_how(tmp_path, capsys):
+    module = compiled()
+    assert "print(module.clika_summary()) shows what was decided of each layer" in capsys.readouterr().err
+    lines = module.clika_summary().splitlines()
+    assert lines[0].split()[:5] == ["layer", "operator", "weights", "activations", "QS"]
+    assert [line.split()[0] for line in lines[1:4]] == ["stem.0", "body", "head"]
+    assert lines[5] == "What another quantization_sensitivity_threshold would give:"
+    assert copy.deepcopy(module).clika_summary() == module.clika_summary()
+    module.clika_initialize_algorithms(
+        layer_quantization_settings={"body": LayerQuantizationSettings(skip_quantization=True)}
+    )
+    assert "skip_quantization" in module.clika_summary()
+    compiled(logs_dir=tmp_path)
+    assert "clika_summary" not in capsys.readouterr().err
+
+
+def test_a_module_that_knows_no_decisions_says_so(module):
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for one in (loaded, clika_compile(net(), tracing_inputs=batches(1))):
+        with pytest.raises(
+            ModelError, match=r"nothing is known here of what was decided.* clika_initialize_algorithms"
+        ):
+            one.clika_summary()
+
+
 def test_what_there_is_not_is_said_before_data_is_read():
     def never():
         raise AssertionError

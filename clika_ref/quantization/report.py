@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clika_ref.quantization.decision import Quantization
+from clika_ref.reporting.tables import table_text
 
 LAYERS = ("layer", "operator", "weights", "activations", "QS", "bytes", "bytes after", "decision")
 """The columns of `layer_rows`: widths in bits, QS as quantization sensitivity."""
@@ -30,6 +31,12 @@ def layer_rows(found: Quantization) -> list[Sequence[object]]:
 def what_if_rows(found: Quantization) -> list[Sequence[object]]:
     """Return a row for each threshold at which one more layer is quantized."""
     return [(row.threshold, row.layers, row.bytes, f"{row.sqnr:.1f} dB") for row in found.what_if]
+
+
+def summary(found: Quantization) -> str:
+    """Return both tables as text."""
+    layers, rows = table_text(LAYERS, layer_rows(found)), table_text(WHAT_IF, what_if_rows(found))
+    return f"{layers}\n\n{WHAT_IF_TITLE}:\n{rows}"
 
 
 def in_one_line(found: Quantization) -> str:
