@@ -582,6 +582,20 @@ def test_the_log_has_the_lines_of_the_record(tmp_path):
         assert line in log
 
 
+def test_a_model_of_which_nothing_becomes_integers_warns_once_and_says_why(capsys):
+    half = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).half().eval()
+    data = [torch.randn(4, 8).half() for _ in range(3)]
+    settings = QuantizationSettings()
+    clika_compile(half, calibration_inputs=data, quantization_settings=settings, deployment_settings=HERE)
+    said = capsys.readouterr().err
+    assert (
+        said.count("Warning: Nothing becomes integers; of 2 of 2 layers because: its weight is torch.float16, and") == 1
+    )
+    assert "0 of 2 layers in integers, their weights 0.2 to 0.2 KB" in said
+    compiled()
+    assert "Nothing becomes" not in capsys.readouterr().err
+
+
 def test_without_a_log_the_module_shows_its_tables_and_the_console_says_how(tmp_path, capsys):
     module = compiled()
     assert "print(module.clika_summary()) shows what was decided of each layer" in capsys.readouterr().err
