@@ -53,11 +53,6 @@ NO_DATA = (
     "inputs that it was traced with; give it calibration_inputs"
 )
 
-NOTHING_DECIDED = (
-    "nothing is known here of what was decided: the module is float, or was loaded, which keeps the integers alone; "
-    "clika_initialize_algorithms(calibration_inputs=...) decides"
-)
-
 TRACED = (
     "The ranges are those of the {:,} inputs that the module was traced with, whose values need not be like those of "
     "the data; give calibration_inputs"
@@ -224,9 +219,7 @@ class QuantizedModule(SavedModule):
         Raises:
             ModelError: nothing was decided, or only the scales are known, as of a module that was loaded.
         """
-        if self._clika_quantized is None or self._clika_quantized.found is None:
-            raise ModelError(NOTHING_DECIDED)
-        return summary(self._clika_quantized.found)
+        return summary(self._clika_quantized and self._clika_quantized.found)
 
     @property
     def _learned(self) -> Quantized | None:

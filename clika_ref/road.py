@@ -49,6 +49,11 @@ KEPT = (
     "clika_initialize_algorithms() will read them"
 )
 
+LOST = (
+    "The ranges of the {:,} batches before are lost; with ClikaCompileOptions(ranges_file=...) they are kept, and the "
+    "same call goes on behind them"
+)
+
 SUMMARY = "print(module.clika_summary()) shows what was decided of each layer, and what other thresholds would give"
 
 UNTRAINED = (
@@ -217,7 +222,12 @@ def _quantize(
     calibration, file = to_calibrate(captured.graph, wanted, travel.registry), travel.options.ranges_file
     told, ranks = (wanted, travel.registry, travel.log), travel.ranks
     how = {"total": data.count, "ranges_file": file, "ranks": ranks}
-    stages = calibrated(calibration, batches, *told, model=captured.graph, **how)
+    try:
+        stages = calibrated(calibration, batches, *told, model=captured.graph, **how)
+    except BaseException:  # also an interrupt
+        if calibration.table.batches and not file:
+            travel.log.say(LOST.format(calibration.table.batches))
+        raise
     return calibration, decide(stages, captured.graph, *told, ranks=ranks)
 
 

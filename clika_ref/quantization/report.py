@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from clika_ref.core.errors import ModelError
 from clika_ref.quantization.decision import Quantization
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.reporting.tables import table_text
@@ -52,8 +53,20 @@ def tell(found: Quantization, log: CompilationLog) -> None:
         log.detail(f"In no row of these: {', '.join(found.spared)}; sparing='off' quantizes them as well")
 
 
-def summary(found: Quantization) -> str:
-    """Return both tables as text."""
+NOTHING_DECIDED = (
+    "nothing is known here of what was decided: the module is float, or was loaded, which keeps the integers alone; "
+    "clika_initialize_algorithms(calibration_inputs=...) decides"
+)
+
+
+def summary(found: Quantization | None) -> str:
+    """Return both tables as text.
+
+    Raises:
+        ModelError: there are none.
+    """
+    if found is None:
+        raise ModelError(NOTHING_DECIDED)
     layers, rows = table_text(LAYERS, layer_rows(found)), table_text(WHAT_IF, what_if_rows(found))
     return f"{layers}\n\n{WHAT_IF_TITLE}:\n{rows}"
 
