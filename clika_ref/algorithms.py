@@ -29,7 +29,7 @@ from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.layers import choices
 from clika_ref.quantization.ranges import RangeTable
-from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, in_one_line, layer_rows, what_if_rows
+from clika_ref.quantization.report import in_one_line, tell
 from clika_ref.quantization.stages import Stages
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.signature import Signature
@@ -139,7 +139,7 @@ def decide(
         for number, name in enumerate(values, 1):
             log.detail(f"Processing Quantization statistics {number}/{len(values)}: '{name}'")
         found = decided_together(found_here, stages.scheme, ranks)
-        _tell(found, log)
+        tell(found, log)
         stage.done(in_one_line(found))
     return found
 
@@ -156,20 +156,6 @@ def _fast(found: Quantization, stages: Stages, graph: Graph, wanted: Wanted, reg
     ratio = ratio_to_float(graph, found.plan, wanted.target, registry, inputs)
     reason = f"the whole model takes {ratio:.2f} times as long in integers as in float"
     return replace(stages, slow=dict.fromkeys(stages.chosen, reason)).decided() if ratio > SLOWER else found
-
-
-def _tell(found: Quantization, log: CompilationLog) -> None:
-    quantized = [layer.name for layer in found.layers if not layer.reason]
-    for layer in found.layers:
-        if layer.reason:
-            log.detail(f"Automatic Quantization: Skipping Quantization for node: '{layer.name}' ({layer.reason})")
-    for number, name in enumerate(quantized, 1):
-        log.detail(f"Quantization: Processed {number}/{len(quantized)} - '{name}'")
-    log.detail("Quantization: done")
-    log.table("Summary", LAYERS, layer_rows(found))
-    log.table(WHAT_IF_TITLE, WHAT_IF, what_if_rows(found))
-    if found.spared:
-        log.detail(f"In no row of these: {', '.join(found.spared)}; sparing='off' quantizes them as well")
 
 
 OTHER = (

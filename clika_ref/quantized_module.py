@@ -32,6 +32,7 @@ from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.goal import TRIALS, GoalSearch
 from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.report import summary
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_scheme import scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
@@ -95,7 +96,7 @@ class _Calibrated:
 
     def quantized(self, found: Quantization) -> Quantized:
         """Return what a module keeps of what was decided."""
-        return Quantized(self.deployment.target, found.plan, self.stages.calibration.model)
+        return Quantized(self.deployment.target, found.plan, self.stages.calibration.model, found)
 
 
 class QuantizedModule(CheckpointedModule):
@@ -216,6 +217,14 @@ class QuantizedModule(CheckpointedModule):
                 self.clika_adopt(before, stages.calibration, former)
             self.train(training)
         ready.log.table("Goal", TRIALS, search.rows())
+
+    def clika_summary(self) -> str:
+        """Return what was decided of each layer and why, and what other thresholds would give: the tables of the log.
+
+        Raises:
+            ModelError: nothing was decided, or only the scales are known, as of a module that was loaded.
+        """
+        return summary(self._clika_quantized and self._clika_quantized.found)
 
     @property
     def _learned(self) -> Quantized | None:

@@ -50,6 +50,13 @@ KEPT = (
     "clika_initialize_algorithms() will read them"
 )
 
+LOST = (
+    "The ranges of the {:,} batches before are lost; with ClikaCompileOptions(ranges_file=...) they are kept, and the "
+    "same call goes on behind them"
+)
+
+SUMMARY = "print(module.clika_summary()) shows what was decided of each layer, and what other thresholds would give"
+
 UNTRAINED = (
     "is_model_pretrained=False changes nothing: what is quantized is decided by the weights as they are; train first, "
     "and quantize then, with clika_initialize_algorithms()"
@@ -157,7 +164,9 @@ def _compile(travel: _Travel) -> ClikaModule | None:
     are_data = travel.given.tracing_inputs is None and len(examples) >= read  # not where a few of more are traced with
     module.clika_remember(examples, log.timings, are_data=are_data, unread=travel.given.unread)
     if wanted is not None and calibration is not None and found is not None:
-        module.clika_adopt(Quantized(wanted.target.name, found.plan, calibration.model), calibration, wanted)
+        module.clika_adopt(Quantized(wanted.target.name, found.plan, calibration.model, found), calibration, wanted)
+        if log.path is None:
+            log.say(SUMMARY)
     return module.train(training)
 
 
@@ -213,7 +222,12 @@ def _quantize(
     calibration, file = to_calibrate(captured.graph, wanted, travel.registry), travel.options.ranges_file
     told, ranks = (wanted, travel.registry, travel.log), travel.ranks
     how = {"total": data.count, "ranges_file": file, "ranks": ranks}
-    stages = calibrated(calibration, batches, *told, model=captured.graph, **how)
+    try:
+        stages = calibrated(calibration, batches, *told, model=captured.graph, **how)
+    except BaseException:  # also an interrupt
+        if calibration.table.batches and not file:
+            travel.log.say(LOST.format(calibration.table.batches))
+        raise
     return calibration, decide(stages, captured.graph, *told, ranks=ranks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,12 +17,18 @@ from clika_ref.core.targets import Target
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written
 from clika_ref.fast_form import fast_form
+from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
 from clika_ref.settings import remedy_for
+
+WRITES_FLOATS = (
+    "torch.onnx.export(dynamo=False) knows no integers, and writes those of {} as the floats that they stand for; "
+    "export with dynamo=True, or with clika_export"
+)
 
 PREFIX = "clika/quantization/"
 """Of the names of its tensors; no qualified name of a weight holds a slash."""
@@ -35,6 +42,8 @@ class Quantized:
     plan: Plan
     model: str = ""
     """The `fingerprint` of the graph whose weights the scales are of; nothing where that is not known."""
+    found: Quantization | None = None
+    """What was decided of each layer; None where that is not known, as of what was saved."""
 
     def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return what `read` takes: a document, and tensors under names that no weight has."""
@@ -111,6 +120,7 @@ class Simulation:
         if torch.compiler.is_exporting():
             self._refuse_old_weights()
         elif self._run is None or not torch.compiler.is_compiling():  # a tracer sees no versions; weights stay
+            _warn_of_floats(graph)
             self.prepare(graph, logs)
         assert self._run is not None
         return self._run(*inputs)
@@ -150,6 +160,13 @@ class Simulation:
         holder = SimpleNamespace(**{f"constant_{i}": v.data for i, v in enumerate(clone.constants.values())})
         run = fast_form(clone)
         return lambda *inputs: run(holder, *inputs)
+
+
+def _warn_of_floats(graph: Graph) -> None:
+    """Warn where PyTorch's older exporter runs a graph, which sees numbers only."""
+    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined] - public, though torch.jit does not list it
+    if is_traced and torch.onnx.is_in_onnx_export():
+        warnings.warn(WRITES_FLOATS.format(graph.name), stacklevel=2)
 
 
 UNSEEN = -1

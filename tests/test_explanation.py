@@ -163,3 +163,49 @@ def test_a_layer_that_the_runtime_names_nowhere_counts_as_missed_and_says_so(mon
     ]
     assert found.share() == 0.0
     assert "1 of 4 nodes that were planned in integers run in integers, with 0.0%" in str(found)
+
+
+class Mixed(nn.Module):
+    """A recurrent layer, a bilinear one and a sum over named sides before a linear one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.both = nn.Embedding(20, 8), nn.Bilinear(8, 8, 8)
+        self.read = nn.LSTM(8, 16, 2, batch_first=True, bidirectional=True)
+        self.head, self.last = nn.Linear(32, 32), nn.Parameter(torch.randn(32, 8))
+
+    def forward(self, x):
+        words = self.words(x)
+        read = self.read(self.both(words, words))[0]
+        return torch.einsum("btc,cd->btd", self.head(read), self.last)
+
+
+def test_layers_that_no_target_runs_in_integers_are_told_as_float_with_what_they_cost():
+    """What moves their results into integers is moved as bytes, which had been told of the whole layer."""
+    data = [torch.randint(0, 20, (4, n), generator=torch.Generator().manual_seed(n)) for n in (7, 9, 8)]
+    module = clika_compile(
+        Mixed().eval(),
+        calibration_inputs=data,
+        quantization_settings=QuantizationSettings(),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    found = module.clika_explain()
+    rows = {n.operator: n for n in found.nodes if n.products}
+    assert {kind: (n.planned, n.runs) for kind, n in rows.items()} == {
+        **dict.fromkeys(("lstm", "bilinear", "einsum"), ("float", "float")),
+        "linear": ("int8", "int8"),
+    }
+    assert all(rows[kind].reason == f"the target computes {kind} in float" for kind in ("lstm", "bilinear", "einsum"))
+    assert (
+        found.share() == found.share(planned=True) == rows["linear"].products / sum(n.products for n in rows.values())
+    )
+
+
+def test_a_float_layer_that_the_runtime_joins_with_what_follows_is_told_as_float():
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    module = clika_compile(
+        net.eval(), tracing_inputs=[torch.randn(4, 16)], deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()
+    )
+    found = module.clika_explain()
+    assert [(n.operator, n.runs) for n in found.nodes] == [("linear", "float"), ("relu", "fused"), ("linear", "float")]

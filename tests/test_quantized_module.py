@@ -582,6 +582,46 @@ def test_the_log_has_the_lines_of_the_record(tmp_path):
         assert line in log
 
 
+def test_a_model_of_which_nothing_becomes_integers_warns_once_and_says_why(capsys):
+    half = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).half().eval()
+    data = [torch.randn(4, 8).half() for _ in range(3)]
+    settings = QuantizationSettings()
+    clika_compile(half, calibration_inputs=data, quantization_settings=settings, deployment_settings=HERE)
+    said = capsys.readouterr().err
+    assert (
+        said.count("Warning: Nothing becomes integers; of 2 of 2 layers because: its weight is torch.float16, and") == 1
+    )
+    assert "0 of 2 layers in integers, their weights 0.2 to 0.2 KB" in said
+    compiled()
+    assert "Nothing becomes" not in capsys.readouterr().err
+
+
+def test_without_a_log_the_module_shows_its_tables_and_the_console_says_how(tmp_path, capsys):
+    module = compiled()
+    assert "print(module.clika_summary()) shows what was decided of each layer" in capsys.readouterr().err
+    lines = module.clika_summary().splitlines()
+    assert lines[0].split()[:5] == ["layer", "operator", "weights", "activations", "QS"]
+    assert [line.split()[0] for line in lines[1:4]] == ["stem.0", "body", "head"]
+    assert lines[5] == "What another quantization_sensitivity_threshold would give:"
+    assert copy.deepcopy(module).clika_summary() == module.clika_summary()
+    module.clika_initialize_algorithms(
+        layer_quantization_settings={"body": LayerQuantizationSettings(skip_quantization=True)}
+    )
+    assert "skip_quantization" in module.clika_summary()
+    compiled(logs_dir=tmp_path)
+    assert "clika_summary" not in capsys.readouterr().err
+
+
+def test_a_module_that_knows_no_decisions_says_so(module):
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for one in (loaded, clika_compile(net(), tracing_inputs=batches(1))):
+        with pytest.raises(
+            ModelError, match=r"nothing is known here of what was decided.* clika_initialize_algorithms"
+        ):
+            one.clika_summary()
+
+
 def test_what_there_is_not_is_said_before_data_is_read():
     def never():
         raise AssertionError

@@ -43,6 +43,26 @@ def test_the_same_data_goes_on_where_it_stopped_without_a_warning(tmp_path):
     assert "begins with another batch" not in told(tmp_path)
 
 
+def test_a_compilation_that_is_interrupted_says_how_its_ranges_would_be_kept(tmp_path, capsys):
+    def stopping():
+        yield from batches(6, seed=7)[:5]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compiled(calibration_inputs=stopping())
+    said = capsys.readouterr().err
+    assert (
+        "The ranges of the 5 batches before are lost; with ClikaCompileOptions(ranges_file=...) they are kept" in said
+    )
+    file = tmp_path / "ranges.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        compiled(calibration_inputs=stopping(), ranges_file=file)
+    compiled(calibration_inputs=batches(6, seed=7), ranges_file=file)
+    said = capsys.readouterr().err
+    assert "are lost" not in said
+    assert "6 batches, 5 of them from before" in said
+
+
 def test_ranges_of_a_file_stay_where_data_comes_in_another_order_with_a_warning(tmp_path):
     file = tmp_path / "ranges.safetensors"
     compiled(ranges_file=file)

@@ -12,7 +12,8 @@ class QuantizationTrait:
     ``weight``, ``axis``, ``bias`` and ``channel`` are set for computing operators only: the positions of weight and
     bias among the operands, and the side of output channels, of the weight and of the result. ``factors`` are the
     positions of vectors of which a factor is one of the result, along its last side; ``is_homogeneous`` says that a
-    positive factor of an element of the first operand is one of that of the result.
+    positive factor of an element of the first operand is one of that of the result. ``matrices`` is set for layers that
+    stay float only: the position from which on constant operands with several sides are weights.
     """
 
     kind: str
@@ -22,6 +23,7 @@ class QuantizationTrait:
     channel: int | None = None
     factors: tuple[int, ...] = ()
     is_homogeneous: bool = False
+    matrices: int | None = None
 
     def __str__(self) -> str:
         return self.kind
@@ -29,9 +31,6 @@ class QuantizationTrait:
 
 KEEP_FLOAT = QuantizationTrait("keep-float")
 """Computed in float; quantizing its result gains nothing (the default)."""
-
-FLOAT_LAYER = QuantizationTrait("float-layer")
-"""The same of what multiplies by weights, as recurrent networks do: reports name it among the layers."""
 
 OWN_SCALE = QuantizationTrait("own-scale")
 """The result has a range of its own: it needs a scale of its own where it is quantized."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.traits import SAME_SCALE
 from clika_ref.quantization.channels import channel_means
@@ -89,8 +89,8 @@ class Calibration:
         """Run the graph on a batch, one tensor for each of its inputs, and remember what its values held.
 
         Raises:
-            ModelError: NaN or an infinity is among the inputs, masks left aside, or NaN among the values; the message
-                says where.
+            ModelError: NaN or an infinity is among the inputs, masks left aside, or NaN among the values, or a node
+                fails; the message says where.
         """
         found: dict[str, Measured] = {}
         means: dict[str, Tensor] = {}
@@ -107,8 +107,14 @@ class Calibration:
         self.refuse_infinite(inputs)
         for value, x in zip(self.graph.inputs, inputs, strict=True):
             _observe(found, value, x, "the caller", number)
-        with torch.no_grad():
-            run(self.graph, inputs, observe)
+        try:
+            with torch.no_grad():
+                run(self.graph, inputs, observe)
+        except ModelError:
+            raise
+        except ClikaError as error:  # of a node that refuses what it reads, as an index that is none
+            msg = f"calibration batch {number}: {error}"
+            raise ModelError(msg) from error
         self.table.first = self.table.first if self.table.batches else batch_fingerprint(inputs)
         self.table.add(found)
         self.keep(inputs)
@@ -204,8 +210,26 @@ def _observe(found: dict[str, Measured], value: Value, x: Tensor, where: str, ba
     try:
         found[value.name] = measured(x)
     except ValueError as error:
+        source = _infinite_behind(value, found)
+        because = f", as {source.op.name} in {source.origin} makes an infinite number" if source else ""
         msg = (
-            f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN; leave the batch out, or mend it; "
-            "where no batch does better, look for infinite numbers among the constants of the model"
+            f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN{because}; leave the batch out, or "
+            "mend it; where no batch does better, look for infinite numbers among the constants of the model"
         )
         raise ModelError(msg) from error
+
+
+def _infinite_behind(value: Value, found: Mapping[str, Measured]) -> Node | None:
+    """Return the node that made the first number behind a value that is infinite, or as large; None where none is."""
+    node, source = value.producer, None
+    while node is not None:
+        behind = (v for v in node.inputs if isinstance(v, Value) and _is_unbounded(v, found))
+        node = next((v.producer for v in behind), None)
+        source = node or source
+    return source
+
+
+def _is_unbounded(value: Value, found: Mapping[str, Measured]) -> bool:
+    while value.producer is not None and moves_what_was_seen(value.producer):
+        value = next(v for v in value.producer.inputs if isinstance(v, Value))
+    return value.name in found and found[value.name].is_unbounded

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.traits import FLOAT_LAYER
-from clika_ref.quantization.layer_weights import position_of
+from clika_ref.quantization.layer_weights import matrices_of, position_of
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.sensitivity import Joint, Parts, together
@@ -193,12 +192,11 @@ def _elements(node: Node) -> int:
 
 
 def _weights(node: Node) -> list[Value]:
-    """Return the weight of a layer; of a recurrent one, all its matrices; none where it is computed."""
-    if node.op.trait is FLOAT_LAYER:
-        weights = [v for v in node.inputs if isinstance(v, Value) and v.type.rank == 2]
-    else:
-        weights = [v for v in (node.inputs[position_of(node)],) if isinstance(v, Value)]
-    return [weight for weight in weights if weight.is_constant]
+    """Return the weight of a layer; of one that has several, as recurrent ones, all; none where it is computed."""
+    if node.op.trait.matrices is not None:
+        return matrices_of(node)
+    weight = node.inputs[position_of(node)]
+    return [weight] if isinstance(weight, Value) and weight.is_constant else []
 
 
 def _size(constant: Value) -> int:

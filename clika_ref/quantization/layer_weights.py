@@ -21,6 +21,12 @@ def weight_of(node: Node) -> Value:
     return weight
 
 
+def matrices_of(node: Node) -> list[Value]:
+    """Return the weights of a layer that has several, and stays float; none where they are computed."""
+    operands = node.inputs[node.op.trait.matrices or 0 :]
+    return [v for v in operands if isinstance(v, Value) and v.is_constant and v.type.rank > 1]
+
+
 def bias_of(node: Node) -> Any:
     """Return the bias of a layer, None where it has none."""
     return None if node.op.trait.bias is None else node.inputs[node.op.trait.bias]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.quantization.calibration import moves_what_was_seen
 from clika_ref.quantization.layer_weights import groups_of, is_own, position_of
 from clika_ref.quantization_scheme import QuantizationScheme, Sums, absorbs
@@ -77,7 +76,7 @@ class _Placing:
 
     def run(self) -> Placement:
         for node in self.graph.nodes:
-            if node.op.trait is FLOAT_LAYER:
+            if node.op.trait.matrices is not None:
                 self.found.floats[node] = self.skipped.get(node, IN_FLOAT.format(node.kind))
             elif node.op.trait.kind == COMPUTE:
                 reason = self._refusal(node)

@@ -9,17 +9,34 @@ from typing import Any
 from torch import Size, Tensor
 
 from clika_ref.core.ir import Graph, Node
+from clika_ref.quantization.layer_weights import matrices_of
 from clika_ref.quantization.placement import COMPUTE
 
 
 def products_of(node: Node, sides: Callable[[Any], Sequence[int]]) -> int:
     """Return how many products a layer adds up in a call, given the sides of what it reads and returns."""
     trait = node.op.trait
+    if "equation" in node.attrs:
+        return _of_equation(node.attrs["equation"], [sides(v) for v in node.inputs], sides(node.output))
+    if trait.matrices is not None:  # each vector that it reads meets all of its weights
+        return math.prod(sides(node.inputs[0])[:-1]) * sum(math.prod(sides(matrix)) for matrix in matrices_of(node))
     weight, axis = sides(node.inputs[trait.weight or 0]), trait.axis or 0
     if axis > 0:  # a transposed layer multiplies each element that it reads by all that its channel has
         return math.prod(sides(node.inputs[0])) * math.prod(weight[1:])
     multiplied = weight[-2:] if axis < 0 else weight  # of matrices only the last two sides are multiplied over
     return math.prod(sides(node.output)) * math.prod(multiplied) // max(multiplied[axis], 1)
+
+
+def _of_equation(equation: str, operands: Sequence[Sequence[int]], result: Sequence[int]) -> int:
+    """Return how many products ``ij,jk->ik`` adds up: for each element of the result, over each letter it lacks."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    summed = {c for c in left if c.isalpha() and (c not in right if arrow else left.count(c) > 1)}
+    lengths = dict.fromkeys(summed, 1)
+    for term, shape in zip(left.split(","), operands, strict=True):
+        before, _, behind = term.partition("...")
+        named = [*zip(before, shape, strict=False), *zip(reversed(behind), reversed(shape), strict=False)]
+        lengths |= {c: max(lengths[c], side) for c, side in named if c in summed}
+    return math.prod(result) * math.prod(lengths.values()) if len(operands) > 1 else 0
 
 
 class ProductCounter:
@@ -34,5 +51,5 @@ class ProductCounter:
     def __call__(self, node: Node, results: tuple[Tensor, ...]) -> None:
         """Look at what a node has returned."""
         self._shapes.update((v, x.shape) for v, x in zip(node.outputs, results, strict=True))
-        if node.op.trait.kind == COMPUTE:
+        if node.op.trait.kind == COMPUTE or node.op.trait.matrices is not None:
             self.of[node] = products_of(node, self._shapes.__getitem__)

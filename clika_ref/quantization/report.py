@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from clika_ref.core.errors import ModelError
 from clika_ref.quantization.decision import Quantization
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.reporting.tables import table_text
 
 LAYERS = ("layer", "operator", "weights", "activations", "QS", "bytes", "bytes after", "decision")
 """The columns of `layer_rows`: widths in bits, QS as quantization sensitivity."""
@@ -32,16 +36,57 @@ def what_if_rows(found: Quantization) -> list[Sequence[object]]:
     return [(row.threshold, row.layers, row.bytes, f"{row.sqnr:.1f} dB") for row in found.what_if]
 
 
+def tell(found: Quantization, log: CompilationLog) -> None:
+    """Write into the log what became of each layer, the tables, and a warning where nothing became integers."""
+    quantized = [layer.name for layer in found.layers if not layer.reason]
+    for layer in found.layers:
+        if layer.reason:
+            log.detail(f"Automatic Quantization: Skipping Quantization for node: '{layer.name}' ({layer.reason})")
+    for number, name in enumerate(quantized, 1):
+        log.detail(f"Quantization: Processed {number}/{len(quantized)} - '{name}'")
+    log.detail("Quantization: done")
+    log.table("Summary", LAYERS, layer_rows(found))
+    log.table(WHAT_IF_TITLE, WHAT_IF, what_if_rows(found))
+    if reason := nothing_quantized(found):
+        log.warning(reason)
+    if found.spared:
+        log.detail(f"In no row of these: {', '.join(found.spared)}; sparing='off' quantizes them as well")
+
+
+NOTHING_DECIDED = (
+    "nothing is known here of what was decided: the module is float, or was loaded, which keeps the integers alone; "
+    "clika_initialize_algorithms(calibration_inputs=...) decides"
+)
+
+
+def summary(found: Quantization | None) -> str:
+    """Return both tables as text.
+
+    Raises:
+        ModelError: there are none.
+    """
+    if found is None:
+        raise ModelError(NOTHING_DECIDED)
+    layers, rows = table_text(LAYERS, layer_rows(found)), table_text(WHAT_IF, what_if_rows(found))
+    return f"{layers}\n\n{WHAT_IF_TITLE}:\n{rows}"
+
+
+def nothing_quantized(found: Quantization) -> str:
+    """Say why most layers stay float where all of them do; nothing where some do not, or there are none."""
+    reasons = Counter(layer.reason for layer in found.layers)
+    if not reasons or "" in reasons:
+        return ""
+    ((reason, count),) = reasons.most_common(1)
+    return f"Nothing becomes integers; of {count:,} of {len(found.layers):,} layers because: {reason}"
+
+
 def in_one_line(found: Quantization) -> str:
     """Return how many layers are quantized, what that saves, and what was found best on the data."""
     layers = found.layers
     count = sum(not layer.reason for layer in layers)
-    before, after = (
-        (sum(size) / 1e6 for size in zip(*((la.bytes_before, la.bytes_after) for la in layers), strict=True))
-        if layers
-        else (0.0, 0.0)
-    )
-    sizes = f"{before:,.1f} to {after:,.1f} MB"
+    before, after = sum(layer.bytes_before for layer in layers), sum(layer.bytes_after for layer in layers)
+    unit, name = (1e6, "MB") if before >= 1e6 else (1e3, "KB")
+    sizes = f"{before / unit:,.1f} to {after / unit:,.1f} {name}"
     if not found.observer:
         return f"the weights of {count:,} of {len(layers):,} layers in integers, {sizes}"
     biases = "corrected biases" if found.plan.corrections else "biases as they are"

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.clipping import clipped_scales
 from clika_ref.quantization.compressing import Compressed, rows_of
@@ -118,7 +117,7 @@ def options_of(
     found: dict[Node, str | list[tuple[int, int]]] = {}
     blocks = as_list(settings.weights_only_quantization_block_size)
     for node in graph.nodes:
-        if node.op.trait is FLOAT_LAYER:
+        if node.op.trait.matrices is not None:
             found[node] = skipped.get(node, WHOLE.format(node.kind))
         elif node.op.trait.kind == COMPUTE:
             _refuse_widths(node, chosen[node].weights_num_bits, kind)

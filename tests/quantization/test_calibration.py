@@ -107,6 +107,34 @@ def test_nan_inside_is_blamed_on_the_node_that_makes_it():
     assert found.table.values == {}
 
 
+class Logarithm(nn.Module):
+    """Makes NaN of an infinite number, two nodes behind the one that makes that."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 3)
+        nn.init.constant_(self.head.weight, 0.0)
+
+    def forward(self, x):
+        return self.head(torch.log(x).transpose(0, 1).reshape(-1, 2))
+
+
+def test_nan_of_an_infinite_number_names_the_node_that_makes_that():
+    found = Calibration(graph_of(Logarithm(), torch.ones(2, 4)))
+    with pytest.raises(
+        ModelError, match=r"made by linear in head.*, holds NaN, as log in .* makes an infinite number; leave"
+    ):
+        found.add([torch.zeros(2, 4)])
+
+
+def test_a_node_that_fails_on_a_batch_is_an_error_that_names_the_batch():
+    found = Calibration(graph_of(nn.Embedding(5, 4), torch.zeros(3, dtype=torch.int64)))
+    found.add([torch.tensor([0, 4, 1])])
+    with pytest.raises(ModelError, match=r"calibration batch 2: .*embedding.* failed in .*index out of range"):
+        found.add([torch.tensor([0, 5, 1])])
+    assert found.table.batches == 1
+
+
 def test_the_reservoir_keeps_copies_of_the_first_batches_and_no_more_than_fits():
     found = Reservoir(limit_bytes=100)
     first = torch.zeros(20)

@@ -1,5 +1,6 @@
 """Runs on data keep images in the order of memory that convolutions read fastest, and change no number by more."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -9,8 +10,8 @@ from clika_ref.quantization.products import ProductCounter
 from clika_ref.quantization.running import run
 
 
-def graph_of(net, x):
-    return clika_compile(net.eval(), tracing_inputs=[x]).graph
+def graph_of(net, *inputs):
+    return clika_compile(net.eval(), tracing_inputs=[inputs]).graph
 
 
 @torch.no_grad()
@@ -70,3 +71,34 @@ def test_a_transposed_layer_multiplies_each_element_that_it_reads_by_all_of_its_
     counter = ProductCounter(graph, [x])
     run(graph, [x], counter)
     assert list(counter.of.values()) == [2 * 4 * 6 * 6 * 4 * 9]
+
+
+class Named(nn.Module):
+    """Multiplies by sums over named sides."""
+
+    def __init__(self, equation, *shape):
+        super().__init__()
+        self.equation, self.weight = equation, nn.Parameter(torch.randn(*shape))
+
+    def forward(self, x):
+        return torch.einsum(self.equation, x, self.weight)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes", "products"),
+    [
+        (nn.LSTM(3, 5, num_layers=2, bidirectional=True), [(7, 2, 3)], 7 * 2 * 2 * 4 * 5 * (3 + 5 + 10 + 5)),
+        (nn.GRU(3, 5), [(7, 2, 3)], 7 * 2 * 3 * 5 * (3 + 5)),
+        (nn.RNNCell(3, 5), [(2, 3)], 2 * 5 * (3 + 5)),
+        (nn.Bilinear(3, 4, 5), [(2, 3), (2, 4)], 2 * 5 * 3 * 4),
+        (Named("bhd,hde->bhe", 3, 4, 5), [(2, 3, 4)], 2 * 3 * 4 * 5),
+        (Named("...d, de", 4, 5), [(2, 3, 4)], 2 * 3 * 4 * 5),
+    ],
+)
+@torch.no_grad()
+def test_layers_that_stay_float_on_any_target_count_their_products_as_well(layer, shapes, products):
+    inputs = tuple(torch.randn(shape) for shape in shapes)
+    graph = graph_of(layer, *inputs)
+    counter = ProductCounter(graph, inputs)
+    run(graph, inputs, counter)
+    assert [n for n in counter.of.values() if n] == [products]

@@ -1,8 +1,10 @@
 """Weights in few bits: how they are held, rounded and chosen, and what a module and its artifact make of them."""
 
+import io
 from dataclasses import replace
 
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
@@ -252,3 +254,32 @@ def test_a_runtime_rounds_each_block_by_its_largest_element():
     x = torch.tensor([[127.0, 0.4, 1.27, 0.004]])
     assert torch.allclose(rounded_in_blocks(x, 2), torch.tensor([[127.0, 0.0, 1.27, 0.0]]))
     assert torch.allclose(rounded_in_blocks(x[:, :3], 2), torch.tensor([[127.0, 0.0, 1.27]]))
+
+
+@pytest.mark.parametrize(("bits", "block_size"), [(4, 0), (4, 32), (8, 0), (8, 32)])
+def test_what_pytorch_itself_exports_holds_weights_in_few_bits_as_well(bits, block_size, tmp_path):
+    module = compiled(
+        weights_num_bits=bits, weights_only_quantization_block_size=block_size, quantization_sensitivity_threshold=1.0
+    ).eval()
+    program = torch.onnx.export(module, (DATA[0],), dynamo=True, verbose=False, opset_version=21)
+    program.save(tmp_path / "net.onnx")
+    kinds = {
+        t.data_type for t in onnx.load(tmp_path / "net.onnx").graph.initializer if len(t.dims) == 2 and t.dims[0] > 9
+    }
+    options = ort.SessionOptions()  # optimized, it rounds what is multiplied with integers
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(tmp_path / "net.onnx", options, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: DATA[0].numpy()})
+    assert torch.allclose(torch.from_numpy(found), module(DATA[0]), atol=1e-5)
+    small = onnx.TensorProto.INT4 if bits == 4 else onnx.TensorProto.INT8
+    assert small in kinds
+    assert (tmp_path / "net.onnx").stat().st_size < 4 * 64 * 96, "or its weights are float"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_an_exporter_that_knows_no_integers_is_warned_of():
+    module = compiled(weights_num_bits=8, quantization_sensitivity_threshold=1.0).eval()
+    with pytest.warns(
+        UserWarning, match=r"dynamo=False.* writes those of Net as the floats .* export with dynamo=True"
+    ):
+        torch.onnx.export(module, (DATA[0],), io.BytesIO(), dynamo=False, verbose=False)

@@ -12,6 +12,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import COMPOSE, DOT
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
+from clika_ref_aten.float_layers import float_layer
 from clika_ref_aten.linear import NUMBERS, in_int32
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ def _explicit(equation, ranks):
     return whole.translate({ord(c): next(spare, c) for c in capitals})
 
 
-@operator(error=DOT)
+@operator(error=DOT, quant=float_layer(matrices=0))
 def einsum(*tensors: Tensor, equation: str) -> Tensor:
     """Sum the products of all elements whose sides of equal letters have equal indices: ``ij,jk->ik``."""
     return torch.einsum(equation, *tensors)

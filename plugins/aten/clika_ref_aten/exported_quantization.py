@@ -14,6 +14,9 @@ from torch.types import Number
 
 CALLS: Any = torch.ops.quantized_decomposed
 
+FOUR, INT4, OPSET = 4, 22, 21
+"""A width, ONNX's number for integers of it, and the first version of ONNX that has them, and blocks of scales."""
+
 
 def exported_quantize(
     x: Tensor,
@@ -44,6 +47,26 @@ def exported_dequantize(
     else:
         call = CALLS.dequantize_per_tensor.tensor if isinstance(scale, Tensor) else CALLS.dequantize_per_tensor.default
         found = call(x, *_alike(scale, 0 if zero_point is None else zero_point), ends.min, ends.max, x.dtype)
+    return found.to(dtype)
+
+
+def exported_few_bits(
+    x: Tensor, scale: Tensor, *, dtype: torch.dtype, axis: int | None, block_size: int | None, bits: int
+) -> Tensor:
+    """Return what integers of four bits stand for, or such whose neighbours share a scale, as ONNX has it.
+
+    PyTorch has no call for either. Its exporter refuses what is newer than the ``opset_version`` that it is given.
+    """
+    kind = dtype if scale.dtype == dtype else torch.float32
+    attrs: dict[str, Any] = {} if axis is None else {"axis": axis}
+    scale = scale.to(kind)
+    if block_size is not None:
+        attrs["block_size"] = block_size
+    if block_size is not None and scale.shape == (1,):  # as clika_export has it
+        scale, attrs = scale.reshape(()), {}
+    if bits == FOUR:
+        x = torch.onnx.ops.symbolic("Cast", (x,), {"to": INT4}, dtype=INT4, shape=x.shape, version=OPSET)
+    found = torch.onnx.ops.symbolic("DequantizeLinear", (x, scale), attrs, dtype=kind, shape=x.shape, version=OPSET)
     return found.to(dtype)
 
 

@@ -10,6 +10,7 @@ from clika_ref.core.accuracy import DOT, EXACT, ulp
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import compute
 from clika_ref.core.types import TensorType
+from clika_ref_aten.float_layers import float_layer
 from clika_ref_aten.reduction import is_any
 
 aten = torch.ops.aten
@@ -279,7 +280,7 @@ def _(draw, s):
     return s.call(draw(s.tensor(rank=1, dtype=NUMBERS)), draw(s.tensor(rank=1, dtype=NUMBERS)))
 
 
-@operator(aten.bilinear.default, error=DOT)
+@operator(aten.bilinear.default, error=DOT, quant=float_layer(matrices=2))
 def bilinear(x: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``y[..., o] = sum_ij x[..., i] * weight[o, i, j] * input2[..., j] + bias[o]``."""
     return F.bilinear(x, input2, weight, bias)

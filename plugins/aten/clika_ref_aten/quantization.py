@@ -13,7 +13,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import Dim, TensorType
-from clika_ref_aten.exported_quantization import exported_dequantize, exported_quantize
+from clika_ref_aten.exported_quantization import exported_dequantize, exported_few_bits, exported_quantize
 
 QUANTIZED = (torch.int8, torch.uint8)
 """What ``quantize`` makes; four bits are held in these with a narrower range, and packed where they are stored."""
@@ -209,6 +209,8 @@ def dequantize(
     _refuse_odd_numbers(scale, zero_point, x.dtype)
     if torch.compiler.is_exporting() and block_size is None and bits == EIGHT_BITS:
         return exported_dequantize(x, scale, zero_point, dtype=dtype, axis=axis)
+    if torch.compiler.is_exporting() and isinstance(scale, Tensor) and torch.onnx.is_in_onnx_export():
+        return exported_few_bits(x, scale, dtype=dtype, axis=axis, block_size=block_size, bits=bits)
     steps = x.to(torch.float32 if x.dtype in QUANTIZED else torch.int64)  # which hold differences of these
     if isinstance(zero_point, Tensor):
         zero_point = (

@@ -8,8 +8,8 @@ from torch import Tensor
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.core.types import TensorType
+from clika_ref_aten.float_layers import float_layer
 
 aten = torch.ops.aten
 
@@ -149,7 +149,7 @@ def _samples(gates, states):
     return sample
 
 
-@operator(error=COMPOSE, quant=FLOAT_LAYER)
+@operator(error=COMPOSE, quant=float_layer(matrices=3))
 def lstm(
     x: Tensor,
     h: Tensor,
@@ -173,7 +173,7 @@ lstm.onnx(_network("LSTM", LSTM_GATES))
 lstm.samples(_samples(4, 2))
 
 
-@operator(error=COMPOSE, quant=FLOAT_LAYER)
+@operator(error=COMPOSE, quant=float_layer(matrices=2))
 def gru(
     x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
 ) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ gru.onnx(_network("GRU", GRU_GATES, linear_before_reset=1))
 gru.samples(_samples(3, 1))
 
 
-@operator(error=COMPOSE, quant=FLOAT_LAYER)
+@operator(error=COMPOSE, quant=float_layer(matrices=2))
 def rnn_tanh(
     x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
 ) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,7 @@ rnn_tanh.onnx(_network("RNN", None))
 rnn_tanh.samples(_samples(1, 1))
 
 
-@operator(error=COMPOSE, quant=FLOAT_LAYER)
+@operator(error=COMPOSE, quant=float_layer(matrices=2))
 def rnn_relu(
     x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
 ) -> tuple[Tensor, Tensor]:

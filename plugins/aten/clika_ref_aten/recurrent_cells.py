@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import FLOAT_LAYER
 from clika_ref.core.types import TensorType
+from clika_ref_aten.float_layers import float_layer
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ def _samples(gates, states):
     return sample
 
 
-@operator(error=COMPOSE, quant=FLOAT_LAYER)
+@operator(error=COMPOSE, quant=float_layer(matrices=3))
 def lstm_cell(
     x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ def _(draw, s):
     return s.call(x, h, c, *params)
 
 
-@operator(aten.gru_cell.default, error=COMPOSE, quant=FLOAT_LAYER)
+@operator(aten.gru_cell.default, error=COMPOSE, quant=float_layer(matrices=2))
 def gru_cell(
     x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:
@@ -103,7 +103,7 @@ def _step(activation):
     return lower
 
 
-@operator(aten.rnn_tanh_cell.default, error=COMPOSE, quant=FLOAT_LAYER)
+@operator(aten.rnn_tanh_cell.default, error=COMPOSE, quant=float_layer(matrices=2))
 def rnn_tanh_cell(
     x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:
@@ -115,7 +115,7 @@ rnn_tanh_cell.onnx(_step("Tanh"))
 rnn_tanh_cell.samples(_samples(1, 1))
 
 
-@operator(aten.rnn_relu_cell.default, error=COMPOSE, quant=FLOAT_LAYER)
+@operator(aten.rnn_relu_cell.default, error=COMPOSE, quant=float_layer(matrices=2))
 def rnn_relu_cell(
     x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:

@@ -37,6 +37,12 @@ KERNELS = ("QLinear", "QGemm", "MatMulInteger", "DynamicQuantize", "ConvInteger"
 ABSORBED = frozenset({"Relu", "Clip"})
 """What is computed along with the node before it."""
 
+MOVES = frozenset(
+    {"Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"}
+    | {"Transpose", "Unsqueeze"}
+)
+"""What computes nothing, so that it says of a lowering that holds more only how its ends are moved."""
+
 
 def precisions(path: Path, *, optimize: bool) -> dict[str, str]:
     """Return what each node of a graph runs in: `INTEGERS`, ``int4 weights``, `FLOAT` and why, or `FUSED`.
@@ -63,16 +69,24 @@ def _kept(written: _File, found: _File) -> dict[str, list[onnx.NodeProto]]:
     returned_by = {name: owner for owner, nodes in written.owners.items() for node in nodes for name in node.output}
     kept: dict[str, list[onnx.NodeProto]] = {}
     for node in found.nodes:
-        before = node.name.rpartition("/")[0]  # some fusions add their own name
-        owner = owner_of.get(node.name) or owner_of.get(before)
+        owner = _owner(node.name, owner_of)
         owner = owner or next((returned_by[n] for n in node.output if n in returned_by), None)
         if owner is not None and node.op_type not in BORDERS:
             kept.setdefault(owner, []).append(node)
     return kept
 
 
+def _owner(name: str, owner_of: Mapping[str, str]) -> str | None:
+    """Return whose node an optimized one was, by its name, around which fusions write their own."""
+    name = name.removeprefix("fused ")
+    while name and name not in owner_of:
+        name = name.rpartition("/")[0]
+    return owner_of.get(name)
+
+
 def _precision(owner: str, kept: Sequence[onnx.NodeProto], written: _File, found: _File, lost: Counter[str]) -> str:
-    whole = [node.op_type for node in kept if found.runs_in_integers(node)]
+    computing = [node for node in kept if node.op_type not in MOVES] or kept
+    whole = [node.op_type for node in computing if found.runs_in_integers(node)]
     dropped = [kind for kind in whole if lost[kind]]
     if dropped:
         return f"{FLOAT}: with all of its optimizations, ONNX Runtime has {lost[dropped[0]]} {dropped[0]} fewer"
