@@ -2,7 +2,8 @@
 
 Gradients pass straight through rounding, and not at all where an element is cut off; what is rounded to an end is not.
 The gradient of a scale is multiplied by ``1 / sqrt(elements * greatest integer)``, so that a step moves it about as far
-as it moves weights.
+as it moves weights. It is divided by the square of the scale, too: what an optimizer is given is the logarithm, and a step
+of SGD along that would move the scale by the square of it less.
 
 Source: Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2.
 """
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from clika_ref.core.operators import operator
 from clika_ref.quantization.scales import BIAS_LIMIT
+
+SMALLEST_MOVED = 2.0**-13
+"""What smaller scales count as where gradients are divided by them: those of channels that are nearly 0 would explode."""
 
 
 @operator()
@@ -118,6 +122,7 @@ class _FakeQuantized(torch.autograd.Function):
         if ctx.needs_input_grad[1]:  # of what is not cut off, held - x; of the rest, held alone
             missed = steps.mul_(passed).mul_(scale).addcmul_(gradient, held, value=-1)  # large memory is slow to get
             of_scale = missed.sum_to_size(scale.shape) / scale * -ctx.share
+            of_scale = of_scale / scale.clamp(min=SMALLEST_MOVED).square()
         return passed.to(x.dtype), of_scale, None, None, None, None
 
 
