@@ -427,7 +427,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(case):
 
 def test_optimizers_and_schedulers_train_scales_as_any_parameter():
     module, x = compiled().train(), batches(Convolutions, 1)[0]
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
     losses = []
     for _ in range(4):
@@ -439,7 +439,7 @@ def test_optimizers_and_schedulers_train_scales_as_any_parameter():
         scheduler.step()
         losses.append(float(loss.detach()))
     assert losses == sorted(losses, reverse=True)
-    assert all(0 < float(p.detach().abs().max()) < 0.04 for p in logs_of(module).values()), (
+    assert all(0 < float(p.detach().abs().max()) < 0.02 for p in logs_of(module).values()), (
         "a share of what was planned"
     )
 
