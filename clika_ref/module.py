@@ -103,6 +103,27 @@ class ClikaModule(AdaptedModule):
         self._clika_sizes = Counter(sizes_of(self._clika_graph, inputs) for inputs in examples)
         self._clika_timings.update(timings)
 
+    # Copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_clika_trains": self.training and self._clika_training is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        trains = state.pop("_clika_trains", False)
+        super().__setstate__(state)
+        self._go_on(trains=trains)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        trains = self.training and self._clika_training is not None
+        super()._load_from_state_dict(*args, **kwargs)
+        self._go_on(trains=trains)
+
+    def _go_on(self, *, trains: bool) -> None:
+        """Make at once what trains, where it has been made before: a tracer, of which the next call may be, cannot."""
+        quantized = self._clika_quantized
+        if trains and quantized is not None and quantized.target in (self._clika_registry or load_registry()).targets:
+            self._trained()
+
     # Running
 
     def _install(self, graph: Graph, signature: Signature) -> None:
