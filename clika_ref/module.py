@@ -39,6 +39,7 @@ from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of
 from clika_ref.training_form import TrainingForm
+from clika_ref.training_graph import with_live_norms
 from clika_ref.weights import Weights, cast_weight, weight_places
 
 PATTERN_LIMIT = 4096
@@ -57,13 +58,15 @@ class ClikaModule(AdaptedModule):
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
     It computes in train mode what was traced: dropout is off and batch norm uses its running statistics, unless
-    ``skip_eval_set_mode=True`` kept the model in training mode while it was traced. A quantized one then rounds as its
+    ``batch_norm="live"`` or ``skip_eval_set_mode=True`` kept the model in training mode while it was traced. A quantized one then rounds as its
     integers do, with gradients for its parameters and its scales: quantization-aware training, in any loop.
     """
 
     _clika_run: Callable[..., Sequence[torch.Tensor]]
     _clika_dropping_run: Callable[..., Sequence[torch.Tensor]] | None
     """The same in training mode, where adapters drop elements of what they read; None where none does."""
+    _clika_run_live: Callable[..., Sequence[torch.Tensor]]
+    """The same in training mode, with batch norms that normalize by the batch."""
 
     @_Method
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
@@ -134,6 +137,7 @@ class ClikaModule(AdaptedModule):
         self.__dict__["_clika_run"] = compile_graph(graph)
         with_dropout = in_training(graph)
         self.__dict__["_clika_dropping_run"] = None if with_dropout is graph else compile_graph(with_dropout)
+        self.__dict__["_clika_run_live"] = compile_graph(with_live_norms(with_dropout))
         self.__dict__["_clika_forward"] = _forward_under(signature.parameters)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -153,7 +157,8 @@ class ClikaModule(AdaptedModule):
         """Compute the graph; quantized, with gradients in training mode, and else with the integers of its artifact."""
         if self._clika_quantized is None:
             run = self._clika_dropping_run if self.training and self._clika_dropping_run else self._clika_run
-            return run(self, *inputs)
+            is_live = self.training and self._clika_options.batch_norm == "live"
+            return (self._clika_run_live if is_live else run)(self, *inputs)
         if self.training:
             return self._trained()(self, inputs)
         return self._simulated()(self.graph, self._log_scales, inputs)

@@ -2,12 +2,14 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
 from clika_ref import (
+    ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
     ModelError,
     QuantizationSettings,
@@ -71,3 +73,76 @@ def test_a_scale_that_has_grown_too_small_or_too_large_is_named_before_it_makes_
         module(data())
     module.load_state_dict(before)
     assert module(data()).isfinite().all()
+
+
+# Norms
+
+
+def test_norms_of_a_float_module_are_live_on_request_and_learn_what_those_of_the_original_do(tmp_path):
+    options = {"quantization_settings": None, "deployment_settings": None, "batch_norm": "live"}
+    module, original = compiled(**options).train(), made().train()
+    pickled = pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for twin in (module, pickled, loaded.train()):
+        fresh = copy.deepcopy(original)
+        for seed in (30, 31):
+            found, wanted = twin(data(seed=seed)), fresh(data(seed=seed))
+            assert torch.allclose(found, wanted, atol=1e-5)
+        found.square().sum().backward()
+        wanted.square().sum().backward()
+        for name, parameter in fresh.named_parameters():
+            assert torch.allclose(twin.get_parameter(name).grad, parameter.grad, atol=1e-4), name
+        assert torch.allclose(twin.get_buffer("norm.running_var"), fresh.norm.running_var)
+        assert torch.allclose(twin.eval()(data()), fresh.eval()(data()), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [ALL, None], ids=["integers", "float"])
+def test_a_live_norm_with_one_value_for_each_channel_is_refused_and_its_statistics_stay(settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).eval()
+    rows = [torch.randn(16, 6), torch.randn(8, 6)]
+    deployment = HERE if settings else None
+    module = clika_compile(
+        model,
+        calibration_inputs=rows,
+        quantization_settings=settings,
+        deployment_settings=deployment,
+        batch_norm="live",
+    ).train()
+    module(rows[0])
+    before = module.get_buffer("1.running_var").clone()
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        module(rows[0][:1])
+    assert torch.equal(module.get_buffer("1.running_var"), before)
+
+
+# torch.compile
+
+
+def traced_whole(module):
+    torch._dynamo.reset()
+    return torch.compile(module, fullgraph=True, backend="aot_eager")(data())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
+def test_copies_and_modules_that_load_what_they_saved_are_traced_whole_in_training():
+    module = compiled().train()
+    expected = module(data())
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    loaded.train().load_state_dict(module.state_dict())
+    pickled = pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
+    for twin in (copy.deepcopy(module), pickled, loaded):
+        assert torch.allclose(traced_whole(twin), expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
+def test_integers_break_no_graph_of_torch_compile():
+    torch._dynamo.reset()
+    module = compiled().eval()
+    expected = module(data())
+    torch._dynamo.utils.counters.clear()
+    found = torch.compile(module, backend="aot_eager")(data())
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert not torch._dynamo.utils.counters["graph_break"]
