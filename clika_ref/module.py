@@ -45,6 +45,11 @@ from clika_ref.weights import Weights, cast_weight, weight_places
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
 
+IDLE_DROPOUTS = (
+    "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. What "
+    "regularizes in their place is yours to choose: weight decay, varied data, or distillation_loss from the original"
+)
+
 
 class _Method(property):
     """A method of each module, which the class can be called for as well: tools look there for a model's arguments."""
@@ -67,6 +72,8 @@ class ClikaModule(AdaptedModule):
     """The same in training mode, where adapters drop elements of what they read; None where none does."""
     _clika_run_live: Callable[..., Sequence[torch.Tensor]]
     """The same in training mode, with batch norms that normalize by the batch."""
+    _clika_idle_dropouts = 0
+    """How many were traced in eval mode, until training has warned of them."""
 
     @_Method
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
@@ -93,6 +100,7 @@ class ClikaModule(AdaptedModule):
         *,
         are_data: bool = False,
         unread: Unread | None = None,
+        idle_dropouts: int = 0,
     ) -> None:
         """Keep what compilation was given or took; of this, copies and state dicts have the sizes of the examples only.
 
@@ -101,7 +109,9 @@ class ClikaModule(AdaptedModule):
             timings: seconds.
             are_data: whether the examples are the calibration inputs, and not a few of them, or only shaped like them.
             unread: calibration inputs that were given beside them.
+            idle_dropouts: how many were traced in eval mode, of which training is to warn.
         """
+        self._clika_idle_dropouts = idle_dropouts
         self._clika_examples, self._clika_examples_are_data, self._clika_unread = examples, are_data, unread
         self._clika_sizes = Counter(sizes_of(self._clika_graph, inputs) for inputs in examples)
         self._clika_timings.update(timings)
@@ -187,6 +197,9 @@ class ClikaModule(AdaptedModule):
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - PyTorch's signature
         """Compute from now on what can be trained, or with integers, which are then made of the weights as they are."""
         super().train(mode)
+        if mode and self._clika_idle_dropouts:
+            warnings.warn(IDLE_DROPOUTS.format(self._require_graph().name, self._clika_idle_dropouts), stacklevel=2)
+            self._clika_idle_dropouts = 0
         if self._clika_quantized is None:
             return self
         with whole_weights(self):

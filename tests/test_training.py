@@ -450,7 +450,13 @@ class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
         config = transformers.BertConfig(
-            vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+            vocab_size=50,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=64,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
         )
         self.model = transformers.BertForSequenceClassification(config)
 

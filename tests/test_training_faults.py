@@ -146,3 +146,22 @@ def test_integers_break_no_graph_of_torch_compile():
     found = torch.compile(module, backend="aot_eager")(data())
     assert torch.allclose(found, expected, atol=1e-5)
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+# Modes
+
+
+@pytest.mark.parametrize("settings", [ALL, None], ids=["integers", "float"])
+def test_training_without_the_dropouts_of_the_original_is_warned_of_once(settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.3), nn.Linear(4, 4), nn.Dropout(0.0), nn.Dropout1d(0.1))
+    rows = [torch.randn(16, 6), torch.randn(8, 6)]
+    deployment = HERE if settings else None
+    module = clika_compile(
+        model, calibration_inputs=rows, quantization_settings=settings, deployment_settings=deployment
+    )
+    module.eval()
+    with pytest.warns(UserWarning, match=r"was traced in eval mode, and trains without its dropouts \(2 in number\)"):
+        module.train()
+    module.train()
+    assert torch.allclose(module(rows[0]), module.eval()(rows[0]), atol=1e-5)
