@@ -16,8 +16,9 @@ def distillation_loss(
     """Return how far the classes that a student sees are from those of its teacher, as a loss without sides.
 
     ``temperature ** 2 * KL(softmax(teacher / temperature) || softmax(student / temperature))``, the mean over all rows.
-    The teacher gets no gradients; a quantized module learns from its float model what rounding has made it forget. It is
-    computed in float32, or in float64 where logits are; classes that the teacher excludes, with logits of -inf, add nothing.
+    The teacher gets no gradients; a quantized module learns from its float model what rounding has made it forget. It
+    is computed in float32, or in float64 where logits are; classes that the teacher excludes, with logits of -inf, add
+    nothing.
 
     Args:
         student_outputs: logits ``[..., classes]``.
@@ -37,7 +38,8 @@ def distillation_loss(
         )
         raise ModelError(msg)
     if not student_outputs.numel():
-        msg = f"distillation_loss takes the mean over rows, and logits of {list(shapes[0])} have none; leave empty batches out"
+        rows = f"logits of {list(shapes[0])} have none"
+        msg = f"distillation_loss takes the mean over rows, and {rows}; leave empty batches out"
         raise ModelError(msg)
     if isinstance(temperature, bool) or not 0 < temperature < math.inf:
         msg = f"temperature is {temperature!r}; it takes a number above 0, of which 1 changes nothing"

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -34,7 +35,7 @@ from clika_ref.fast_form import fast_form
 from clika_ref.input_checks import check_inputs
 from clika_ref.lora.adapters import in_training
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX, Norms
 from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of
@@ -46,8 +47,8 @@ PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
 
 IDLE_DROPOUTS = (
-    "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. What "
-    "regularizes in their place is yours to choose: weight decay, varied data, or distillation_loss from the original"
+    "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. "
+    "What regularizes in their place is yours to choose: weight decay, varied data, or distillation_loss"
 )
 
 
@@ -63,8 +64,9 @@ class ClikaModule(AdaptedModule):
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
     It computes in train mode what was traced: dropout is off and batch norm uses its running statistics, unless
-    ``batch_norm="live"`` or ``skip_eval_set_mode=True`` kept the model in training mode while it was traced. A quantized one then rounds as its
-    integers do, with gradients for its parameters and its scales: quantization-aware training, in any loop.
+    ``batch_norm="live"`` lets that be the batch's, or ``skip_eval_set_mode=True`` kept the model in training mode while
+    it was traced. A quantized one then rounds as its integers do, with gradients for its parameters and its scales:
+    quantization-aware training, in any loop.
     """
 
     _clika_run: Callable[..., Sequence[torch.Tensor]]
@@ -226,6 +228,27 @@ class ClikaModule(AdaptedModule):
         found._clika_calibration, found._clika_wanted = self._clika_calibration, self._clika_wanted
         found._clika_examples, found._clika_sizes = self._clika_examples, Counter(self._clika_sizes)
         return found.train(self.training)
+
+    def clika_set_batch_norm(self, batch_norm: Norms) -> None:
+        """Let batch norms be frozen or live from now on, whatever they were before; their statistics stay.
+
+        Scales go on following the norms that were live, so that integers stay those that they are.
+
+        Args:
+            batch_norm: as `ClikaCompileOptions` takes it.
+
+        Raises:
+            ModelError: it is something else, or the norms cannot be live.
+        """
+        before, form = self._clika_options, self._clika_training
+        self._clika_options, self._clika_training = replace(before, batch_norm=batch_norm), None
+        try:
+            if form is not None:
+                with whole_weights(self):
+                    self._trained()
+        except ModelError:
+            self._clika_options, self._clika_training = before, form
+            raise
 
     def _warn_of_autocast(self, compiled_in: str) -> None:
         """Warn where the autocast regions around a call would cast otherwise than the graph, which holds its casts."""

@@ -278,8 +278,9 @@ class _Making:
             node.inputs[position_of(node)],
             self.plan.scheme,
         )
-        norm = folded_norm(node) if self.live else None
-        norm = norm if norm is not None and norm.mean.name in self.live else None
+        norm = folded_norm(node)
+        is_live = norm is not None and norm.mean.name in self.live
+        norm = norm if is_live or node.name in self.plan.norms else None  # scales go on following one that was live
         multiplier = norm and Value(TensorType(torch.float64, norm.var.type.shape), "norm", data=norm.scale)
         held, planned = self.plan.compressed.get(node.name), self.plan.weights.get(node.name)
         scales = None if planned is held is None else self._scales_of(node, norm, multiplier, build)
@@ -292,7 +293,7 @@ class _Making:
             steps = self._constant(held.moved)
             weight = build(fake_quantize_rows, weight, scales, steps, types=(weight.type,), **ends)
         self.graph.set_input(node, position_of(node), weight)
-        if norm is not None and multiplier is not None:
+        if norm is not None and multiplier is not None and is_live:
             self._undo(node, norm, multiplier, following)
         elif planned is not None and node.op.trait.bias is not None:
             self.graph.set_input(node, node.op.trait.bias, self._bias_of(node, scales, build))

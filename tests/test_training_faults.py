@@ -117,6 +117,39 @@ def test_a_live_norm_with_one_value_for_each_channel_is_refused_and_its_statisti
     assert torch.equal(module.get_buffer("1.running_var"), before)
 
 
+def steps(module, count):
+    optimizer = torch.optim.AdamW(module.train().parameters(), lr=3e-3)
+    for seed in range(count):
+        optimizer.zero_grad()
+        module(data(seed=seed)).square().sum().backward()
+        optimizer.step()
+
+
+def test_live_norms_are_frozen_midway_and_thawed_and_integers_stay():
+    module = compiled(batch_norm="live")
+    steps(module, 8)
+    learned, statistics = module.eval()(data()), module.get_buffer("norm.running_mean").clone()
+    module.train().clika_set_batch_norm("frozen")
+    assert torch.allclose(module(data()), learned, atol=1e-5)
+    assert torch.equal(module.eval()(data()), learned)
+    steps(module, 4)
+    assert torch.equal(module.get_buffer("norm.running_mean"), statistics)
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for twin in (module, copy.deepcopy(module), loaded):
+        assert torch.allclose(twin.train()(data()), twin.eval()(data()), atol=1e-5)
+    module.clika_set_batch_norm("live")
+    steps(module, 1)
+    assert not torch.equal(module.get_buffer("norm.running_mean"), statistics)
+
+
+def test_a_switch_of_norms_that_is_none_is_refused_and_changes_nothing():
+    module = compiled().train()
+    with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'; it takes 'frozen', 'live'"):
+        module.clika_set_batch_norm("thawed")
+    assert module._clika_training is not None
+
+
 # torch.compile
 
 

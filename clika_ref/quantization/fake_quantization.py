@@ -2,8 +2,8 @@
 
 Gradients pass straight through rounding, and not at all where an element is cut off; what is rounded to an end is not.
 The gradient of a scale is multiplied by ``1 / sqrt(elements * greatest integer)``, so that a step moves it about as far
-as it moves weights. It is divided by the square of the scale, too: what an optimizer is given is the logarithm, and a step
-of SGD along that would move the scale by the square of it less.
+as it moves weights. It is divided by the square of the scale, too: what an optimizer is given is the logarithm, and a
+step of SGD along that would move the scale by the square of it less.
 
 Source: Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2.
 """
@@ -19,7 +19,7 @@ from clika_ref.core.operators import operator
 from clika_ref.quantization.scales import BIAS_LIMIT
 
 SMALLEST_MOVED = 2.0**-13
-"""What smaller scales count as where gradients are divided by them: those of channels that are nearly 0 would explode."""
+"""What smaller scales count as where gradients are divided by them: those of channels near 0 would explode."""
 
 
 @operator()
