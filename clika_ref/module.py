@@ -82,7 +82,17 @@ class ClikaModule(AdaptedModule):
         """The method that computes the graph, under the original's signature, which tools inspect."""
         # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
         forward = self.__dict__.get("_clika_forward", ClikaModule._require_graph)
-        return forward.__get__(self)  # dynamo calls no MethodType
+        return self.__dict__.get("forward") or forward.__get__(self)  # dynamo calls no MethodType
+
+    @forward.setter
+    def forward(self, wrapped: Callable[..., Any]) -> None:
+        """Call something else: accelerate wraps it in autocast, where a trainer is asked for half precision."""
+        self.__dict__["forward"] = wrapped
+
+    @forward.deleter
+    def forward(self) -> None:
+        """Call the graph again."""
+        del self.__dict__["forward"]
 
     def clika_configure(
         self,
