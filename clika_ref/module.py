@@ -90,7 +90,7 @@ class ClikaModule(AdaptedModule):
         self.__dict__["forward"] = wrapped
 
     @forward.deleter
-    def forward(self) -> None:
+    def forward(self) -> None:  # type: ignore[override]
         """Call the graph again."""
         del self.__dict__["forward"]
 

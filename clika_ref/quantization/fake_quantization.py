@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clika_ref.core.operators import operator
 from clika_ref.quantization.scales import BIAS_LIMIT
@@ -52,10 +53,12 @@ def followed_scales(scales: Tensor, now: Tensor, then: Tensor) -> Tensor:
 def fake_quantize(x: Tensor, scale: Tensor, *, zero_point: int, low: int, high: int) -> Tensor:
     """Return what integers hold of a value: ``(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale``.
 
-    The elements by which the gradient of the scale is lessened are those of one sample.
+    The elements by which the gradient of the scale is lessened are those of one sample. The greatest integer is that
+    above the zero point, in whichever type it is held: 255 of what is never negative.
     """
     features = x.numel() // x.shape[0] if x.ndim and x.numel() else 1
-    share = (features * high) ** -0.5
+    greatest = max(high - zero_point, (high - low) // 2)  # where most lie below the zero point, half of all
+    share = (features * greatest) ** -0.5
     scale = scale if x.ndim else scale.reshape(())
     return _FakeQuantized.apply(x, scale, None, low - zero_point, high - zero_point, share)  # type: ignore[no-any-return]
 
@@ -112,7 +115,10 @@ class _FakeQuantized(torch.autograd.Function):
         return held.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(  # type: ignore[override] - the decorator does not tell names of arguments
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor | None, ...]:
         x, scale, held = ctx.saved_tensors
         low, high = ctx.ends
         (gradient,) = map(_wide, gradients)

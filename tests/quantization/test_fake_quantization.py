@@ -96,6 +96,15 @@ def test_a_zero_point_moves_what_is_cut_off():
     assert found.tolist() == [[0, 1, 1, 1, 1]]
 
 
+def test_the_type_that_holds_integers_does_not_matter_for_gradients():
+    x, scale, seed = numbers(2, 500).relu(), torch.tensor(0.02), numbers(2, 500, seed=1)
+    _, signed = gradients(x, scale, seed, low=-128, high=127, zero_point=-128)
+    _, unsigned = gradients(x, scale, seed, low=0, high=255)
+    _, below = gradients(x, scale, seed, low=0, high=255, zero_point=255)
+    assert signed == unsigned != 0
+    assert below.isfinite()
+
+
 def test_each_channel_has_the_gradient_that_it_would_have_alone():
     x, scales, seed = numbers(4, 50), torch.full((4,), 0.02), numbers(4, 50, seed=1)
     scales.requires_grad_()
@@ -175,3 +184,11 @@ def test_half_precision_is_rounded_as_float32_is():
     whole.sum().backward()
     assert x.grad.dtype == torch.bfloat16
     assert torch.allclose(of_half, scale.grad, rtol=0.05)
+
+
+def test_gradients_of_gradients_are_refused():
+    x, scale = numbers(8, 64).requires_grad_(), torch.tensor(0.031, requires_grad=True)
+    held = fake_quantize(x, scale, zero_point=0, low=-128, high=127)
+    (slope,) = torch.autograd.grad(held.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="trying to differentiate twice a function that was marked with @once_diff"):
+        slope.square().sum().backward()
