@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +13,9 @@ import torch
 from clika_ref.adapted_module import AdaptedModule
 from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
+from clika_ref.calling import Method, compile_graph, forward_under, level_of_the_user
 from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.inputs import pack
-from clika_ref.capture.origins import is_users
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
@@ -31,7 +29,6 @@ from clika_ref.exporting.examples import dummy_inputs, telling_example
 from clika_ref.exporting.export import ExportRequest, export, target_for
 from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
-from clika_ref.fast_form import fast_form
 from clika_ref.input_checks import check_inputs
 from clika_ref.lora.adapters import in_training
 from clika_ref.reporting.log import CompilationLog
@@ -41,7 +38,7 @@ from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of
 from clika_ref.training_form import TrainingForm
 from clika_ref.training_graph import with_live_norms
-from clika_ref.weights import Weights, cast_weight, weight_places
+from clika_ref.weights import cast_weight
 
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
@@ -50,13 +47,6 @@ IDLE_DROPOUTS = (
     "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. "
     "What regularizes in their place is yours to choose: weight decay, varied data, or distillation_loss"
 )
-
-
-class _Method(property):
-    """A method of each module, which the class can be called for as well: tools look there for a model's arguments."""
-
-    def __call__(self, module: ClikaModule, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__get__(module)(*args, **kwargs)
 
 
 class ClikaModule(AdaptedModule):
@@ -77,7 +67,7 @@ class ClikaModule(AdaptedModule):
     _clika_idle_dropouts = 0
     """How many were traced in eval mode, until training has warned of them."""
 
-    @_Method
+    @Method
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
         """The method that computes the graph, under the original's signature, which tools inspect."""
         # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
@@ -160,7 +150,7 @@ class ClikaModule(AdaptedModule):
         with_dropout = in_training(graph)
         self.__dict__["_clika_dropping_run"] = None if with_dropout is graph else compile_graph(with_dropout)
         self.__dict__["_clika_run_live"] = compile_graph(with_live_norms(with_dropout))
-        self.__dict__["_clika_forward"] = _forward_under(signature.parameters)
+        self.__dict__["_clika_forward"] = forward_under(signature.parameters)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         signature = self._clika_signature
@@ -269,7 +259,7 @@ class ClikaModule(AdaptedModule):
                 f"{self.graph.name} is called {called}, but was compiled {compiled}, and computes as it would there; "
                 "compile it where it is called"
             )
-            warnings.warn(msg, stacklevel=2 if torch.compiler.is_compiling() else _level_of_the_user())
+            warnings.warn(msg, stacklevel=2 if torch.compiler.is_compiling() else level_of_the_user())
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         """Refuse inputs that the graph was not made for: it would return wrong numbers in silence."""
@@ -407,28 +397,3 @@ class ClikaModule(AdaptedModule):
         with outside_autocast():
             target, example = target_for(deployment, registry), self._examples(None)[0]
             return explain(self.graph, plan, target, registry, example, form=configuration())
-
-
-def _level_of_the_user() -> int:
-    """Return how far above the caller the frame is that called the module, by way of whatever hooks and containers."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _forward_under(signature: inspect.Signature) -> Callable[..., Any]:
-    """Return a ``forward`` that shows a signature as its own."""
-
-    def forward(clika_module: ClikaModule, /, *args: Any, **kwargs: Any) -> Any:
-        return clika_module._call(args, kwargs)
-
-    own = inspect.Parameter("clika_module", inspect.Parameter.POSITIONAL_ONLY)
-    forward.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
-    return forward
-
-
-def compile_graph(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return the fast form of a graph as a function of a module that holds its weights, and of its inputs."""
-    places, run = weight_places(graph), fast_form(graph)
-    return lambda module, *inputs: run(Weights(module, places), *inputs)
