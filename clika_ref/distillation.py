@@ -16,7 +16,9 @@ def distillation_loss(
     """Return how far the classes that a student sees are from those of its teacher, as a loss without sides.
 
     ``temperature ** 2 * KL(softmax(teacher / temperature) || softmax(student / temperature))``, the mean over all rows.
-    The teacher gets no gradients; a quantized module learns from its float model what rounding has made it forget.
+    The teacher gets no gradients; a quantized module learns from its float model what rounding has made it forget. It
+    is computed in float32, or in float64 where logits are; classes that the teacher excludes, with logits of -inf, add
+    nothing.
 
     Args:
         student_outputs: logits ``[..., classes]``.
@@ -24,7 +26,7 @@ def distillation_loss(
         temperature: above 0; the larger, the more do classes count that the teacher takes for unlikely.
 
     Raises:
-        ModelError: the outputs are no logits of the same shape, or the temperature is none.
+        ModelError: the outputs are no logits of the same shape, or there are none; or the temperature is none.
 
     Source: Hinton et al., Distilling the Knowledge in a Neural Network (2015), section 2.
     """
@@ -35,13 +37,17 @@ def distillation_loss(
             "output of student and teacher, [..., classes]"
         )
         raise ModelError(msg)
-    if not 0 < temperature < math.inf:
+    if not student_outputs.numel():
+        rows = f"logits of {list(shapes[0])} have none"
+        msg = f"distillation_loss takes the mean over rows, and {rows}; leave empty batches out"
+        raise ModelError(msg)
+    if isinstance(temperature, bool) or not 0 < temperature < math.inf:
         msg = f"temperature is {temperature!r}; it takes a number above 0, of which 1 changes nothing"
         raise ModelError(msg)
-    classes = shapes[0][-1]
     student, teacher = (
-        functional.log_softmax(outputs.reshape(-1, classes) / temperature, -1)
+        functional.log_softmax(outputs.to(torch.promote_types(outputs.dtype, torch.float32)) / temperature, -1)
         for outputs in (student_outputs, teacher_outputs.detach())
     )
-    divergence = functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
-    return divergence * temperature**2
+    apart = (teacher - student).masked_fill(teacher == -math.inf, 0)  # classes that the teacher has excluded
+    rows = student.numel() // shapes[0][-1]
+    return (teacher.exp() * apart).sum() / rows * temperature**2

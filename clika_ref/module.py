@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -14,9 +13,9 @@ import torch
 from clika_ref.adapted_module import AdaptedModule
 from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
+from clika_ref.calling import Method, compile_graph, forward_under, level_of_the_user
 from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.inputs import pack
-from clika_ref.capture.origins import is_users
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
@@ -30,26 +29,24 @@ from clika_ref.exporting.examples import dummy_inputs, telling_example
 from clika_ref.exporting.export import ExportRequest, export, target_for
 from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
-from clika_ref.fast_form import fast_form
 from clika_ref.input_checks import check_inputs
 from clika_ref.lora.adapters import in_training
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
+from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX, Norms
 from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of
 from clika_ref.training_form import TrainingForm
-from clika_ref.weights import Weights, cast_weight, weight_places
+from clika_ref.training_graph import with_live_norms
+from clika_ref.weights import cast_weight
 
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
 
-
-class _Method(property):
-    """A method of each module, which the class can be called for as well: tools look there for a model's arguments."""
-
-    def __call__(self, module: ClikaModule, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__get__(module)(*args, **kwargs)
+IDLE_DROPOUTS = (
+    "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. "
+    "What regularizes in their place is yours to choose: weight decay, varied data, or distillation_loss"
+)
 
 
 class ClikaModule(AdaptedModule):
@@ -57,20 +54,35 @@ class ClikaModule(AdaptedModule):
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
     It computes in train mode what was traced: dropout is off and batch norm uses its running statistics, unless
-    ``skip_eval_set_mode=True`` kept the model in training mode while it was traced. A quantized one then rounds as its
-    integers do, with gradients for its parameters and its scales: quantization-aware training, in any loop.
+    ``batch_norm="live"`` lets that be the batch's, or ``skip_eval_set_mode=True`` kept the model in training mode while
+    it was traced. A quantized one then rounds as its integers do, with gradients for its parameters and its scales:
+    quantization-aware training, in any loop.
     """
 
     _clika_run: Callable[..., Sequence[torch.Tensor]]
     _clika_dropping_run: Callable[..., Sequence[torch.Tensor]] | None
     """The same in training mode, where adapters drop elements of what they read; None where none does."""
+    _clika_run_live: Callable[..., Sequence[torch.Tensor]]
+    """The same in training mode, with batch norms that normalize by the batch."""
+    _clika_idle_dropouts = 0
+    """How many were traced in eval mode, until training has warned of them."""
 
-    @_Method
+    @Method
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
         """The method that computes the graph, under the original's signature, which tools inspect."""
         # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
         forward = self.__dict__.get("_clika_forward", ClikaModule._require_graph)
-        return forward.__get__(self)  # dynamo calls no MethodType
+        return self.__dict__.get("forward") or forward.__get__(self)  # dynamo calls no MethodType
+
+    @forward.setter
+    def forward(self, wrapped: Callable[..., Any]) -> None:
+        """Call something else: accelerate wraps it in autocast, where a trainer is asked for half precision."""
+        self.__dict__["forward"] = wrapped
+
+    @forward.deleter
+    def forward(self) -> None:  # type: ignore[override]
+        """Call the graph again."""
+        del self.__dict__["forward"]
 
     def clika_configure(
         self,
@@ -90,6 +102,7 @@ class ClikaModule(AdaptedModule):
         *,
         are_data: bool = False,
         unread: Unread | None = None,
+        idle_dropouts: int = 0,
     ) -> None:
         """Keep what compilation was given or took; of this, copies and state dicts have the sizes of the examples only.
 
@@ -98,10 +111,33 @@ class ClikaModule(AdaptedModule):
             timings: seconds.
             are_data: whether the examples are the calibration inputs, and not a few of them, or only shaped like them.
             unread: calibration inputs that were given beside them.
+            idle_dropouts: how many were traced in eval mode, of which training is to warn.
         """
+        self._clika_idle_dropouts = idle_dropouts
         self._clika_examples, self._clika_examples_are_data, self._clika_unread = examples, are_data, unread
         self._clika_sizes = Counter(sizes_of(self._clika_graph, inputs) for inputs in examples)
         self._clika_timings.update(timings)
+
+    # Copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_clika_trains": self.training and self._clika_training is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        trains = state.pop("_clika_trains", False)
+        super().__setstate__(state)
+        self._go_on(trains=trains)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        trains = self.training and self._clika_training is not None
+        super()._load_from_state_dict(*args, **kwargs)
+        self._go_on(trains=trains)
+
+    def _go_on(self, *, trains: bool) -> None:
+        """Make at once what trains, where it has been made before: a tracer, of which the next call may be, cannot."""
+        quantized = self._clika_quantized
+        if trains and quantized is not None and quantized.target in (self._clika_registry or load_registry()).targets:
+            self._trained()
 
     # Running
 
@@ -113,7 +149,8 @@ class ClikaModule(AdaptedModule):
         self.__dict__["_clika_run"] = compile_graph(graph)
         with_dropout = in_training(graph)
         self.__dict__["_clika_dropping_run"] = None if with_dropout is graph else compile_graph(with_dropout)
-        self.__dict__["_clika_forward"] = _forward_under(signature.parameters)
+        self.__dict__["_clika_run_live"] = compile_graph(with_live_norms(with_dropout))
+        self.__dict__["_clika_forward"] = forward_under(signature.parameters)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         signature = self._clika_signature
@@ -132,7 +169,8 @@ class ClikaModule(AdaptedModule):
         """Compute the graph; quantized, with gradients in training mode, and else with the integers of its artifact."""
         if self._clika_quantized is None:
             run = self._clika_dropping_run if self.training and self._clika_dropping_run else self._clika_run
-            return run(self, *inputs)
+            is_live = self.training and self._clika_options.batch_norm == "live"
+            return (self._clika_run_live if is_live else run)(self, *inputs)
         if self.training:
             return self._trained()(self, inputs)
         return self._simulated()(self.graph, self._log_scales, inputs)
@@ -161,6 +199,9 @@ class ClikaModule(AdaptedModule):
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - PyTorch's signature
         """Compute from now on what can be trained, or with integers, which are then made of the weights as they are."""
         super().train(mode)
+        if mode and self._clika_idle_dropouts:
+            warnings.warn(IDLE_DROPOUTS.format(self._require_graph().name, self._clika_idle_dropouts), stacklevel=2)
+            self._clika_idle_dropouts = 0
         if self._clika_quantized is None:
             return self
         with whole_weights(self):
@@ -188,6 +229,27 @@ class ClikaModule(AdaptedModule):
         found._clika_examples, found._clika_sizes = self._clika_examples, Counter(self._clika_sizes)
         return found.train(self.training)
 
+    def clika_set_batch_norm(self, batch_norm: Norms) -> None:
+        """Let batch norms be frozen or live from now on, whatever they were before; their statistics stay.
+
+        Scales go on following the norms that were live, so that integers stay those that they are.
+
+        Args:
+            batch_norm: as `ClikaCompileOptions` takes it.
+
+        Raises:
+            ModelError: it is something else, or the norms cannot be live.
+        """
+        before, form = self._clika_options, self._clika_training
+        self._clika_options, self._clika_training = replace(before, batch_norm=batch_norm), None
+        try:
+            if form is not None:
+                with whole_weights(self):
+                    self._trained()
+        except ModelError:
+            self._clika_options, self._clika_training = before, form
+            raise
+
     def _warn_of_autocast(self, compiled_in: str) -> None:
         """Warn where the autocast regions around a call would cast otherwise than the graph, which holds its casts."""
         around = surrounding_autocast()
@@ -197,7 +259,7 @@ class ClikaModule(AdaptedModule):
                 f"{self.graph.name} is called {called}, but was compiled {compiled}, and computes as it would there; "
                 "compile it where it is called"
             )
-            warnings.warn(msg, stacklevel=2 if torch.compiler.is_compiling() else _level_of_the_user())
+            warnings.warn(msg, stacklevel=2 if torch.compiler.is_compiling() else level_of_the_user())
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         """Refuse inputs that the graph was not made for: it would return wrong numbers in silence."""
@@ -335,28 +397,3 @@ class ClikaModule(AdaptedModule):
         with outside_autocast():
             target, example = target_for(deployment, registry), self._examples(None)[0]
             return explain(self.graph, plan, target, registry, example, form=configuration())
-
-
-def _level_of_the_user() -> int:
-    """Return how far above the caller the frame is that called the module, by way of whatever hooks and containers."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _forward_under(signature: inspect.Signature) -> Callable[..., Any]:
-    """Return a ``forward`` that shows a signature as its own."""
-
-    def forward(clika_module: ClikaModule, /, *args: Any, **kwargs: Any) -> Any:
-        return clika_module._call(args, kwargs)
-
-    own = inspect.Parameter("clika_module", inspect.Parameter.POSITIONAL_ONLY)
-    forward.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
-    return forward
-
-
-def compile_graph(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return the fast form of a graph as a function of a module that holds its weights, and of its inputs."""
-    places, run = weight_places(graph), fast_form(graph)
-    return lambda module, *inputs: run(Weights(module, places), *inputs)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 
 from clika_ref.algorithms import batches_of, calibrated, decide
 from clika_ref.argument_checks import refuse_scripted
@@ -145,7 +146,7 @@ def _compile(travel: _Travel) -> ClikaModule | None:
         calls, data = _calls(travel)
         _warn_of_weights(callee, log)
         captured = _capture(callee, calls, registry, choices, log)
-        training = callee.module.training
+        training, dropouts = callee.module.training, _idle_dropouts(callee.module)
         with outside_autocast():
             _clean(captured, registry, travel.options, log)
             _prune(captured, data, travel)
@@ -162,7 +163,8 @@ def _compile(travel: _Travel) -> ClikaModule | None:
     examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
     read = len(examples) if calibration is None else calibration.sizes.total()
     are_data = travel.given.tracing_inputs is None and len(examples) >= read  # not where a few of more are traced with
-    module.clika_remember(examples, log.timings, are_data=are_data, unread=travel.given.unread)
+    known = {"are_data": are_data, "unread": travel.given.unread, "idle_dropouts": dropouts}
+    module.clika_remember(examples, log.timings, **known)
     if wanted is not None and calibration is not None and found is not None:
         module.clika_adopt(Quantized(wanted.target.name, found.plan, calibration.model, found), calibration, wanted)
         if log.path is None:
@@ -302,6 +304,12 @@ def _clean(captured: Captured, registry: Registry, options: ClikaCompileOptions,
         before = len(captured.graph)
         log.removed(pipeline.run(captured.graph))
         stage.done(f"{before:,} to {len(captured.graph):,} nodes")
+
+
+def _idle_dropouts(model: torch.nn.Module) -> int:
+    """Return how many dropouts are off, as they are in eval mode; calls of functions are not seen."""
+    dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    return sum(module.p > 0 and not module.training for module in dropouts)
 
 
 def _wrap(captured: Captured, callee: Callee, registry: Registry, choices: Choices, log: CompilationLog) -> ClikaModule:

@@ -44,6 +44,7 @@ UNSAVED = frozenset(
         "_clika_forward",
         "_clika_run",
         "_clika_dropping_run",
+        "_clika_run_live",
         "_clika_registry",
         "_clika_simulation",
         "_clika_training",

@@ -263,7 +263,7 @@ class ClikaCompileOptions:
     """Take back by biases what rounding shifts on average; ``"auto"`` where that helps on data."""
 
     batch_norm: Norms = "frozen"
-    """What batch norms do where a quantized module is trained: ``"frozen"`` ones keep their running statistics, and
+    """What batch norms do where a module is trained: ``"frozen"`` ones keep their running statistics, and
     are a part of the weights before them as they will be; ``"live"`` ones normalize by the batch, and learn these."""
 
     algorithm_seconds: float = 0.0

@@ -151,8 +151,10 @@ class Simulation:
             raise ModelError(msg)
 
     def _prepared(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
+        plan = learned_plan(
+            self._plan.on(device_of(graph)), logs
+        )  # first: a spoiled scale spoils weights at the next step
         refuse_spoiled_weights(graph)
-        plan = learned_plan(self._plan.on(device_of(graph)), logs)
         with torch.no_grad():
             clone = quantized_graph(graph, plan, self._target, self._registry)
             for value in clone.constants.values():

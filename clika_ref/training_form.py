@@ -14,6 +14,7 @@ from clika_ref.core.registry import Registry
 from clika_ref.exporting.export import lower_for
 from clika_ref.fast_form import fast_form
 from clika_ref.lora.adapters import let_drop
+from clika_ref.quantization.learned_scales import are_sound, learned_plan, planned_scales
 from clika_ref.settings import Norms
 from clika_ref.simulation import Quantized, device_of, target_of
 from clika_ref.training_graph import make_trainable
@@ -51,11 +52,26 @@ class TrainingForm:
         places = list(zip(weight_places(clone), clone.constants.items(), strict=True))
         self._places = [place for place, (name, _) in places if name in held]
         self._own = {place[0]: value.data for place, (name, value) in places if name not in held}
+        self._logs = {name: place[0] for place, (name, _) in places if name in logs}
+        scales = [planned_scales(plan)[name].reshape(-1) for name in self._logs]
+        self._planned = torch.cat(scales).to(self.device) if scales else None
         self._run = fast_form(clone)
 
     def __call__(self, module: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Compute the outputs of the graph, with the weights of a module."""
+        """Compute the outputs of the graph, with the weights of a module.
+
+        Raises:
+            ModelError: the last step has spoiled scales; all are named. A compiled module does not look, as that would
+                break its graph.
+        """
         holder: Any = Weights(module, self._places)
+        if not torch.compiler.is_compiling() and self.device.type != "meta":
+            self._refuse_spoiled_scales(holder)
         for name, constant in self._own.items():
             setattr(holder, name, constant)
         return self._run(holder, *inputs)
+
+    def _refuse_spoiled_scales(self, holder: Any) -> None:
+        logs = {name: getattr(holder, constant) for name, constant in self._logs.items()}
+        if self._planned is not None and not are_sound(self._planned, [*logs.values()]):
+            learned_plan(self.quantized.plan, logs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.errors import ModelError
@@ -86,8 +87,12 @@ def normalized_by_batch(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Normalize ``x[n, c, ...]`` by the batch, and write to its running statistics."""
-    return torch.batch_norm(x, gamma, beta, mean, var, True, momentum, eps, torch.backends.cudnn.enabled)
+    """Normalize ``x[n, c, ...]`` by the batch, and write to its running statistics.
+
+    Raises:
+        ValueError: each channel has a single value, which has no variance.
+    """
+    return functional.batch_norm(x, mean, var, gamma, beta, training=True, momentum=momentum, eps=eps)
 
 
 @operator()
@@ -104,6 +109,36 @@ def detached(x: Tensor) -> Tensor:
 
 def _along_channels(vector: Tensor, x: Tensor) -> Tensor:
     return vector.reshape(1, -1, *[1] * (x.ndim - 2))
+
+
+def with_live_norms(graph: Graph) -> Graph:
+    """Return a clone of a graph in float whose batch norms normalize by the batch."""
+    clone = graph.clone()
+    norms = _frozen_norms(clone)
+    for node in norms:
+        _normalize_by_batch(clone, node)
+    erase_dead(clone, *norms)
+    return clone
+
+
+def _frozen_norms(graph: Graph) -> list[Node]:
+    """Return the batch norms that were traced with the statistics that they have."""
+    norms = [node for node in graph.nodes if node.kind == "batch_norm" and not node.attrs["training"]]
+    return [node for node in norms if isinstance(node.inputs[3], Value)]
+
+
+def _normalize_by_batch(graph: Graph, node: Node) -> None:
+    attrs = {name: node.attrs[name] for name in ("momentum", "eps")}
+    build, readers = Builder(graph, {}, node, node.origin), node.output.uses
+    result = build(normalized_by_batch, *node.inputs, types=(node.output.type,), **attrs)
+    _let_read(graph, node, readers, result)
+
+
+def _let_read(graph: Graph, node: Node, readers: Sequence[Use], result: Value) -> None:
+    """Let a value have the name and the readers that the output of a node had."""
+    for use in readers:
+        read_instead(graph, use, result)
+    result.name, node.output.name = node.output.name, result.name
 
 
 def make_trainable(
@@ -130,8 +165,7 @@ def make_trainable(
     if lacking:
         msg = f"the graph that is trained has no value {lacking[0]!r}, which is quantized; quantize the module anew"
         raise ModelError(msg)
-    norms = [node for node in stored.nodes if node.kind == "batch_norm"] if has_live_norms else []
-    live = {n.inputs[3].name: n for n in norms if not n.attrs["training"] and isinstance(n.inputs[3], Value)}
+    live = {node.inputs[3].name: node for node in _frozen_norms(stored)} if has_live_norms else {}
     making = _Making(graph, stored, plan, logs, live)
     making.run()
     graph.drop_unused_constants()
@@ -196,7 +230,7 @@ class _Making:
             self._add_scale(value, scale, front)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.kind == "batch_norm" and isinstance(node.inputs[3], Value) and node.inputs[3].name in self.live:
-                self._normalize_by_batch(node)
+                _normalize_by_batch(self.graph, node)  # folded into nothing
             elif node.op.trait.weight is not None:
                 self._train_layer(node, following)
         placed = list(self.graph.nodes)
@@ -244,8 +278,9 @@ class _Making:
             node.inputs[position_of(node)],
             self.plan.scheme,
         )
-        norm = folded_norm(node) if self.live else None
-        norm = norm if norm is not None and norm.mean.name in self.live else None
+        norm = folded_norm(node)
+        is_live = norm is not None and norm.mean.name in self.live
+        norm = norm if is_live or node.name in self.plan.norms else None  # scales go on following one that was live
         multiplier = norm and Value(TensorType(torch.float64, norm.var.type.shape), "norm", data=norm.scale)
         held, planned = self.plan.compressed.get(node.name), self.plan.weights.get(node.name)
         scales = None if planned is held is None else self._scales_of(node, norm, multiplier, build)
@@ -258,7 +293,7 @@ class _Making:
             steps = self._constant(held.moved)
             weight = build(fake_quantize_rows, weight, scales, steps, types=(weight.type,), **ends)
         self.graph.set_input(node, position_of(node), weight)
-        if norm is not None and multiplier is not None:
+        if norm is not None and multiplier is not None and is_live:
             self._undo(node, norm, multiplier, following)
         elif planned is not None and node.op.trait.bias is not None:
             self.graph.set_input(node, node.op.trait.bias, self._bias_of(node, scales, build))
@@ -292,12 +327,6 @@ class _Making:
 
     # Live norms
 
-    def _normalize_by_batch(self, node: Node) -> None:
-        """Let a norm that is folded into nothing be that of the batch."""
-        attrs = {name: node.attrs[name] for name in ("momentum", "eps")}
-        build, readers = Builder(self.graph, {}, node, node.origin), node.output.uses
-        self._let_read(node, readers, build(normalized_by_batch, *node.inputs, types=(node.output.type,), **attrs))
-
     def _undo(self, node: Node, norm: FoldedNorm, multiplier: Value, following: Node | None) -> None:
         """Let the norm that is folded into a layer be that of the batch, behind it; what corrects a bias comes last."""
         self.graph.set_input(node, node.op.trait.bias or 0, None)
@@ -308,13 +337,7 @@ class _Making:
         correction = self._constant(self.plan.corrections.get(node.name))
         if correction is not None:
             result = build(shifted, result, correction, types=(result.type,), dim=1)
-        self._let_read(node, readers, result)
-
-    def _let_read(self, node: Node, readers: Sequence[Use], result: Value) -> None:
-        """Let a value have the name and the readers that the output of a node had."""
-        for use in readers:
-            read_instead(self.graph, use, result)
-        result.name, node.output.name = node.output.name, result.name
+        _let_read(self.graph, node, readers, result)
 
     # Constants that follow from others
 

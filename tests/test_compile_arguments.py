@@ -86,6 +86,7 @@ def test_the_signature_is_the_published_one():
     assert next(iter(parameters)) == "module_or_func"
 
 
+@pytest.mark.filterwarnings("ignore:.*trains without its dropouts:UserWarning")
 @pytest.mark.parametrize("mode", [True, False])
 def test_a_kept_model_stays_bit_identical_even_when_the_copy_is_fine_tuned(mode):
     original = Net().train(mode)

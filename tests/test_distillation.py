@@ -31,7 +31,30 @@ def test_only_the_student_gets_gradients_and_none_where_it_agrees():
     assert same.grad.abs().max() < 1e-7
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan")])
+def test_classes_that_are_excluded_add_nothing():
+    student, teacher = logits(6, 5), logits(7, 5)[1:]
+    wanted = distillation_loss(student[:, 1:], teacher[:, 1:], temperature=2)
+    student, teacher = student.requires_grad_(), teacher.clone()
+    teacher[:, 0] = -float("inf")
+    masked = student.masked_fill(torch.eye(5)[0].bool(), -float("inf"))
+    found = distillation_loss(masked, teacher, temperature=2)
+    assert torch.allclose(found, wanted)
+    found.backward()
+    assert student.grad.isfinite().all()
+    assert distillation_loss(student, teacher, temperature=2).isfinite(), "where the teacher alone excludes"
+
+
+def test_half_precision_is_summed_in_float32():
+    student, teacher = (x.bfloat16() for x in (logits(6, 5), logits(7, 5)[1:]))
+    assert torch.equal(distillation_loss(student, teacher), distillation_loss(student.float(), teacher.float()))
+
+
+def test_batches_without_rows_are_refused():
+    with pytest.raises(ModelError, match=r"logits of \[0, 5\] have none; leave empty batches out"):
+        distillation_loss(logits(0, 5), logits(0, 5))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan"), True])
 def test_a_temperature_that_is_none_is_refused(temperature):
     with pytest.raises(ModelError, match=r"temperature is .*; it takes a number above 0, of which 1 changes nothing"):
         distillation_loss(logits(2, 3), logits(2, 3), temperature=temperature)

@@ -1,12 +1,10 @@
 """Training in integers: what it starts from, what it trains, what it leaves, and in whose loops it fits."""
 
 import copy
-import inspect
 import pickle
 
 import onnx
 import pytest
-import safetensors.torch
 import torch
 import transformers
 from clika_ref_cleanup import fold_constants
@@ -427,7 +425,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(case):
 
 def test_optimizers_and_schedulers_train_scales_as_any_parameter():
     module, x = compiled().train(), batches(Convolutions, 1)[0]
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
     losses = []
     for _ in range(4):
@@ -439,68 +437,9 @@ def test_optimizers_and_schedulers_train_scales_as_any_parameter():
         scheduler.step()
         losses.append(float(loss.detach()))
     assert losses == sorted(losses, reverse=True)
-    assert all(0 < float(p.detach().abs().max()) < 0.04 for p in logs_of(module).values()), (
+    assert all(0 < float(p.detach().abs().max()) < 0.02 for p in logs_of(module).values()), (
         "a share of what was planned"
     )
-
-
-class Classifier(nn.Module):
-    """What transformers trains: a call with labels returns a loss."""
-
-    def __init__(self):
-        super().__init__()
-        config = transformers.BertConfig(
-            vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
-        )
-        self.model = transformers.BertForSequenceClassification(config)
-
-    def forward(self, input_ids, attention_mask, labels):
-        return self.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
-
-
-def sentences(count):
-    spread = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 50, (count, 8), generator=spread)
-    return [{"input_ids": i, "attention_mask": torch.ones(8).long(), "labels": i[0] % 2} for i in ids]
-
-
-@pytest.fixture
-def classifier():
-    torch.manual_seed(0)
-    batch = torch.utils.data.default_collate(sentences(8))
-    return clika_compile(
-        Classifier().eval(), calibration_inputs=[batch], quantization_settings=ALL, deployment_settings=HERE
-    )
-
-
-def test_it_offers_what_the_trainer_of_transformers_asks_of_a_model(classifier, tmp_path):
-    assert [*inspect.signature(classifier.forward).parameters] == ["input_ids", "attention_mask", "labels"]
-    batch = torch.utils.data.default_collate(sentences(8))
-    decayed = transformers.trainer_pt_utils.get_parameter_names(classifier, [nn.LayerNorm])
-    assert {*decayed} == {name for name, _ in classifier.named_parameters()}
-    optimizer = torch.optim.AdamW(classifier.train().parameters(), lr=3e-3)
-    losses = []
-    for _ in range(6):
-        outputs = classifier(**batch)
-        loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    safetensors.torch.save_file(classifier.state_dict(), tmp_path / "model.safetensors")
-    loaded = ClikaModule()
-    loaded.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
-    assert torch.equal(loaded.eval()(**batch)["logits"], classifier.eval()(**batch)["logits"])
-
-
-def test_the_trainer_of_transformers_trains_it(classifier, tmp_path):
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=8, learning_rate=3e-3, use_cpu=True
-    )
-    trainer = transformers.Trainer(classifier, arguments, train_dataset=sentences(32))
-    trainer.train()
-    assert any(p.any() for p in logs_of(classifier).values())
 
 
 # What goes wrong

@@ -2,7 +2,8 @@
 
 Gradients pass straight through rounding, and not at all where an element is cut off; what is rounded to an end is not.
 The gradient of a scale is multiplied by ``1 / sqrt(elements * greatest integer)``, so that a step moves it about as far
-as it moves weights.
+as it moves weights. It is divided by the square of the scale, too: what an optimizer is given is the logarithm, and a
+step of SGD along that would move the scale by the square of it less.
 
 Source: Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2.
 """
@@ -13,9 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clika_ref.core.operators import operator
 from clika_ref.quantization.scales import BIAS_LIMIT
+
+SMALLEST_MOVED = 2.0**-13
+"""What smaller scales count as where gradients are divided by them: those of channels near 0 would explode."""
 
 
 @operator()
@@ -48,10 +53,12 @@ def followed_scales(scales: Tensor, now: Tensor, then: Tensor) -> Tensor:
 def fake_quantize(x: Tensor, scale: Tensor, *, zero_point: int, low: int, high: int) -> Tensor:
     """Return what integers hold of a value: ``(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale``.
 
-    The elements by which the gradient of the scale is lessened are those of one sample.
+    The elements by which the gradient of the scale is lessened are those of one sample. The greatest integer is that
+    above the zero point, in whichever type it is held: 255 of what is never negative.
     """
     features = x.numel() // x.shape[0] if x.ndim and x.numel() else 1
-    share = (features * high) ** -0.5
+    greatest = max(high - zero_point, (high - low) // 2)  # where most lie below the zero point, half of all
+    share = (features * greatest) ** -0.5
     scale = scale if x.ndim else scale.reshape(())
     return _FakeQuantized.apply(x, scale, None, low - zero_point, high - zero_point, share)  # type: ignore[no-any-return]
 
@@ -108,7 +115,10 @@ class _FakeQuantized(torch.autograd.Function):
         return held.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(  # type: ignore[override] - the decorator does not tell names of arguments
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor | None, ...]:
         x, scale, held = ctx.saved_tensors
         low, high = ctx.ends
         (gradient,) = map(_wide, gradients)
@@ -118,6 +128,7 @@ class _FakeQuantized(torch.autograd.Function):
         if ctx.needs_input_grad[1]:  # of what is not cut off, held - x; of the rest, held alone
             missed = steps.mul_(passed).mul_(scale).addcmul_(gradient, held, value=-1)  # large memory is slow to get
             of_scale = missed.sum_to_size(scale.shape) / scale * -ctx.share
+            of_scale = of_scale / scale.clamp(min=SMALLEST_MOVED).square()
         return passed.to(x.dtype), of_scale, None, None, None, None
 
 

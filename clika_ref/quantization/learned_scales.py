@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -30,9 +30,26 @@ def unlearned(plan: Plan) -> dict[str, Tensor]:
 
     A single one is ``float32[1]``: FSDP divides no tensors without sides.
     """
-    values = {log_scale_name(plan, name): torch.zeros(1) for name in plan.activations}
-    planned = {**plan.weights, **{name: held.scales for name, held in plan.compressed.items()}}
-    return values | {WEIGHTS + name: torch.zeros_like(torch.atleast_1d(scales)) for name, scales in planned.items()}
+    return {name: torch.zeros_like(torch.atleast_1d(scales)) for name, scales in planned_scales(plan).items()}
+
+
+def planned_scales(plan: Plan) -> dict[str, Tensor]:
+    """Return the scales of a plan, by the names of the parameters that their logarithms are."""
+    values = {log_scale_name(plan, name): torch.tensor(scale.scale) for name, scale in plan.activations.items()}
+    held = {**plan.weights, **{name: held.scales for name, held in plan.compressed.items()}}
+    return values | {WEIGHTS + name: scales for name, scales in held.items()}
+
+
+@torch.no_grad()
+def are_sound(planned: Tensor, logs: Sequence[Tensor]) -> bool:
+    """Whether scales are such as integers can have; all are looked at together, as a device is slow to answer.
+
+    Args:
+        planned: the scales that logarithms are relative to, ``float32[scales of all]``.
+        logs: the logarithms, in the same order.
+    """
+    scales = planned * torch.cat([log.reshape(-1) for log in logs]).exp()
+    return bool(((scales >= LEAST_SCALE) & (scales < math.inf)).all())
 
 
 @torch.no_grad()

@@ -69,9 +69,10 @@ def test_biases_are_those_that_32_bits_hold():
 
 
 def gradients(x, scale, seed, **ends):
+    """Return those of the elements, and that of the scale which LSQ has: ours is divided by the square of the scale."""
     x, scale = x.clone().requires_grad_(), scale.clone().requires_grad_()
     fake_quantize(x, scale, **{"zero_point": 0, **ends}).backward(seed)
-    return x.grad, scale.grad
+    return x.grad, scale.grad * scale.detach() ** 2
 
 
 def test_gradients_are_those_of_the_paper():
@@ -95,11 +96,20 @@ def test_a_zero_point_moves_what_is_cut_off():
     assert found.tolist() == [[0, 1, 1, 1, 1]]
 
 
+def test_the_type_that_holds_integers_does_not_matter_for_gradients():
+    x, scale, seed = numbers(2, 500).relu(), torch.tensor(0.02), numbers(2, 500, seed=1)
+    _, signed = gradients(x, scale, seed, low=-128, high=127, zero_point=-128)
+    _, unsigned = gradients(x, scale, seed, low=0, high=255)
+    _, below = gradients(x, scale, seed, low=0, high=255, zero_point=255)
+    assert signed == unsigned != 0
+    assert below.isfinite()
+
+
 def test_each_channel_has_the_gradient_that_it_would_have_alone():
     x, scales, seed = numbers(4, 50), torch.full((4,), 0.02), numbers(4, 50, seed=1)
     scales.requires_grad_()
     fake_quantize_weight(x, scales, None, axis=0, low=-127, high=127).backward(seed)
-    for row, found in enumerate(scales.grad):
+    for row, found in enumerate(scales.grad * 0.02**2):
         _, wanted = gradients(x[row : row + 1], torch.tensor(0.02), seed[row : row + 1], low=-127, high=127)
         assert torch.allclose(found, wanted, rtol=1e-4)
 
@@ -110,6 +120,50 @@ def test_logarithms_move_scales_by_a_share():
     assert float(log.grad) == 0.25
     logs = torch.tensor([0.0, math.log(2)])
     assert torch.allclose(learned_scales(logs, torch.tensor([0.1, 0.1])), torch.tensor([0.1, 0.2]))
+
+
+class Literal(torch.autograd.Function):
+    """The listing of the paper's appendix: a number whose gradient is scaled."""
+
+    @staticmethod
+    def forward(ctx, step, share):
+        ctx.share = share
+        return step.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.share, None
+
+
+def literal(x, step, low, high, share):
+    """Esser et al. (2020), appendix B."""
+    step = Literal.apply(step, share)
+    whole = (x / step).clamp(low, high)
+    return (whole + (whole.round() - whole).detach()) * step
+
+
+@pytest.mark.parametrize("planned", [0.005, 0.02])
+def test_sgd_moves_scales_as_in_the_paper(planned):
+    x, goal = numbers(8, 256), numbers(8, 256, seed=1)
+    log, step = torch.zeros((), requires_grad=True), torch.tensor(planned, requires_grad=True)
+    optimizer = torch.optim.SGD([log, step], lr=planned**2 / 30, momentum=0.5)
+    for _ in range(20):
+        optimizer.zero_grad()
+        ours = fake_quantize(x, learned_scale(log, planned=planned), zero_point=0, low=-128, high=127)
+        ((ours - goal) ** 2).mean().backward()
+        ((literal(x, step, -128, 127, (256 * 127) ** -0.5) - goal) ** 2).mean().backward()
+        optimizer.step()
+    moved, wanted = planned * (math.exp(log.item()) - 1), step.item() - planned
+    assert abs(wanted) > planned / 1000
+    assert abs(moved - wanted) < 0.02 * abs(wanted)
+
+
+def test_scales_of_channels_that_are_nearly_0_do_not_explode():
+    weight, logs = numbers(2, 64), torch.zeros(2, requires_grad=True)
+    weight[0] *= 1e-10
+    scales = learned_scales(logs, weight.abs().amax(1) / 127)
+    (fake_quantize_weight(weight, scales, None, axis=0, low=-127, high=127) * numbers(2, 64, seed=1)).sum().backward()
+    assert abs(float(logs.grad[0])) < 1e-3 * abs(float(logs.grad[1])), "as if all were of one size"
 
 
 def test_scales_follow_norms_but_where_these_are_0_or_all_channels_have_one():
@@ -130,3 +184,11 @@ def test_half_precision_is_rounded_as_float32_is():
     whole.sum().backward()
     assert x.grad.dtype == torch.bfloat16
     assert torch.allclose(of_half, scale.grad, rtol=0.05)
+
+
+def test_gradients_of_gradients_are_refused():
+    x, scale = numbers(8, 64).requires_grad_(), torch.tensor(0.031, requires_grad=True)
+    held = fake_quantize(x, scale, zero_point=0, low=-128, high=127)
+    (slope,) = torch.autograd.grad(held.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="trying to differentiate twice a function that was marked with @once_diff"):
+        slope.square().sum().backward()

@@ -108,7 +108,7 @@ def _refuse_odd_numbers(scale: Tensor | Number, zero_point: Tensor | Number | No
 def _spread(parameter: Tensor | Number, x: Tensor, axis: int | None) -> Tensor | Number:
     """Return a scale or zero point in a shape that broadcasts along the axis, in float32."""
     if not isinstance(parameter, Tensor):
-        return float(torch.tensor(parameter, dtype=torch.float32))
+        return float(parameter)  # which arithmetic with float32 rounds; a tensor would break graphs of torch.compile
     return parameter.float() if axis is None else parameter.float().reshape(_along(x.ndim, axis))
 
 

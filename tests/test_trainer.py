@@ -1,0 +1,128 @@
+"""The trainer of transformers, in whose loop a compiled module stands as any model does."""
+
+import copy
+import inspect
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from clika_ref_onnxruntime.target import OnnxRuntime
+from torch import nn
+
+from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+
+HERE = DeploymentSettings_ONNXRuntime_ONNX()
+ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
+
+
+class Classifier(nn.Module):
+    """What transformers trains: a call with labels returns a loss."""
+
+    def __init__(self):
+        super().__init__()
+        config = transformers.BertConfig(
+            vocab_size=50,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=64,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        self.model = transformers.BertForSequenceClassification(config)
+
+    def forward(self, input_ids, attention_mask, labels):
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+
+
+def sentences(count):
+    spread = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 50, (count, 8), generator=spread)
+    return [{"input_ids": i, "attention_mask": torch.ones(8).long(), "labels": i[0] % 2} for i in ids]
+
+
+@pytest.fixture
+def classifier():
+    torch.manual_seed(0)
+    batch = torch.utils.data.default_collate(sentences(8))
+    return clika_compile(
+        Classifier().eval(), calibration_inputs=[batch], quantization_settings=ALL, deployment_settings=HERE
+    )
+
+
+def test_it_offers_what_the_trainer_of_transformers_asks_of_a_model(classifier, tmp_path):
+    assert [*inspect.signature(classifier.forward).parameters] == ["input_ids", "attention_mask", "labels"]
+    batch = torch.utils.data.default_collate(sentences(8))
+    decayed = transformers.trainer_pt_utils.get_parameter_names(classifier, [nn.LayerNorm])
+    assert {*decayed} == {name for name, _ in classifier.named_parameters()}
+    optimizer = torch.optim.AdamW(classifier.train().parameters(), lr=3e-3)
+    losses = []
+    for _ in range(6):
+        outputs = classifier(**batch)
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    safetensors.torch.save_file(classifier.state_dict(), tmp_path / "model.safetensors")
+    loaded = ClikaModule()
+    loaded.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(loaded.eval()(**batch)["logits"], classifier.eval()(**batch)["logits"])
+
+
+def trainer(model, folder, **options):
+    given = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 3e-3,
+        "save_steps": 2,
+        "logging_steps": 1,
+    }
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        label_names=["labels"],
+        **given | options,
+    )
+    return transformers.Trainer(model, arguments, train_dataset=sentences(32), eval_dataset=sentences(16))
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_the_trainer_of_transformers_trains_evaluates_saves_and_takes_the_best(classifier, tmp_path):
+    before = copy.deepcopy(classifier.state_dict())
+    run = trainer(classifier, tmp_path, max_steps=8, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True)
+    run.train()
+    assert losses(run)[-1] < losses(run)[0]
+    trained = {name: p for name, p in classifier.named_parameters() if p.requires_grad}
+    assert all(not torch.equal(p, before[name]) for name, p in trained.items() if p.grad is not None and p.grad.any())
+    evaluated = {entry["step"]: entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry}
+    assert run.evaluate()["eval_loss"] == pytest.approx(min(evaluated.values()), rel=1e-4), "the best, not the last"
+    artifact = classifier.eval().clika_export(tmp_path / "trained.onnx")
+    batch = torch.utils.data.default_collate(sentences(8))
+    exported = OnnxRuntime().load(artifact)([*batch.values()])
+    assert any(torch.allclose(classifier(**batch)["logits"], found, atol=1e-3) for found in exported)
+
+
+def test_a_run_that_was_stopped_goes_on_as_one_that_was_not(classifier, tmp_path):
+    whole, half, rest = (copy.deepcopy(classifier) for _ in range(3))
+    schedule = {"lr_scheduler_type": "constant", "save_steps": 4}
+    trainer(whole, tmp_path / "whole", max_steps=8, **schedule).train()
+    trainer(half, tmp_path / "half", max_steps=4, **schedule).train()
+    trainer(rest, tmp_path / "half", max_steps=8, **schedule).train(resume_from_checkpoint=True)
+    for (name, wanted), found in zip(whole.named_parameters(), rest.parameters(), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-5), name
+
+
+@pytest.mark.parametrize("options", [{"bf16": True}, {"gradient_accumulation_steps": 2}], ids=["bf16", "accumulated"])
+def test_the_trainer_casts_and_accumulates(classifier, tmp_path, options):
+    run = trainer(classifier, tmp_path, max_steps=20, **options)
+    run.train()
+    assert sum(losses(run)[-4:]) < sum(losses(run)[:4])
+    assert all(p.isfinite().all() for p in classifier.parameters())

@@ -1,0 +1,200 @@
+"""What goes wrong in training, and where that is said."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    ModelError,
+    QuantizationSettings,
+    clika_compile,
+)
+
+HERE = DeploymentSettings_ONNXRuntime_ONNX()
+ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
+
+
+class Small(nn.Module):
+    """A convolution with a norm, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+def data(size=8, seed=0):
+    return torch.randn(size, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def made():
+    torch.manual_seed(0)
+    model = Small().train()
+    for seed in range(20):
+        model(data(seed=seed))
+    return model.eval()
+
+
+def compiled(model=None, **options):
+    options = {"deployment_settings": HERE, "quantization_settings": ALL, **options}
+    return clika_compile(model or made(), calibration_inputs=[data(), data(4)], **options)
+
+
+# Scales
+
+
+def test_a_step_whose_loss_is_nan_is_followed_by_an_error_that_names_scales_and_layers():
+    module = compiled().train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    (module(data()).sum() * math.nan).backward()
+    optimizer.step()
+    assert module.get_parameter("conv.weight").isnan().any(), "weights are spoiled as well"
+    said = r"the scale of the value '\w+' is nan, .*that of the weight of 'conv2d' is nan.*: training has diverged"
+    for call in (lambda: module(data()), module.eval):
+        with pytest.raises(ModelError, match=said):
+            call()
+
+
+@pytest.mark.parametrize(("number", "found"), [(-200.0, "0.0"), (100.0, "inf")])
+def test_a_scale_that_has_grown_too_small_or_too_large_is_named_before_it_makes_nan(number, found):
+    module = compiled().train()
+    before = copy.deepcopy(module.state_dict())
+    with torch.no_grad():
+        module.get_parameter("clika.log_weight_scales.conv2d")[1] = number
+    with pytest.raises(ModelError, match=rf"the scale of the weight of 'conv2d' is {found}: training has diverged"):
+        module(data())
+    module.load_state_dict(before)
+    assert module(data()).isfinite().all()
+
+
+# Norms
+
+
+def test_norms_of_a_float_module_are_live_on_request_and_learn_what_those_of_the_original_do(tmp_path):
+    options = {"quantization_settings": None, "deployment_settings": None, "batch_norm": "live"}
+    module, original = compiled(**options).train(), made().train()
+    pickled = pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for twin in (module, pickled, loaded.train()):
+        fresh = copy.deepcopy(original)
+        for seed in (30, 31):
+            found, wanted = twin(data(seed=seed)), fresh(data(seed=seed))
+            assert torch.allclose(found, wanted, atol=1e-5)
+        found.square().sum().backward()
+        wanted.square().sum().backward()
+        for name, parameter in fresh.named_parameters():
+            assert torch.allclose(twin.get_parameter(name).grad, parameter.grad, atol=1e-4), name
+        assert torch.allclose(twin.get_buffer("norm.running_var"), fresh.norm.running_var)
+        assert torch.allclose(twin.eval()(data()), fresh.eval()(data()), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [ALL, None], ids=["integers", "float"])
+def test_a_live_norm_with_one_value_for_each_channel_is_refused_and_its_statistics_stay(settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).eval()
+    rows = [torch.randn(16, 6), torch.randn(8, 6)]
+    deployment = HERE if settings else None
+    module = clika_compile(
+        model,
+        calibration_inputs=rows,
+        quantization_settings=settings,
+        deployment_settings=deployment,
+        batch_norm="live",
+    ).train()
+    module(rows[0])
+    before = module.get_buffer("1.running_var").clone()
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        module(rows[0][:1])
+    assert torch.equal(module.get_buffer("1.running_var"), before)
+
+
+def steps(module, count):
+    optimizer = torch.optim.AdamW(module.train().parameters(), lr=3e-3)
+    for seed in range(count):
+        optimizer.zero_grad()
+        module(data(seed=seed)).square().sum().backward()
+        optimizer.step()
+
+
+def test_live_norms_are_frozen_midway_and_thawed_and_integers_stay():
+    module = compiled(batch_norm="live")
+    steps(module, 8)
+    learned, statistics = module.eval()(data()), module.get_buffer("norm.running_mean").clone()
+    module.train().clika_set_batch_norm("frozen")
+    assert torch.allclose(module(data()), learned, atol=1e-5)
+    assert torch.equal(module.eval()(data()), learned)
+    steps(module, 4)
+    assert torch.equal(module.get_buffer("norm.running_mean"), statistics)
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    for twin in (module, copy.deepcopy(module), loaded):
+        assert torch.allclose(twin.train()(data()), twin.eval()(data()), atol=1e-5)
+    module.clika_set_batch_norm("live")
+    steps(module, 1)
+    assert not torch.equal(module.get_buffer("norm.running_mean"), statistics)
+
+
+def test_a_switch_of_norms_that_is_none_is_refused_and_changes_nothing():
+    module = compiled().train()
+    with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'; it takes 'frozen', 'live'"):
+        module.clika_set_batch_norm("thawed")
+    assert module._clika_training is not None
+
+
+# torch.compile
+
+
+def traced_whole(module):
+    torch._dynamo.reset()
+    return torch.compile(module, fullgraph=True, backend="aot_eager")(data())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
+def test_copies_and_modules_that_load_what_they_saved_are_traced_whole_in_training():
+    module = compiled().train()
+    expected = module(data())
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    loaded.train().load_state_dict(module.state_dict())
+    pickled = pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
+    for twin in (copy.deepcopy(module), pickled, loaded):
+        assert torch.allclose(traced_whole(twin), expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
+def test_integers_break_no_graph_of_torch_compile():
+    torch._dynamo.reset()
+    module = compiled().eval()
+    expected = module(data())
+    torch._dynamo.utils.counters.clear()
+    found = torch.compile(module, backend="aot_eager")(data())
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+# Modes
+
+
+@pytest.mark.parametrize("settings", [ALL, None], ids=["integers", "float"])
+def test_training_without_the_dropouts_of_the_original_is_warned_of_once(settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.3), nn.Linear(4, 4), nn.Dropout(0.0), nn.Dropout1d(0.1))
+    rows = [torch.randn(16, 6), torch.randn(8, 6)]
+    deployment = HERE if settings else None
+    module = clika_compile(
+        model, calibration_inputs=rows, quantization_settings=settings, deployment_settings=deployment
+    )
+    module.eval()
+    with pytest.warns(UserWarning, match=r"was traced in eval mode, and trains without its dropouts \(2 in number\)"):
+        module.train()
+    module.train()
+    assert torch.allclose(module(rows[0]), module.eval()(rows[0]), atol=1e-5)
