@@ -34,11 +34,10 @@ from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.report import summary
 from clika_ref.quantization.stages import Stages
-from clika_ref.quantization_scheme import scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
-from clika_ref.simulation import Quantized
+from clika_ref.simulation import Quantized, serves
 from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of, refused_by
 from clika_ref.wanted import Wanted
 
@@ -304,7 +303,7 @@ class QuantizedModule(CheckpointedModule):
         target = target_for(deployment, registry)
         if own.target == target.name:
             former = target_for(known, registry) if known is not None and known.target == own.target else None
-            if _serves(own.plan, target, former):
+            if serves(own.plan, target, former):
                 return learned_plan(own.plan, self._log_scales)
         return self._decided_for(target).plan
 
@@ -385,18 +384,3 @@ class QuantizedModule(CheckpointedModule):
             except (ModelError, TargetError) as error:
                 rows.append(refused_by(target, error))
         return TargetComparison(rows)
-
-
-def _serves(plan: Plan, target: Target, former: Target | None) -> bool:
-    """Whether a plan serves its target as that is configured now: other ``shapes`` change nothing, another preset does.
-
-    Args:
-        plan: that was decided for a target of the same name.
-        target: as it is configured now.
-        former: as it was configured then; None where nobody knows, as of a module that was loaded.
-    """
-    scheme = scheme_of(target)
-    if former is not None:
-        return scheme_of(former) == scheme
-    is_alike = scheme is None or scheme.activations.is_symmetric == plan.scheme.activations.is_symmetric
-    return is_alike or not plan.activations  # whether they are signed is the processor's choice

@@ -23,6 +23,7 @@ from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
+from clika_ref.quantization_scheme import scheme_of
 from clika_ref.settings import remedy_for
 
 WRITES_FLOATS = (
@@ -185,3 +186,18 @@ def _is_same(made_of: Sequence[tuple[torch.Tensor, int]], found: Sequence[tuple[
     """Whether all are the tensors that they were, and none was written to."""
     pairs = zip(made_of, found, strict=False)
     return len(made_of) == len(found) and all(a is b and one == other for (a, one), (b, other) in pairs)
+
+
+def serves(plan: Plan, target: Target, former: Target | None) -> bool:
+    """Whether a plan serves its target as that is configured now: other ``shapes`` change nothing, another preset does.
+
+    Args:
+        plan: that was decided for a target of the same name.
+        target: as it is configured now.
+        former: as it was configured then; None where nobody knows, as of a module that was loaded.
+    """
+    scheme = scheme_of(target)
+    if former is not None:
+        return scheme_of(former) == scheme
+    is_alike = scheme is None or scheme.activations.is_symmetric == plan.scheme.activations.is_symmetric
+    return is_alike or not plan.activations  # whether they are signed is the processor's choice

@@ -40,8 +40,11 @@ def settings_from_json(kind: type[S], saved: Mapping[str, Any]) -> S:
     if unknown:
         msg = f"the saved {kind.__name__} has {unknown[0]!r}, which this clika-ref does not know; update clika-ref"
         raise ModelError(msg)
-    nested = {name: settings_from_json(of, saved[name]) for name, of in NESTED.items() if saved.get(name) is not None}
-    return kind(**{name: decode(value) for name, value in saved.items() if name not in nested}, **nested)
+    fields: dict[str, Any] = {}
+    for name, value in saved.items():
+        is_nested = name in NESTED and isinstance(value, Mapping)
+        fields[name] = settings_from_json(NESTED[name], value) if is_nested else decode(value)
+    return kind(**fields)
 
 
 def deployment_to_json(settings: BaseDeploymentSettings) -> list[Any]:
