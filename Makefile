@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help demo test conformance mutants alarms lint format bench bench-ptq bench-targets clean
+.PHONY: help demo test conformance mutants alarms lint format bench bench-ptq bench-targets bench-training clean
 
 help:
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
@@ -26,6 +26,7 @@ help:
 	@echo "make format  write the format and the fixes that ruff knows"
 	@echo "make bench   run the benchmarks"
 	@echo "make bench-ptq  quantize beside onnxruntime's own quantization and NNCF"
+	@echo "make bench-training  step times and accuracy of what is trained after compression, pruned models, saved files"
 	@echo "make bench-targets  quantize for OpenVINO beside NNCF, and twenty architectures for OpenVINO and TensorRT"
 	@echo "make clean   remove the environment and the caches"
 
@@ -67,6 +68,12 @@ bench-ptq: $(VENV)/peers.stamp
 bench-targets: $(VENV)/peers.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks ptq --runtime openvino
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks targets
+
+bench-training: $(VENV)/peers.stamp
+	$(BIN)/python -m benchmarks qat
+	$(BIN)/python -m benchmarks digits
+	$(BIN)/python -m benchmarks pruning
+	$(BIN)/python -m benchmarks checkpoints
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info plugins/*/*.egg-info conformance/*.egg-info
