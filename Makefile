@@ -26,8 +26,8 @@ help:
 	@echo "make format  write the format and the fixes that ruff knows"
 	@echo "make bench   run the benchmarks"
 	@echo "make bench-ptq  quantize beside onnxruntime's own quantization and NNCF"
-	@echo "make bench-training  step times and accuracy of what is trained after compression, pruned models, saved files"
 	@echo "make bench-targets  quantize for OpenVINO beside NNCF, and twenty architectures for OpenVINO and TensorRT"
+	@echo "make bench-training  step times and accuracy of what is trained after compression, pruned models, saved files"
 	@echo "make clean   remove the environment and the caches"
 
 demo: $(VENV)/runtime.stamp

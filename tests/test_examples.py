@@ -44,6 +44,7 @@ def test_the_digits_are_told_apart_as_well_by_the_artifact_as_by_eager(example, 
     assert (tmp_path / "build" / "digits.onnx").stat().st_size > 300_000  # 96,000 weights of 4 bytes, less batch norm
 
 
+@pytest.mark.filterwarnings("ignore:.*without its dropouts")
 def test_training_in_integers_leaves_an_artifact_that_tells_the_digits_apart(example, tmp_path, capsys):
     path = tmp_path / "build" / "trained.onnx"
     example("train_in_integers").main(path)
@@ -55,6 +56,7 @@ def test_training_in_integers_leaves_an_artifact_that_tells_the_digits_apart(exa
     assert path.stat().st_size < 200_000  # 96,000 weights of one byte
 
 
+@pytest.mark.filterwarnings("ignore:.*without its dropouts")
 def test_what_is_pruned_and_then_quantized_is_smaller_twice(example, tmp_path, capsys):
     path = tmp_path / "build" / "pruned.onnx"
     example("prune_then_quantize").main(path)

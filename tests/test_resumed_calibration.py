@@ -78,7 +78,7 @@ def test_ranges_of_a_file_stay_where_data_comes_in_another_order_with_a_warning(
 def test_what_is_smoothed_is_so_once_where_a_pass_goes_on_with_the_ranges_of_a_file(tmp_path, is_in_file):
     data = batches(6, seed=7, factor=60.0)
     file = tmp_path / "ranges.safetensors" if is_in_file else ""
-    module, alone = traced(ranges_file=file), traced()
+    module, alone = traced(ranges_file=file, smoothing="on"), traced(smoothing="on")
 
     def stopping():
         yield from data[:5]

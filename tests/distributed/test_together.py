@@ -176,7 +176,8 @@ def near(found, wanted):
     """Hold parameters against those of one process, whose sums of gradients have other roundings."""
     assert found.keys() == wanted.keys()
     for name, numbers in wanted.items():
-        assert found[name] == pytest.approx(numbers, rel=1e-4, abs=1e-5), name  # four steps; a step moves 1e-3 and more
+        off = 1e-3 if name.startswith("clika.log") else 1e-4  # four steps; one moves 1e-3, and scales by much more
+        assert found[name] == pytest.approx(numbers, rel=off, abs=off / 10), name
 
 
 @pytest.mark.parametrize("scenario", ["replicated_training", "sharded_training"])

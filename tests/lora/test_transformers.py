@@ -20,6 +20,8 @@ def bert():
         num_attention_heads=4,
         intermediate_size=64,
         max_position_embeddings=32,
+        hidden_dropout_prob=0.0,  # which adapters have of their own
+        attention_probs_dropout_prob=0.0,
     )
     return transformers.BertForSequenceClassification(config), ["query", "value"]
 

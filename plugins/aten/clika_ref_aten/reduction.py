@@ -114,7 +114,8 @@ def _truth(op_type):
             return op.cast(truth, op.result.dtype)
         truth = op.cast(truth, torch.int32)
         reduced = op.node(op_type, truth, axes(op, x, dim), keepdims=keepdim)
-        return op.cast(op.cast(reduced, torch.bool), op.result.dtype)
+        found = op.node("Greater", reduced, op.scalar(0, torch.int32))  # of no elements the least of all integers
+        return op.cast(found, op.result.dtype)
 
     return lower
 

@@ -43,7 +43,7 @@ CASES = {
     "conv_transpose1d": (lambda: nn.ConvTranspose1d(8, 4, 3), None, drawn(2, 8, 6).abs(), 1),
     "conv_transpose2d": (lambda: nn.ConvTranspose2d(8, 4, 3, 2), None, image().abs(), 1),
     "conv_transpose3d": (lambda: nn.ConvTranspose3d(4, 4, 2), None, drawn(1, 4, 3, 4, 4).abs(), 1),
-    "linear": (lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)), None, drawn(3, 8), 2),
+    "linear": (lambda: nn.Sequential(nn.Linear(8, 600), nn.GELU(), nn.Linear(600, 4)), None, drawn(3, 8), 2),
     "linear of rank 3": (lambda: nn.Linear(8, 8, bias=False), None, drawn(2, 3, 8), 1),
     "matmul": (lambda: nn.Linear(8, 8), lambda y, _: y @ TABLE, drawn(2, 3, 8), 2),
     "residual": (lambda: nn.Conv2d(8, 8, 1), lambda y, _: F.relu(TWICE(y) + y), image(), 3),
