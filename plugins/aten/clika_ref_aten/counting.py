@@ -151,10 +151,10 @@ def histc(x: Tensor, *, bins: int = 100, min: Number = 0, max: Number = 0) -> Te
 @histc.onnx
 def _(op, x, *, bins, min, max):
     x_flat = op.Reshape(x, op.ints([-1]))
-    low, high = (op.like(x, min), op.like(x, max)) if min != max else _own_range(op, x_flat)
+    low, high = (op.like(x, min), op.like(x, max)) if min != max else _own_range(op, x, x_flat)
     inside = op.And(op.GreaterOrEqual(x_flat, low), op.LessOrEqual(x_flat, high))
     scaled = op.Div(op.Mul(op.Sub(x_flat, low), op.like(x, bins)), op.Sub(high, low))  # in eager's order of rounding
-    if min == max:  # equal elements are in the middle, also where one more or less is the same number
+    if min == max:  # where one more and one less are the same number, in the middle
         scaled = op.Where(op.Equal(low, high), op.like(x, bins // 2), scaled)
     last = op.like(x, bins - 1)
     place = op.Where(inside, op.Min(scaled, last), op.like(x, bins))  # one bin more takes what lies outside
@@ -163,9 +163,11 @@ def _(op, x, *, bins, min, max):
     return op.Slice(counts, op.ints([0]), op.ints([bins]))
 
 
-def _own_range(op, x):
-    """Return the least and the largest element."""
-    return op.ReduceMin(x, keepdims=False), op.ReduceMax(x, keepdims=False)
+def _own_range(op, x, x_flat):
+    """Return the least and the largest element; where they are equal, one less and one more."""
+    low, high = op.ReduceMin(x_flat, keepdims=False), op.ReduceMax(x_flat, keepdims=False)
+    around = op.Where(op.Equal(low, high), op.like(x, 1), op.like(x, 0))
+    return op.Sub(low, around), op.Add(high, around)
 
 
 @histc.samples
