@@ -15,13 +15,12 @@ from clika_ref.lora_settings import LoraSettings
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import (
+    SHORT_NAMES,
     BaseDeploymentSettings,
     ClikaCompileOptions,
     DeploymentSettings_ONNXRuntime_ONNX,
-    DeploymentSettings_OpenVINO_ONNX,
     DeploymentSettings_QNN,
     DeploymentSettings_TensorRT_LLM_ONNX,
-    DeploymentSettings_TensorRT_ONNX,
     DeploymentSettings_TFLite,
     deployment_settings_named,
 )
@@ -30,9 +29,7 @@ from clika_ref.settings_file.tree import Entry, Problems, read_tree
 from clika_ref.training_settings import TrainingSettings
 
 FRAMEWORKS: Mapping[str, type[BaseDeploymentSettings]] = {
-    "ort": DeploymentSettings_ONNXRuntime_ONNX,
-    "ov": DeploymentSettings_OpenVINO_ONNX,
-    "trt": DeploymentSettings_TensorRT_ONNX,
+    **{short: type(deployment_settings_named(name)) for short, name in SHORT_NAMES.items()},
     "trt-llm": DeploymentSettings_TensorRT_LLM_ONNX,
     "tflite": DeploymentSettings_TFLite,
     "qnn": DeploymentSettings_QNN,
