@@ -238,8 +238,8 @@ class ClikaCompileOptions:
 
     observer: str = "auto"
     """What of a value its integers cover: ``"min-max"``, ``"mean of extremes"``, ``"99.99 %"`` or ``"99.999 %"`` of its
-    elements, or what has the ``"least error"``; ``"auto"`` gives each value the mean or the least error, by which the
-    outputs come nearer."""
+    elements, or what has the ``"least error"``; ``"every"`` gives each value the one of these by which the outputs come
+    nearest, and ``"auto"`` the mean or the least error, which is quicker."""
 
     smoothing: Switch = "auto"
     """Make channels that linear layers read smaller where they are much larger than others, and the weights behind them

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.targets import Target
 from clika_ref.emulation import stand_in_of
-from clika_ref.quantization.observers import OBSERVERS
+from clika_ref.quantization.ranging import TRIED
 from clika_ref.quantization.weights_only import as_list
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
@@ -52,8 +52,8 @@ class Wanted:
         if self.options.sparing == "on" and not self.given.automatic_skip_quantization:
             msg = "sparing='on' leaves layers float, and automatic_skip_quantization=False leaves none; choose one"
             raise ModelError(msg)
-        if self.options.observer not in ("auto", *OBSERVERS):
-            known = ", ".join(map(repr, ("auto", *OBSERVERS)))
+        if self.options.observer not in TRIED:
+            known = ", ".join(map(repr, TRIED))
             msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
             raise ModelError(msg)
         stand_in = stand_in_of(self.target)

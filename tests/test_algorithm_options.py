@@ -57,7 +57,7 @@ def quantized(**options):
 
 
 def test_an_observer_that_there_is_not_is_refused_before_data_is_read():
-    with pytest.raises(ModelError, match=r"option 'observer' is 'median'; it takes 'auto', 'min-max'"):
+    with pytest.raises(ModelError, match=r"option 'observer' is 'median'; it takes 'auto', 'every', 'min-max'"):
         quantized(observer="median")
 
 

@@ -1,11 +1,13 @@
-"""Ranging: which part of each value integers cover, by one observer for all, or another where outputs come nearer."""
+"""Ranging: which part of each value integers cover, by one observer for all, or by the best one of each value."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from clika_ref.quantization.observers import OBSERVERS
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan
@@ -17,6 +19,17 @@ FIRST = "mean of extremes"
 
 RIVAL = "least error"
 """What a value is observed by instead where outputs come nearer, as where rare elements belong to a few tokens."""
+
+TRIED: Mapping[str, Sequence[str]] = {
+    "auto": (FIRST, RIVAL),
+    "every": (FIRST, *(name for name in OBSERVERS if name != FIRST)),
+    **{name: (name,) for name in OBSERVERS},
+}
+"""The observers between which each value has its own, by the option ``observer``; the first one is that of all others.
+
+Each more of them makes weighing a fifth longer and holds the errors of all values once more: the two that differ most
+are tried unasked.
+"""
 
 Weigh = Callable[[Plan, Sequence[Plan]], Sensitivities]
 """Weighs the layers of a plan, and its values by the scales of rivals as well."""
@@ -38,46 +51,57 @@ class Ranging:
     @property
     def observers(self) -> str:
         """Which there are, in words."""
-        return f"{self.observer}, of {len(self.own)} values by {RIVAL}" if self.own else self.observer
+        counts = Counter(self.own.values())
+        return ", ".join((self.observer, *(f"of {count} values by {name}" for name, count in counts.items())))
 
 
-def ranged(planner: Planner, placement: Placement, trial: Trial, weigh: Weigh, observer: str = "") -> Ranging:
-    """Return the ranges that a user asks for, or those that are nearest to float in a trial.
+def ranged(
+    planner: Planner, placement: Placement, trial: Trial, weigh: Weigh, observers: Sequence[str] = TRIED["auto"]
+) -> Ranging:
+    """Return the ranges that are nearest to float in a trial.
 
     Args:
         planner: of the graph.
         placement: what becomes integers.
         trial: what decides.
         weigh: tells what integers of each value do to the outputs.
-        observer: one for all; where it is not given, each value has the better one of two, and where that helps, the
-            second one for all is tried as well.
+        observers: the first for all values, or for each value its best one; where these help, that one for all
+            which is foreseen to be the best of the others is tried as well.
     """
-    if observer:
-        plan = planner.plan(placement, observer)
-        return Ranging(observer, plan, trial.error(plan), weigh(plan, []))
-    plan, rival = planner.plan(placement, FIRST), planner.plan(placement, RIVAL)
-    weighed = weigh(plan, [rival])
-    found = Ranging(FIRST, plan, trial.error(plan), weighed)
-    mixed = _mixed(found, planner, placement, trial)
+    first, *others = observers
+    plan, *rivals = (planner.plan(placement, observer) for observer in observers)
+    weighed = weigh(plan, rivals)
+    found = Ranging(first, plan, trial.error(plan), weighed)
+    mixed = _mixed(found, others, planner, placement, trial)
     if mixed.error >= found.error:
         return found
-    whole = Ranging(RIVAL, rival, trial.error(rival), weighed.with_shares(weighed.rivals[0]))
-    return min(mixed, whole, key=lambda ranging: ranging.error)
+    whole = [
+        (sum(shares.values()), other, rival, shares)
+        for other, rival, shares in zip(others, rivals, weighed.rivals, strict=True)
+    ]
+    _, other, rival, shares = min(whole, key=lambda one: one[0])
+    alone = Ranging(other, rival, trial.error(rival), weighed.with_shares(shares))
+    return min(mixed, alone, key=lambda ranging: ranging.error)
 
 
-def _mixed(found: Ranging, planner: Planner, placement: Placement, trial: Trial) -> Ranging:
-    """Return ranges of which the rival gives those by which outputs come nearer, were each alone.
+def _mixed(found: Ranging, others: Sequence[str], planner: Planner, placement: Placement, trial: Trial) -> Ranging:
+    """Return ranges of which each is by the observer by which outputs come nearest, were it alone.
 
-    What is moved has the range of what it was before: of both together one observer is the better one.
+    What is moved has the range of what it was before: of both together one observer is the best.
     """
     sources = {value.name: source.name for value, source in placement.scaled_as.items()}
-    shares, (rival,) = found.weighed.shares, found.weighed.rivals
-    gains: defaultdict[str, float] = defaultdict(float)
-    for name, share in shares.items():
-        gains[sources.get(name, name)] += share - rival[name]
-    own = {name: RIVAL for name, gain in gains.items() if gain > 0}
+    every = {found.observer: found.weighed.shares, **dict(zip(others, found.weighed.rivals, strict=True))}
+    moved = defaultdict[str, list[str]](list)
+    for name in found.weighed.shares:
+        moved[sources.get(name, name)].append(name)
+
+    def share(names: Sequence[str], observer: str) -> float:
+        return sum(every[observer][name] for name in names)
+
+    best = {source: min(every, key=partial(share, names)) for source, names in moved.items()}
+    own = {name: observer for name, observer in best.items() if observer != found.observer}
     if not own:
         return found
     plan = planner.plan(placement, found.observer, own)
-    better = {name: rival[name] for name in shares if sources.get(name, name) in own}
-    return Ranging(found.observer, plan, trial.error(plan), found.weighed.with_shares(better), own)
+    shares = {name: every[best[sources.get(name, name)]][name] for name in found.weighed.shares}
+    return Ranging(found.observer, plan, trial.error(plan), found.weighed.with_shares(shares), own)

@@ -134,11 +134,14 @@ def sensitivities(
     tape = taped(graph, {**placement.layers, **rounded_by}, inputs)
     plans = [_Layers(tape.held, each, operators) for each in (plan, *rivals)]
     errors: dict[Any, Tensor] = {node: plans[0].error(node, tail) for node, tail in placement.layers.items()}
-    errors |= {(value, number): plans[number].moved(value) for value, number in rounded_by}
+    rarity: dict[Any, float] = {}
+    for value, number in rounded_by:
+        missed = plans[number].missed(value)
+        rarity[value, number] = plans[number].rarity(value, missed, (seen or {}).get(value.name))
+        errors[value, number] = plans[number].left(value, missed)
     weighed = tape.weigh(errors, probes=probes)
     shares, *others = (
-        {v.name: weighed.get((v, number), 0.0) * layers.rarity(v, (seen or {}).get(v.name)) for v in values}
-        for number, layers in enumerate(plans)
+        {v.name: weighed.get((v, number), 0.0) * rarity[v, number] for v in values} for number in range(len(plans))
     )
     parts = {n: Parts(weighed.get(n, 0.0), {v.name: shares[v.name] for v in some}) for n, some in read.items()}
     joints = {v.name: Joint(made_of, shares[v.name]) for v, made_of in joint.items()}
@@ -214,30 +217,30 @@ class _Layers:
         return found - self.held[tail]
 
     @torch.no_grad()
-    def moved(self, value: Value) -> Tensor:
-        """Return how far rounding moves a value, less what it moves each channel on average where a layer reads it.
-
-        The bias of such a layer takes that back.
-        """
+    def missed(self, value: Value) -> Tensor:
+        """Return how far rounding moves a value."""
         x, scale = self.held[value].detach(), self.plan.activations.get(value.name)
         if scale is None:
             return torch.zeros_like(x)
-        error = rounded(x, scale, self.plan.scheme.activations, self.operators) - x
-        readers = [use.user for use in value.uses if isinstance(use.user, Node) and use.user.op.trait.bias is not None]
-        if not readers or x.ndim < 2:
-            return error
-        channel = readers[0].op.trait.channel or 0
-        return error - error.mean([d for d in range(x.ndim) if d != channel % x.ndim], keepdim=True)
+        return rounded(x, scale, self.plan.scheme.activations, self.operators) - x
 
-    @torch.no_grad()
-    def rarity(self, value: Value, seen: Statistics | None) -> float:
+    def left(self, value: Value, missed: Tensor) -> Tensor:
+        """Return what rounding misses, less what it moves each channel on average where a layer reads it.
+
+        The bias of such a layer takes that back.
+        """
+        readers = [use.user for use in value.uses if isinstance(use.user, Node) and use.user.op.trait.bias is not None]
+        if not readers or missed.ndim < 2:
+            return missed
+        channel = readers[0].op.trait.channel or 0
+        return missed - missed.mean([d for d in range(missed.ndim) if d != channel % missed.ndim], keepdim=True)
+
+    def rarity(self, value: Value, missed: Tensor, seen: Statistics | None) -> float:
         """Return how many times as much rounding misses of all that a value held as of what it holds here."""
-        scale = self.plan.activations.get(value.name)
-        if scale is None or seen is None or not self.held[value].numel():
+        scale, kind = self.plan.activations.get(value.name), self.plan.scheme.activations
+        if scale is None or seen is None or not missed.numel():
             return 1.0
-        kind, x = self.plan.scheme.activations, self.held[value].detach()
-        missed = rounded(x, scale, kind, self.operators) - x
-        here = float(missed.double().square().mean())
+        here = float(missed.square().mean(dtype=torch.float64))
         covered = Range(*((end - scale.zero_point) * scale.scale for end in (kind.low, kind.high)))
         return quantization_error(seen, covered, 2**kind.bits) / here if here else 1.0
 

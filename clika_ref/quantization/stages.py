@@ -20,7 +20,7 @@ from clika_ref.quantization.placement import Placement, place
 from clika_ref.quantization.planning import Planner
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.ranges import RangeTable
-from clika_ref.quantization.ranging import FIRST, Ranging, ranged
+from clika_ref.quantization.ranging import TRIED, Ranging, ranged
 from clika_ref.quantization.sensitivity import (
     Sensitivities,
     rounded_as,
@@ -232,10 +232,8 @@ class Stages:
 
     @cached_property
     def _ranging(self) -> Ranging:
-        observer = self.options.observer
-        if observer == "auto":
-            observer = FIRST if self._is_late else ""
-        return ranged(self._planner, self._placement, self._trial, self._weigh, observer)
+        observers = TRIED[self.options.observer][: 1 if self._is_late else None]
+        return ranged(self._planner, self._placement, self._trial, self._weigh, observers)
 
     def _weigh(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:
         seen, inputs = self.calibration.table.values, self._inputs

@@ -7,7 +7,7 @@ import torch
 from small_schemes import OPERATORS, BesideLarge, scheme_with
 from torch import nn
 
-from clika_ref import QuantizationSettings, clika_compile
+from clika_ref import ClikaCompileOptions, QuantizationSettings, clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.quantization import planning, ranging, stages
 from clika_ref.quantization.calibration import Calibration
@@ -32,10 +32,10 @@ def calibrated(net=None, shape=(16,)):
     return found
 
 
-def quantized(calibration):
+def quantized(calibration, options=None):
     settings = QuantizationSettings()
     chosen = choices(calibration.graph, settings, {})
-    return stages.Stages(calibration, SCHEME, chosen, settings, OPERATORS).decided()
+    return stages.Stages(calibration, SCHEME, chosen, settings, OPERATORS, options or ClikaCompileOptions()).decided()
 
 
 def test_the_error_of_a_plan_is_that_of_the_graph_which_it_makes():
@@ -77,6 +77,23 @@ def test_each_value_has_the_observer_that_moves_the_outputs_less(monkeypatch):
     found = quantized(calibration)
     assert found.observer == "mean of extremes, of 1 values by least error"
     covered = [(rival if v == values[1] else first)(calibration.table.values[v]) for v in values]
+    assert [*found.plan.activations.values()] == [scale_of(c, SCHEME.activations) for c in covered]
+
+
+def test_each_value_has_the_best_of_every_observer_where_all_are_asked_for(monkeypatch):
+    calibration = calibrated()
+    values = [*quantized(calibration).plan.activations]
+    own = dict(zip(values, ("min-max", "99.99 %"), strict=True))
+    of = {id(calibration.table.values[value]): observer for value, observer in own.items()}
+
+    def only(observer):
+        return lambda s: OBSERVERS["min-max"](s) if of.get(id(s), ranging.FIRST) == observer else Range(0, 1e-3)
+
+    monkeypatch.setattr(planning, "OBSERVERS", {name: only(name) for name in OBSERVERS})
+    found = quantized(calibration, ClikaCompileOptions(observer="every"))
+    assert found.observer.startswith("mean of extremes, of 1 values by ")
+    assert {part.removeprefix("of 1 values by ") for part in found.observer.split(", ")[1:]} == {*own.values()}
+    covered = [OBSERVERS["min-max"](calibration.table.values[value]) for value in values]
     assert [*found.plan.activations.values()] == [scale_of(c, SCHEME.activations) for c in covered]
 
 
