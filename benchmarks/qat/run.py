@@ -25,7 +25,7 @@ def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
             figure = ratio(times, seconds["float"])
             rows.append((name, road, f"{statistics.median(times) * 1e3:.1f} ms", f"{figure:.2f}"))
             worst = max(worst, figure) if road.startswith("ours") else worst
-        rows += [(name, road, "is not installed", reason) for road, reason in found["lacking"].items()]
+        rows += [(name, road, "makes none", reason) for road, reason in found["lacking"].items()]
         peers = [ratio(seconds["ours"], seconds[road]) for road in ("NNCF", "torchao") if road in seconds]
         beside = max(beside, *peers) if peers else beside
     title = "One step: forward, backward, SGD; in turn, one thread, processor time"

@@ -82,7 +82,7 @@ def torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
     quantizers: Any = importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
     quantizer = quantizers.X86InductorQuantizer()
     quantizer.set_global(quantizers.get_default_x86_inductor_quantization_config(is_qat=True))
-    return peer.prepare_qat_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+    return peer.prepare_qat_pt2e(torch.export.export(model.train(), (x,)).module(), quantizer)
 
 
 ROADS = {"float": floating, "ours": ours, "ours, live norms": ours_live, "NNCF": nncf, "torchao": torchao}
@@ -114,7 +114,7 @@ def main(name: str, rounds: str) -> dict[str, Any]:
             made = make(copy.deepcopy(model), x)
             steps[road] = step_of(made.train() if road != "torchao" else made, x)
             steps[road]()
-        except ImportError as error:
+        except (ImportError, ValueError) as error:  # the latter of torchao's quantizer, as where a module is called twice
             lacking[road] = str(error)
             steps.pop(road, None)
     in_turn(steps, WARM_UP)
