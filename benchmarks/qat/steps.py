@@ -114,7 +114,7 @@ def main(name: str, rounds: str) -> dict[str, Any]:
             made = make(copy.deepcopy(model), x)
             steps[road] = step_of(made.train() if road != "torchao" else made, x)
             steps[road]()
-        except (ImportError, ValueError) as error:  # the latter of torchao's quantizer, as where a module is called twice
+        except (ImportError, ValueError) as error:  # the latter by torchao, of modules that are called twice
             lacking[road] = str(error)
             steps.pop(road, None)
     in_turn(steps, WARM_UP)
