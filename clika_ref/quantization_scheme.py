@@ -104,6 +104,9 @@ class QuantizationScheme:
     """Layers that run in integers only if the zero point of what they read is 0."""
     undivided: frozenset[str] = field(default_factory=_none)
     """Layers that run in integers only if their channels are not divided into groups."""
+    is_all_or_none: bool = False
+    """Whether what a layer or a join reads must be integers altogether, or not at all: those that compute in float read
+    the float of a value that others read in integers."""
     integer_bias: frozenset[str] = field(default_factory=_none)
     """Layers whose bias is an integer of 32 bits, its scale that of the input times that of the weight; to others it is
     added in float."""

@@ -138,7 +138,9 @@ DISTRIBUTIONS: Mapping[str, str] = {
 RETIRED = frozenset({"tflite", "qnn"})
 """Targets that older releases of the system had, and that nobody has written here."""
 
-SHORT_NAMES: Mapping[str, str] = {"ort": "onnxruntime", "ov": "openvino", "trt": "tensorrt"}
+SHORT_NAMES: Mapping[str, str] = {
+    "ort": "onnxruntime", "ov": "openvino", "trt": "tensorrt", "trt-llm": "tensorrt-llm",
+}  # fmt: skip
 """What settings files and the command line may call our targets, as release 24 did (``target_framework: trt``)."""
 
 MAY_BE_ADDED = 'a plugin may add it: CONTRIBUTING.md, "A target", shows one in 80 lines'

@@ -39,6 +39,7 @@ from clika_ref.quantization.quantizing import (
     has_integer_bias,
     joined_constants,
     read_instead,
+    readers_of,
     scaled_values,
 )
 from clika_ref.quantization.scales import Scale
@@ -225,6 +226,7 @@ class _Making:
 
     def run(self) -> None:
         nodes = list(self.graph.nodes)
+        layers = {node for node in nodes if node.name in self.plan.weights}
         front = Builder(self.graph, {}, nodes[0] if nodes else None)
         for value, scale in self.plan.activations.items():
             self._add_scale(value, scale, front)
@@ -238,7 +240,7 @@ class _Making:
         joined = joined_constants(nodes, self.plan)
         for value, scale in scaled_values(self.graph, self.plan):
             before = front.before if value.producer is None else after[value.producer]
-            self._round(value, value.uses, value.name, scale, before)
+            self._round(value, readers_of(value, self.plan, layers), value.name, scale, before)
         for node, value, scale in joined:
             readers = [use for use in value.uses if use.user is node]
             self._round(value, readers, node.output.name, scale, node)

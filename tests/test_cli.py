@@ -275,7 +275,10 @@ def test_a_target_that_retired_says_so_and_names_no_distribution_to_install(run,
         assert "pip install" not in result.stderr
 
 
-@pytest.mark.parametrize(("given", "name"), [("trt", "tensorrt"), ("ov", "openvino"), ("ort", "onnxruntime")])
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("trt", "tensorrt"), ("ov", "openvino"), ("ort", "onnxruntime"), ("trt-llm", "tensorrt-llm")],
+)
 def test_a_short_name_is_one_of_our_targets(run, compiled, tmp_path, given, name):
     run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", given)
     settings = compiled.arguments["deployment_settings"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -198,18 +199,35 @@ def refuse_overflow(
     Raises:
         TargetError: something is not finite; the message names the first node that returns such a thing.
     """
-    first: list[str] = []
+    endless = {v for v, x in zip(graph.inputs, inputs, strict=True) if not _is_finite(x)}
+    overflowing, others = list[Node](), list[Node]()
 
     def look(node: Node, results: tuple[Tensor, ...]) -> None:
-        if not first and any(r.is_floating_point() and not bool(r.isfinite().all()) for r in results):
-            first.append(f"{node.op.name} ({node.name}) in {node.origin}")
+        odd = [v for v, x in zip(node.outputs, results, strict=True) if not _is_finite(x)]
+        if odd:
+            reads_endless = any(_is_endless(operand, endless) for operand in (*node.inputs, *node.attrs.values()))
+            (others if reads_endless else overflowing).append(node)  # as masks are not finite, and spoil nothing
+        endless.update(odd)
 
     with torch.no_grad():
         found, _ = interpret(graph, [t.clone() for t in inputs], look)
     for wanted, got in zip(expected(inputs), found, strict=True):
         if bool(wanted.isfinite().all()) and not bool(got.isfinite().all()):
+            first = (overflowing or others)[0]
             msg = (
                 f"{graph.name} is finite in float32, but not in half precision; the first node whose result is not "
-                f"finite is {first[0]}. bfloat16 (export_bf16=True) holds what float32 holds, float16 up to 65,504"
+                f"finite is {first.op.name} ({first.name}) in {first.origin}. bfloat16 (export_bf16=True) holds what "
+                "float32 holds, float16 up to 65,504"
             )
             raise TargetError(msg)
+
+
+def _is_finite(x: Tensor) -> bool:
+    return not x.is_floating_point() or bool(x.isfinite().all())
+
+
+def _is_endless(operand: Any, endless: Collection[Value]) -> bool:
+    """Whether what a node is given is infinite, or not a number, in some place."""
+    if not isinstance(operand, Value):
+        return isinstance(operand, float) and not math.isfinite(operand)
+    return operand in endless or (operand.data is not None and not _is_finite(operand.data))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from clika_ref.exporting.layer_check import first_broken_layer
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
 from clika_ref.quantization.calibration import sample_count
 from clika_ref.quantization.decision import decibels
-from clika_ref.quantization.energy import energy, missed
+from clika_ref.quantization.energy import energy, missed_by_sample
 from clika_ref.quantization_scheme import scheme_of
 
 MARGIN_DB = 0.5
@@ -28,6 +28,13 @@ FEWEST_SAMPLES = 16
 
 WIDE_MARGIN_DB = 3.0
 """Of so few, and of half precisions: a node that becomes several operators rounds more often there."""
+
+SCATTER = 2.0
+"""Standard errors of the mean up to which a difference may be one of the samples that were looked at, and of no other.
+
+In a model that makes much of little, each rounding changes all that follows: what an artifact and its graph miss then
+is alike over all samples, and differs from one to the next.
+"""
 
 
 def compare_quantized(
@@ -58,8 +65,9 @@ def compare_quantized(
     if any(node.is_random for node in graph.nodes):
         return "not compared: the model draws random numbers"
     noises = _noises(artifact, target, graph, examples, expected)
-    whole, samples = sum(noises.values(), _Noise()), sum(map(sample_count, examples))
-    margin = MARGIN_DB if samples >= FEWEST_SAMPLES and not _has_halves(graph) else WIDE_MARGIN_DB
+    whole, samples = _Noise.of_all(noises.values()), sum(map(sample_count, examples))
+    is_narrow = samples >= FEWEST_SAMPLES and not _has_halves(graph) and whole.is_beyond_chance(MARGIN_DB)
+    margin = MARGIN_DB if is_narrow else WIDE_MARGIN_DB
     problems = [_too_noisy(whole, margin)]
     problems += [
         f"{alone}, of its output {name!r}"
@@ -75,7 +83,7 @@ def compare_quantized(
         )
         raise TargetError(msg)
     told = f"{whole.by_artifact:.1f} dB over {samples} samples in {place_of(target)}, simulated {whole.by_graph:.1f} dB"
-    exactly = f", {decibels(whole.signal, whole.exact):.1f} dB without what it rounds as it multiplies"
+    exactly = f", {decibels(whole.signal, sum(whole.exact)):.1f} dB without what it rounds as it multiplies"
     return told + exactly * (whole.simulated != whole.exact)
 
 
@@ -102,9 +110,15 @@ def _noises(
             exact, _ = interpret(graph, [t.clone() for t in inputs])
             simulated = as_multiplied(graph, inputs, rounding) if rounding else exact
         found = runner(inputs)
+        samples = _samples([wanted[i] for i in noises], sample_count(inputs))
         for i, noise in noises.items():
-            noise.add(wanted[i], exact[i], simulated[i], found[i])
+            noise.add(wanted[i], exact[i], simulated[i], found[i], samples)
     return {f"{i}, {graph.outputs[i].name}": noise for i, noise in noises.items()}
+
+
+def _samples(outputs: Sequence[Tensor], count: int) -> int:
+    """Return in how many samples outputs may be taken apart along their first side; one where one of them has none."""
+    return count if count and all(x.ndim and x.shape[0] == count for x in outputs) else 1
 
 
 @dataclass
@@ -112,31 +126,47 @@ class _Noise:
     """Energies of an output, and of what is missed of it."""
 
     signal: float = 0.0
-    exact: float = 0.0
-    """By the graph."""
-    simulated: float = 0.0
+    exact: list[float] = field(default_factory=list[float])
+    """By the graph, of each sample."""
+    simulated: list[float] = field(default_factory=list[float])
     """By the graph, with what the runtime rounds as it multiplies."""
-    artifact: float = 0.0
+    artifact: list[float] = field(default_factory=list[float])
 
-    def add(self, wanted: Tensor, exact: Tensor, simulated: Tensor, found: Tensor) -> None:
-        """Count one more batch."""
+    @classmethod
+    def of_all(cls, noises: Iterable[_Noise]) -> _Noise:
+        """Return the noise of all outputs of the same samples together."""
+        every = [*noises]
+        missed = (
+            [float(sum(parts)) for parts in zip(*lists, strict=True)]
+            for lists in ([n.exact for n in every], [n.simulated for n in every], [n.artifact for n in every])
+        )
+        return cls(sum(n.signal for n in every), *missed)
+
+    def add(self, wanted: Tensor, exact: Tensor, simulated: Tensor, found: Tensor, samples: int) -> None:
+        """Count one more batch of so many samples."""
         self.signal += energy(wanted)
-        self.exact += missed(exact, wanted)
-        self.simulated += missed(simulated, wanted)
-        self.artifact += missed(found, wanted)
-
-    def __add__(self, other: _Noise) -> _Noise:
-        return _Noise(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        self.exact += missed_by_sample(exact, wanted, samples)
+        self.simulated += missed_by_sample(simulated, wanted, samples)
+        self.artifact += missed_by_sample(found, wanted, samples)
 
     @property
     def by_graph(self) -> float:
         """What is left of the signal in the graph, in dB."""
-        return decibels(self.signal, self.simulated)
+        return decibels(self.signal, sum(self.simulated))
 
     @property
     def by_artifact(self) -> float:
         """The same in the artifact."""
-        return decibels(self.signal, self.artifact)
+        return decibels(self.signal, sum(self.artifact))
+
+    def is_beyond_chance(self, margin: float) -> bool:
+        """Whether other samples, too, would miss more in the artifact than a margin allows, as far as these tell."""
+        allowed = 10 ** (margin / 10)
+        pairs = zip(self.artifact, self.simulated, strict=True)
+        excess = torch.tensor([found - allowed * planned for found, planned in pairs], dtype=torch.float64)
+        if len(excess) < 2:  # of which none says how others scatter
+            return True
+        return bool(excess.mean() > SCATTER * excess.std() / len(excess) ** 0.5)
 
 
 def _has_halves(graph: Graph) -> bool:

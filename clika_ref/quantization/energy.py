@@ -18,9 +18,12 @@ def energy(x: Tensor) -> float:
 
 def missed(found: Tensor, wanted: Tensor) -> float:
     """Return the energy of what an output misses of another one; where both are masked, or not a number, nothing."""
-    found, wanted = found.detach().double(), wanted.detach().double()
-    same = (found == wanted) | (found.isnan() & wanted.isnan()) | (_is_endless(found) & _is_endless(wanted))
-    return float((found - wanted).masked_fill(same, 0.0).square().sum())
+    return float(_differences(found, wanted).square().sum())
+
+
+def missed_by_sample(found: Tensor, wanted: Tensor, samples: int) -> list[float]:
+    """Return the same of each of so many equal parts along the first side."""
+    return _differences(found, wanted).square().reshape(samples, -1).sum(1).tolist()
 
 
 def missed_share(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
@@ -37,6 +40,12 @@ def mean_share(parts: Iterable[tuple[float, float]]) -> float:
 def bounded(x: Tensor) -> Tensor:
     """Return elements with 0 in place of what masks put there."""
     return x.masked_fill(_is_endless(x) | x.isnan(), 0.0)
+
+
+def _differences(found: Tensor, wanted: Tensor) -> Tensor:
+    found, wanted = found.detach().double(), wanted.detach().double()
+    same = (found == wanted) | (found.isnan() & wanted.isnan()) | (_is_endless(found) & _is_endless(wanted))
+    return (found - wanted).masked_fill(same, 0.0)
 
 
 def _is_endless(x: Tensor) -> Tensor:

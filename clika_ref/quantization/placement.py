@@ -15,6 +15,9 @@ from clika_ref.quantization_scheme import QuantizationScheme, Sums, absorbs
 COMPUTE = "compute"
 """The kind of trait of operators that multiply and add up, which is where integers save time."""
 
+FLOAT_LAYER = "float-layer"
+"""The kind of trait of those that do in float, whatever the target."""
+
 
 @dataclass
 class Placement:

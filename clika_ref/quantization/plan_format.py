@@ -32,6 +32,7 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "integer_bias": sorted(plan.scheme.integer_bias),
         "flat_bias": sorted(plan.scheme.flat_bias),
         "joined": sorted(plan.scheme.joined),
+        "is_all_or_none": plan.scheme.is_all_or_none,
         "scales": {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
         "layers": [*plan.weights],
         "rounded": [*plan.moved],
@@ -68,7 +69,8 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         activations, weights = (Integers(**document[kind]) for kind in ("activations", "weights"))
         biases, flat = (frozenset(map(str, document[kind])) for kind in ("integer_bias", "flat_bias"))
         joined = frozenset(map(str, document.get("joined", ())))
-        plan = Plan(QuantizationScheme(activations, weights, integer_bias=biases, flat_bias=flat, joined=joined))
+        scheme = QuantizationScheme(activations, weights, integer_bias=biases, flat_bias=flat, joined=joined)
+        plan = Plan(dataclasses.replace(scheme, is_all_or_none=bool(document.get("is_all_or_none", False))))
         plan.activations = {name: Scale(float(s), int(zero)) for name, (s, zero) in document["scales"].items()}
         plan.weights = {name: _channels(tensors[f"{WEIGHTS}.{name}"]) for name in document["layers"]}
         plan.moved = {name: _steps(tensors[f"{ROUNDED}.{name}"]) for name in document.get("rounded", ())}

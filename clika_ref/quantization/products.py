@@ -18,8 +18,10 @@ def products_of(node: Node, sides: Callable[[Any], Sequence[int]]) -> int:
     trait = node.op.trait
     if "equation" in node.attrs:
         return _of_equation(node.attrs["equation"], [sides(v) for v in node.inputs], sides(node.output))
-    if trait.matrices is not None:  # each vector that it reads meets all of its weights
-        return math.prod(sides(node.inputs[0])[:-1]) * sum(math.prod(sides(matrix)) for matrix in matrices_of(node))
+    if trait.matrices is not None:  # each vector that it reads meets all of its weights, or one matrix of each
+        met = slice(-2, None) if trait.is_picked else slice(None)
+        weights = sum(math.prod(sides(weight)[met]) for weight in matrices_of(node))
+        return math.prod(sides(node.inputs[0])[:-1]) * weights
     weight, axis = sides(node.inputs[trait.weight or 0]), trait.axis or 0
     if axis > 0:  # a transposed layer multiplies each element that it reads by all that its channel has
         return math.prod(sides(node.inputs[0])) * math.prod(weight[1:])

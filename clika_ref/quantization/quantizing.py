@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,10 +13,12 @@ from torch import Tensor
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.traits import SAME_SCALE
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.compressing import Compressed, compress_layer, rows_of
 from clika_ref.quantization.folded_norms import scales_now
 from clika_ref.quantization.layer_weights import bias_of, numbers_of, position_of, weight_of
+from clika_ref.quantization.placement import COMPUTE, FLOAT_LAYER
 from clika_ref.quantization.scales import Scale, quantized_bias
 from clika_ref.quantization_scheme import Integers, QuantizationScheme, adds_integer_bias
 
@@ -63,9 +65,10 @@ class Plan:
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
     """Put the integers of a plan into a graph, which keeps the float weights that nothing reads any more."""
     nodes = list(graph.nodes)
+    layers = {node for node in nodes if node.name in plan.weights}
     after = dict(zip(nodes, [*nodes[1:], None], strict=True))
     for node in nodes:
-        if node.name in plan.weights:
+        if node in layers:
             quantize_layer(graph, node, plan, operators)
         elif node.name in plan.compressed:
             held = plan.compressed[node.name]
@@ -73,7 +76,8 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
             compress_layer(graph, node, replace(held, scales=scales), operators)
     for value, scale in scaled_values(graph, plan):
         before = nodes[0] if value.producer is None else after[value.producer]
-        _insert_pair(graph, value, value.uses, scale, plan.scheme.activations, Builder(graph, operators, before))
+        readers = readers_of(value, plan, layers)
+        _insert_pair(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, before))
     for node, value, scale in joined_constants(nodes, plan):
         readers = [use for use in value.uses if use.user is node]
         _insert_pair(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, node))
@@ -93,6 +97,23 @@ def scaled_values(graph: Graph, plan: Plan) -> list[tuple[Value, Scale]]:
     """Return the values of a graph that become integers."""
     values = [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
     return [(v, plan.activations[v.name]) for v in values if v.name in plan.activations]
+
+
+def readers_of(value: Value, plan: Plan, layers: Container[Node]) -> list[Use]:
+    """Return who reads the integers of a value, given the layers that compute in such; others may read its floats."""
+    return [use for use in value.uses if not (plan.scheme.is_all_or_none and _reads_floats(use, plan, layers))]
+
+
+def _reads_floats(use: Use, plan: Plan, layers: Container[Node]) -> bool:
+    """Whether a layer or a join in float reads a value, or what is moved from it."""
+    node = use.user
+    if not isinstance(node, Node):
+        return False
+    if node.op.trait is SAME_SCALE:
+        return use.position == 0 and any(_reads_floats(u, plan, layers) for v in node.outputs for u in v.uses)
+    if node.kind in plan.scheme.joined:
+        return node.output.name not in plan.activations
+    return node.op.trait.kind in (COMPUTE, FLOAT_LAYER) and node not in layers
 
 
 def _insert_pair(  # noqa: PLR0917 - all of it is one pair

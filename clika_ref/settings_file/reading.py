@@ -20,7 +20,6 @@ from clika_ref.settings import (
     ClikaCompileOptions,
     DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_QNN,
-    DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TFLite,
     deployment_settings_named,
 )
@@ -30,7 +29,6 @@ from clika_ref.training_settings import TrainingSettings
 
 FRAMEWORKS: Mapping[str, type[BaseDeploymentSettings]] = {
     **{short: type(deployment_settings_named(name)) for short, name in SHORT_NAMES.items()},
-    "trt-llm": DeploymentSettings_TensorRT_LLM_ONNX,
     "tflite": DeploymentSettings_TFLite,
     "qnn": DeploymentSettings_QNN,
 }

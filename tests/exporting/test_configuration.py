@@ -183,6 +183,23 @@ def test_what_half_precision_cannot_hold_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_mask_of_infinities_is_not_what_half_precision_cannot_hold(tmp_path):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, keep):
+            scores = self.linear(x).masked_fill(~keep, float("-inf")).softmax(-1)
+            return (scores.exp() * 3000.0 * 400.0).relu() * 1e-5
+
+    inputs = torch.ones(2, 4), torch.tensor([True, False, True, True])
+    module = clika_compile(Masked().eval(), tracing_inputs=[inputs])
+    message = r"first node whose result is not finite is mul \(mul"
+    with pytest.raises(TargetError, match=message), export_configuration(export_fp16=True):
+        module.clika_export(tmp_path / "half.onnx")
+
+
 @pytest.mark.parametrize("factor", [1e5, 100_000])
 def test_a_number_that_half_precision_cannot_hold_is_multiplied_with_in_float32(factor, tmp_path):
     module = clika_compile(nn.Sequential(nn.Linear(4, 4), Scaled(factor)).eval(), tracing_inputs=[torch.ones(2, 4)])

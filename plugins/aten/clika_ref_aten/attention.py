@@ -13,6 +13,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
+from clika_ref_aten.float_layers import FLOAT_PRODUCT
 from clika_ref_aten.linear import factor
 from clika_ref_aten.reduction import is_any
 from clika_ref_aten.spatial import floor_divide
@@ -22,7 +23,7 @@ aten = torch.ops.aten
 MASKED = float("-inf")
 
 
-@operator(error=COMPOSE)
+@operator(error=COMPOSE, quant=FLOAT_PRODUCT)
 def scaled_dot_product_attention(
     x: Tensor,
     key: Tensor,

@@ -14,6 +14,7 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS
 from clika_ref_aten.elementwise import HALVES
+from clika_ref_aten.float_layers import FLOAT_PRODUCT
 from clika_ref_aten.indexing import broadcast_shape
 from clika_ref_aten.loss import MEAN, averaging, draw_reduction, is_number, reduced
 from clika_ref_aten.moving import quotient
@@ -146,7 +147,7 @@ def _(draw, s):
     return s.call(*_two(draw, s, rank=(0, 5), dtype=FLOATS[::2]), p=draw(s.choice(*ORDERS)))
 
 
-@operator(aten.cdist.default, error=COMPOSE)
+@operator(aten.cdist.default, error=COMPOSE, quant=FLOAT_PRODUCT)
 def cdist(x1: Tensor, x2: Tensor, *, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
     """``sum over m of (|x1[..., i, m] - x2[..., j, m]| ** p) ** (1 / p)`` in ``[..., i, j]``.
 

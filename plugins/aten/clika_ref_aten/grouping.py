@@ -10,11 +10,12 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
+from clika_ref_aten.float_layers import float_layer
 
 OFFSETS = (torch.int32, torch.int64)
 
 
-@operator(error=DOT)
+@operator(error=DOT, quant=float_layer(matrices=1, is_picked=True))
 def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """``x[ends[i - 1]:ends[i]] @ weight[i]``, one below the other: ``x[s, k]`` and ``weight[g, k, n]`` to ``[s, n]``.
 

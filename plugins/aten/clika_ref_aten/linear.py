@@ -10,7 +10,7 @@ from clika_ref.core.accuracy import DOT, EXACT, ulp
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import compute
 from clika_ref.core.types import TensorType
-from clika_ref_aten.float_layers import float_layer
+from clika_ref_aten.float_layers import FLOAT_PRODUCT, float_layer
 from clika_ref_aten.reduction import is_any
 
 aten = torch.ops.aten
@@ -167,7 +167,7 @@ def _samples_of_blends(x_rank, a_rank, b_rank):
     return sample
 
 
-@operator(aten.addmm.default, error=DOT)
+@operator(aten.addmm.default, error=DOT, quant=FLOAT_PRODUCT)
 def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta * x + alpha * (mat1[n, k] @ mat2[k, m])``, where ``x`` broadcasts to ``[n, m]``."""
     return torch.addmm(x, mat1, mat2, beta=beta, alpha=alpha)
@@ -186,7 +186,7 @@ addmm.types(_product_type)
 addmm.samples(_samples_of_blends(2, 2, 2))
 
 
-@operator(aten.baddbmm.default, error=DOT)
+@operator(aten.baddbmm.default, error=DOT, quant=FLOAT_PRODUCT)
 def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta * x + alpha * (batch1[b, n, k] @ batch2[b, k, m])``, where ``x`` broadcasts to ``[b, n, m]``."""
     return torch.baddbmm(x, batch1, batch2, beta=beta, alpha=alpha)
@@ -208,7 +208,7 @@ addmv.types(_product_type)
 addmv.samples(_samples_of_blends(1, 2, 1))
 
 
-@operator(aten.addbmm.default, error=DOT)
+@operator(aten.addbmm.default, error=DOT, quant=FLOAT_PRODUCT)
 def addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta * x + alpha * sum_b(batch1[b, n, k] @ batch2[b, k, m])``, where ``x`` broadcasts to ``[n, m]``."""
     return torch.addbmm(x, batch1, batch2, beta=beta, alpha=alpha)

@@ -82,6 +82,29 @@ def test_without_the_runtime_it_says_what_to_install(monkeypatch, tmp_path):
         OpenVino().load(Artifact(tmp_path / "model.onnx", "openvino", (), ()))
 
 
+def test_without_the_runtime_files_are_written_and_tables_say_what_to_install(monkeypatch, tmp_path):
+    settings = QuantizationSettings(automatic_skip_quantization=False)
+    module = clika_compile(
+        net(),
+        calibration_inputs=[X],
+        quantization_settings=settings,
+        deployment_settings=DeploymentSettings_OpenVINO_ONNX(),
+        logs_dir=tmp_path / "logs",
+    ).eval()
+    monkeypatch.setattr(module_of_target, "find_spec", lambda _: None)
+    module.clika_export(tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").exists()
+    message = "openvino is not installed; pip install openvino"
+    assert f"not compared: {message}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
+    (row,) = module.clika_compare_targets(DeploymentSettings_OpenVINO_ONNX()).rows
+    assert (row.missing, row.share, row.seconds, row.refusal) == (message, None, None, "")
+    assert row.layers == row.of_layers > 0
+    for call in (lambda: module.clika_export(tmp_path / "model.xml"), module.clika_explain):
+        with pytest.raises(TargetError, match=message):
+            call()
+    assert not (tmp_path / "model.xml").exists()
+
+
 def test_a_file_that_it_cannot_read_is_named(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"no model")

@@ -19,11 +19,18 @@ def precisions(path: Path, *, has_weights_alone: bool = False) -> dict[str, str]
     found_broken = violations(model, folder=path.parent, has_weights_alone=has_weights_alone)
     file = OnnxFile(model, folder=path.parent, has_weights_alone=has_weights_alone)
     broken = {v.node: v.message for v in found_broken}
-    found: dict[str, str] = {}
+    found, layers = dict[str, str](), set[str]()
     for node in file.nodes:
-        owner = node.name.rpartition("/")[0]
-        if found.get(owner) != INTEGERS and node.op_type not in (QUANTIZE, DEQUANTIZE, "Constant"):
-            found[owner] = _precision(file, node, broken.get(node.name, ""))
+        owner, is_layer = node.name.rpartition("/")[0], node.op_type in LAYERS
+        if node.op_type in (QUANTIZE, DEQUANTIZE, "Constant") or (owner in layers and not is_layer):
+            continue  # what multiplies says more than what moves its operands
+        precision = _precision(file, node, broken.get(node.name, ""))
+        if is_layer and owner not in layers:
+            found[owner] = precision
+            layers.add(owner)
+        # A layer runs in integers where all of it does, other nodes where anything does.
+        elif owner not in found or (found[owner] == INTEGERS) == is_layer:
+            found[owner] = precision
     return found
 
 

@@ -28,6 +28,7 @@ EXPLICIT = QuantizationScheme(
     sums=Sums(CONVOLUTIONS, of_two_rounded=False),
     joined=frozenset({"cat"}),
     undivided=TRANSPOSED,
+    is_all_or_none=True,
     weights_only=WeightsOnly(layers=PRODUCTS, bits=frozenset({4}), blocks={4: frozenset({64, 128})}),
 )
 """Integers only where a layer reads them; of a residual, only what is added to the result of a convolution."""

@@ -1,0 +1,63 @@
+"""How much an artifact may lose against its graph: no more than the samples that were looked at explain."""
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.core.errors import TargetError
+from clika_ref.core.execution import interpret
+from clika_ref.core.registry import load_registry
+from clika_ref.exporting.quantized_check import compare_quantized
+from clika_ref.simulation import quantized_graph
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+REGISTRY = load_registry()
+
+
+class Noisy:
+    """ONNX Runtime, but that it misses of each sample so many times what the graph does."""
+
+    def __init__(self, shares, wanted, found):
+        self.runtime = REGISTRY.targets["onnxruntime"]
+        self.result = wanted + (found - wanted) * torch.tensor(shares).sqrt().unsqueeze(1)
+
+    def __getattr__(self, name):
+        return getattr(self.runtime, name)
+
+    def load(self, artifact):
+        return lambda inputs: [self.result]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    torch.manual_seed(0)
+    module = clika_compile(
+        nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32)).eval(),
+        calibration_inputs=[X],
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    graph = quantized_graph(module.graph, module._clika_quantized.plan, REGISTRY.targets["onnxruntime"], REGISTRY)
+    return graph, interpret(module.graph, [X])[0][0]
+
+
+def compared(compiled, shares):
+    graph, wanted = compiled
+    target = Noisy(shares, wanted, interpret(graph, [X])[0][0])
+    return compare_quantized(None, target, graph, [[X]], lambda _: [wanted])
+
+
+def test_more_noise_by_the_chance_of_few_samples_is_none_of_the_artifact(compiled):
+    said = compared(compiled, [2.4, 0.3] * 8)
+    assert "dB over 16 samples in onnxruntime, simulated" in said
+
+
+def test_the_same_loss_on_each_sample_is_refused(compiled):
+    with pytest.raises(TargetError, match=r"runs the artifact at [\d.]+ dB where its graph has [\d.]+ dB, over 16"):
+        compared(compiled, [1.35] * 16)
+
+
+def test_a_single_sample_that_is_far_off_is_refused(compiled):
+    with pytest.raises(TargetError, match=r"runs the artifact at"):
+        compared(compiled, [1.0] * 15 + [40.0])
