@@ -169,7 +169,7 @@ class SavedModule(nn.Module):
         key = f"{prefix}_extra_state"
         if "_clika_graph" not in self.__dict__:
             if key not in state_dict:
-                self._require_graph()
+                raise _without_graph(key, state_dict)
             self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
         elif key in state_dict:
             self._take_state(state_dict[key])
@@ -255,6 +255,19 @@ class SavedModule(nn.Module):
         """Show how much there is inside."""
         graph = self.__dict__.get("_clika_graph")
         return "empty" if graph is None else f"{graph.name}: {len(graph)} nodes, {len(graph.constants)} constants"
+
+
+def _without_graph(key: str, state_dict: Mapping[str, Any]) -> ModelError:
+    """Return the error for a state dict from which an empty module cannot rebuild itself."""
+    found = next((name for name in state_dict if name.endswith(key)), None)
+    if found is None:
+        hint = "give the state dict of a ClikaModule; that of the original loads into a module that is compiled"
+    else:
+        hint = (
+            f"it has {found!r}: take {found.removesuffix(key)!r} off its names, as "
+            "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present does, or wrap this module likewise"
+        )
+    return ModelError(f"this ClikaModule is empty, and the state dict has no {key!r}, which holds the graph; {hint}")
 
 
 def _finder(registry: Registry) -> Callable[[str], Operator | None]:

@@ -152,6 +152,13 @@ def test_a_file_with_another_byte_is_refused_wherever_it_is(serialized):
         load(bytes(changed))
 
 
+@pytest.mark.parametrize("format", [rb'\"format\":0', rb'\"fprmat\":1'])
+def test_a_file_whose_format_is_altered_does_not_pass_for_one_without_a_digest(serialized, format):
+    assert serialized.count(rb'\"format\":1') == 1
+    with pytest.raises(ModelError, match="its digest is another one"):
+        load(serialized.replace(rb'\"format\":1', format))
+
+
 def test_a_newer_format_is_refused_with_what_to_do(serialized):
     newer = altered(serialized, lambda document: document.update(format=99))
     with pytest.raises(

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 import safetensors
 import torch
+import transformers
 from calibrated_nets import told
 from saved_nets import ALL, FEW_BITS, HERE, Convolutions, Tokens, batches, compiled, trained
 from torch import nn
@@ -92,6 +93,30 @@ def test_what_is_loaded_exports_the_same_bytes(case, tmp_path):
     for name, exported in (("before", module), ("after", again(module))):
         (tmp_path / name).mkdir()
         exported.clika_export(tmp_path / name / "model.onnx", inputs)
+    assert (tmp_path / "before/model.onnx").read_bytes() == (tmp_path / "after/model.onnx").read_bytes()
+
+
+class Positions(nn.Module):
+    """A sum that is gone before anything is written, whose name a sum of the written layer may bear."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = transformers.pytorch_utils.Conv1D(32, 32)
+
+    def forward(self, x):
+        return torch.relu(self.one(x)) * (torch.arange(32) + 1)
+
+
+def test_names_that_nothing_bears_any_more_make_no_difference_to_what_is_written(tmp_path):
+    module = clika_compile(
+        Positions().eval(),
+        calibration_inputs=[torch.randn(16, 32)],
+        quantization_settings=FEW_BITS,
+        deployment_settings=HERE,
+    )
+    for name, exported in (("before", module), ("after", again(module))):
+        (tmp_path / name).mkdir()
+        exported.clika_export(tmp_path / name / "model.onnx", torch.randn(4, 32))
     assert (tmp_path / "before/model.onnx").read_bytes() == (tmp_path / "after/model.onnx").read_bytes()
 
 

@@ -48,7 +48,7 @@ def packed(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> 
 def unpacked(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the document and the tensors of a file; nothing of it is executed.
 
-    A document without a format is older than digests, and has none.
+    What has neither a format nor a digest is older than these.
 
     Raises:
         ModelError: the bytes are no such file, are cut off, altered, or of a newer format; the message begins with
@@ -67,7 +67,7 @@ def unpacked(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         msg = f"it has format {found}, and this clika-ref reads up to {FORMAT}; update clika-ref"
         raise ModelError(msg)
     _refuse_other_length(table, data)
-    if found and metadata.get(DIGEST) != _digest(metadata[DOCUMENT], table, data):
+    if (found or DIGEST in metadata) and metadata.get(DIGEST) != _digest(metadata[DOCUMENT], table, data):
         msg = "it is not as it was written: its digest is another one; it was altered, or damaged on the way"
         raise ModelError(msg)
     try:
