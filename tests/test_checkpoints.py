@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import zlib
 
 import pytest
 import safetensors
@@ -24,6 +25,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.saving.container import unpacked
 
 CASES = {
     "float": (Convolutions, None, {}),
@@ -70,9 +72,7 @@ def stored(serialized):
     """Return the dtype of each tensor of a file, and its document."""
     length = int.from_bytes(serialized[:8], "little")
     header = json.loads(serialized[8 : 8 + length])
-    return {n: e["dtype"] for n, e in header.items() if n != "__metadata__"}, json.loads(
-        header["__metadata__"]["clika"]
-    )
+    return {n: e["dtype"] for n, e in header.items() if n != "__metadata__"}, unpacked(serialized)[0]
 
 
 # What is loaded
@@ -413,3 +413,5 @@ def test_safetensors_reads_the_file_by_itself(quantized, tmp_path):
     with safetensors.safe_open(tmp_path / "saved", framework="pt") as file:
         assert "stem.0.weight" in file.keys()  # noqa: SIM118 - no mapping
         assert file.get_tensor("stem.0.weight").dtype == torch.int8
+        document = json.loads(zlib.decompress(file.get_tensor("clika/document").numpy()))
+    assert document["graph"]["name"] == quantized.graph.name
