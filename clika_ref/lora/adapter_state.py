@@ -101,5 +101,5 @@ def adapter_config(graph: Graph) -> dict[str, Any]:
         "lora_dropout": attributes["dropout_rate"],
         "target_modules": [adapter.path for adapter in adapters],
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(adapter.has_columns for adapter in adapters),
     }
