@@ -10,6 +10,7 @@ import zlib
 import pytest
 import safetensors
 import torch
+import torchvision
 import transformers
 from calibrated_nets import told
 from saved_nets import ALL, FEW_BITS, HERE, Convolutions, Tokens, batches, compiled, trained
@@ -232,6 +233,22 @@ def test_a_file_is_hardly_larger_than_its_weights():
     assert sizes[False] <= 1.02 * (elements / 2 + elements / 16 * 4 + floats) + 200e3
 
 
+def test_a_deep_model_of_few_weights_takes_hardly_more_than_these():
+    torch.manual_seed(0)
+    module = clika_compile(
+        torchvision.models.mobilenet_v3_small().eval(),
+        calibration_inputs=[torch.randn(4, 3, 64, 64)],
+        quantization_settings=ALL,
+        deployment_settings=HERE,
+    )
+    serialized, plan = module.clika_serialize(), module._clika_quantized.plan
+    constants = unpacked(serialized)[0]["graph"]["constants"]
+    table = json.loads(serialized[8 : 8 + int.from_bytes(serialized[:8], "little")])
+    places = [table[name]["data_offsets"] for name in constants]
+    needed = sum(end - begin for begin, end in places) + sum(scales.nbytes for scales in plan.weights.values())
+    assert len(serialized) <= 1.02 * needed + 200e3
+
+
 # Training
 
 
@@ -356,6 +373,7 @@ def test_the_same_model_gives_the_same_bytes_in_every_process(tmp_path, request)
 
 SOURCE = """
 import torch
+import torchvision
 from torch import nn
 
 class Hidden(nn.Module):
