@@ -216,6 +216,15 @@ def test_documents_that_are_no_such_are_refused_and_never_run(serialized):
     assert 100 < refused < 300
 
 
+def test_steps_of_other_sizes_than_their_integers_are_refused_before_they_take_memory(serialized):
+    def changed(document):
+        held = next(iter(document["integers"].values()))
+        held["steps"].append(["moved", [10**6, 10**6], [1, 1]])
+
+    with pytest.raises(ModelError, match=r"the integers of .* are damaged: ValueError: a step is of sides \[1000000, 10"):
+        load(altered(serialized, changed))
+
+
 # What is not there
 
 
