@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.measuring import in_fresh_process, in_turn, processor_seconds, verdict
-from benchmarks.qat.steps import EVERY_LAYER, SUBJECTS
+from benchmarks.models import MODELS
+from benchmarks.qat import steps
 
 # isort: split
 import safetensors.torch
 import torch
+from torch import nn
 
 from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.core.registry import load_registry
@@ -30,7 +32,14 @@ FOUR_BITS = QuantizationSettings(
     weights_num_bits=4, prefer_weights_only_quantization=True, quantization_sensitivity_threshold=1e9
 )
 
-SETTINGS: Mapping[str, QuantizationSettings] = {"int8": EVERY_LAYER, "int4, weights only": FOUR_BITS}
+SETTINGS: Mapping[str, QuantizationSettings] = {"int8": steps.EVERY_LAYER, "int4, weights only": FOUR_BITS}
+
+DEEP = ("mobilenet_v3_large", "densenet121")
+"""Models of many layers with few weights each, of which graph, plan and ranges are a larger part."""
+
+SUBJECTS: Mapping[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = steps.SUBJECTS | {
+    name: lambda name=name: (MODELS[name]().make(), torch.randn(16, 3, 64, 64)) for name in DEEP
+}
 
 
 def needed_bytes(module: ClikaModule) -> int:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from benchmarks.traces import traced_graph
-from clika_ref.calling import compile_graph
+from clika_ref.fast_form import fast_form
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.program import ProgramImporter, TracedGraph
 from clika_ref.core.execution import interpret, to_fx
@@ -104,7 +104,7 @@ class _Timed:
 def _forms(graph: Graph, registry: Registry, watch: Stopwatch) -> None:
     watch("print", lambda: str(graph))
     watch("to FX", lambda: to_fx(graph))
-    watch("to FX and compiled", lambda: compile_graph(graph))
+    watch("to FX and compiled", lambda: fast_form(graph))
     document = watch("to JSON", lambda: json.loads(json.dumps(graph_to_json(graph))))
     tensors = {name: value.data for name, value in graph.constants.items() if value.data is not None}
     watch("from JSON", lambda: graph_from_json(document, registry.operators.get, tensors))

@@ -1,4 +1,4 @@
-"""How a compiled module is called: its forward under the original's signature, and its graph as a function."""
+"""How a compiled module is called: its forward under the original's signature."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from clika_ref.capture.origins import is_users
-from clika_ref.core.ir import Graph
-from clika_ref.fast_form import fast_form
-from clika_ref.weights import Weights, weight_places
 
 
 class Method(property):
@@ -40,9 +35,3 @@ def forward_under(signature: inspect.Signature) -> Callable[..., Any]:
     own = inspect.Parameter("clika_module", inspect.Parameter.POSITIONAL_ONLY)
     forward.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
     return forward
-
-
-def compile_graph(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return the fast form of a graph as a function of a module that holds its weights, and of its inputs."""
-    places, run = weight_places(graph), fast_form(graph)
-    return lambda module, *inputs: run(Weights(module, places), *inputs)

@@ -49,3 +49,8 @@ def is_deferred(value: Value) -> bool:
 def given(data: torch.Tensor, name: str) -> Value:
     """Return a constant of no graph, for a formula to follow from."""
     return Value(TensorType(data.dtype, tuple(data.shape)), name, data=data)
+
+
+def transposed(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight ``[inputs, outputs]`` with a row for each output, as that of a linear layer."""
+    return weight.T

@@ -13,7 +13,7 @@ import torch
 from clika_ref.adapted_module import AdaptedModule
 from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
-from clika_ref.calling import Method, compile_graph, forward_under, level_of_the_user
+from clika_ref.calling import Method, forward_under, level_of_the_user
 from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.inputs import pack
 from clika_ref.core.errors import ModelError
@@ -30,14 +30,12 @@ from clika_ref.exporting.export import ExportRequest, export, target_for
 from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.input_checks import check_inputs
-from clika_ref.lora.adapters import in_training
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX, Norms
 from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of
 from clika_ref.training_form import TrainingForm
-from clika_ref.training_graph import with_live_norms
 from clika_ref.weights import cast_weight
 
 PATTERN_LIMIT = 4096
@@ -59,11 +57,6 @@ class ClikaModule(AdaptedModule):
     quantization-aware training, in any loop.
     """
 
-    _clika_run: Callable[..., Sequence[torch.Tensor]]
-    _clika_dropping_run: Callable[..., Sequence[torch.Tensor]] | None
-    """The same in training mode, where adapters drop elements of what they read; None where none does."""
-    _clika_run_live: Callable[..., Sequence[torch.Tensor]]
-    """The same in training mode, with batch norms that normalize by the batch."""
     _clika_idle_dropouts = 0
     """How many were traced in eval mode, until training has warned of them."""
 
@@ -146,10 +139,6 @@ class ClikaModule(AdaptedModule):
         self._clika_accepted: set[Any] = set()
         elements = {s.side.name for s in graph.symbols.values() if s.side.dim is None}
         self._clika_numbers = [v.name in elements for v in graph.inputs]
-        self.__dict__["_clika_run"] = compile_graph(graph)
-        with_dropout = in_training(graph)
-        self.__dict__["_clika_dropping_run"] = None if with_dropout is graph else compile_graph(with_dropout)
-        self.__dict__["_clika_run_live"] = compile_graph(with_live_norms(with_dropout))
         self.__dict__["_clika_forward"] = forward_under(signature.parameters)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -168,9 +157,8 @@ class ClikaModule(AdaptedModule):
     def _results(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Compute the graph; quantized, with gradients in training mode, and else with the integers of its artifact."""
         if self._clika_quantized is None:
-            run = self._clika_dropping_run if self.training and self._clika_dropping_run else self._clika_run
-            is_live = self.training and self._clika_options.batch_norm == "live"
-            return (self._clika_run_live if is_live else run)(self, *inputs)
+            assert self._clika_float is not None
+            return self._clika_float(self, inputs, has_live_norms=self._clika_options.batch_norm == "live")
         if self.training:
             return self._trained()(self, inputs)
         return self._simulated()(self.graph, self._log_scales, inputs)

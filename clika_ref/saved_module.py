@@ -18,6 +18,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.distributed_settings import DistributedTrainingSettings
+from clika_ref.float_form import FloatForm
 from clika_ref.generic import find_operator, torchlib_operator
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.learned_scales import LEARNED, unlearned
@@ -42,9 +43,7 @@ from clika_ref.weights import (
 UNSAVED = frozenset(
     {
         "_clika_forward",
-        "_clika_run",
-        "_clika_dropping_run",
-        "_clika_run_live",
+        "_clika_float",
         "_clika_registry",
         "_clika_simulation",
         "_clika_training",
@@ -85,10 +84,12 @@ class SavedModule(nn.Module):
         self._clika_unread: Unread | None = None
         self._clika_simulation: Simulation | None = None
         self._clika_training: TrainingForm | None = None
+        self._clika_float: FloatForm | None = None
         self._clika_wanted: Wanted | None = None
         if graph is not None and signature is not None:
             register_weights(self, graph, persistent)
             self._install(graph, signature)
+            self.clika_adopt(None, None)
 
     def clika_adopt(
         self, quantized: Quantized | None, calibration: Calibration | None, wanted: Wanted | None = None
@@ -99,7 +100,13 @@ class SavedModule(nn.Module):
         """
         self._clika_quantized, self._clika_calibration, self._clika_wanted = quantized, calibration, wanted
         self._clika_simulation = self._clika_training = None
+        self._compute_in_float()
         hold_parameters(self, LEARNED, unlearned(quantized.plan) if quantized is not None else {})
+
+    def _compute_in_float(self) -> None:
+        """Make at once what a module computes that is not quantized: a tracer, of which the next call may be, cannot."""
+        if self._clika_quantized is None and self._clika_float is None:
+            self._clika_float = FloatForm(self._clika_graph)
 
     @property
     def _log_scales(self) -> dict[str, nn.Parameter]:
@@ -114,6 +121,7 @@ class SavedModule(nn.Module):
         """Take a graph whose weights are registered."""
         self._clika_graph = graph
         self._clika_signature = signature
+        self._clika_float = None
 
     def _exchange(self, graph: Graph) -> None:
         """Take another graph of the same inputs and outputs in place of this one, with its weights, in float."""
@@ -169,7 +177,7 @@ class SavedModule(nn.Module):
         key = f"{prefix}_extra_state"
         if "_clika_graph" not in self.__dict__:
             if key not in state_dict:
-                self._require_graph()
+                raise _without_graph(key, state_dict)
             self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
         elif key in state_dict:
             self._take_state(state_dict[key])
@@ -246,15 +254,30 @@ class SavedModule(nn.Module):
         super().__setstate__(state)
         self._clika_registry = self._clika_calibration = self._clika_unfinished = self._clika_unread = None
         self._clika_simulation = self._clika_training = self._clika_wanted = self._clika_distributed = None
+        self._clika_float = None
         if text is not None:
             document = json.loads(text)
             graph = graph_from_json(document["graph"], _finder(load_registry()), named_tensors(self))
             self._install(graph, signature_from_json(document["signature"]))
+            self._compute_in_float()
 
     def extra_repr(self) -> str:
         """Show how much there is inside."""
         graph = self.__dict__.get("_clika_graph")
         return "empty" if graph is None else f"{graph.name}: {len(graph)} nodes, {len(graph.constants)} constants"
+
+
+def _without_graph(key: str, state_dict: Mapping[str, Any]) -> ModelError:
+    """Return the error for a state dict from which an empty module cannot rebuild itself."""
+    found = next((name for name in state_dict if name.endswith(key)), None)
+    if found is None:
+        hint = "give the state dict of a ClikaModule; that of the original loads into a module that is compiled"
+    else:
+        hint = (
+            f"it has {found!r}: take {found.removesuffix(key)!r} off its names, as "
+            "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present does, or wrap this module likewise"
+        )
+    return ModelError(f"this ClikaModule is empty, and the state dict has no {key!r}, which holds the graph; {hint}")
 
 
 def _finder(registry: Registry) -> Callable[[str], Operator | None]:

@@ -152,8 +152,18 @@ def test_a_file_with_another_byte_is_refused_wherever_it_is(serialized):
         load(bytes(changed))
 
 
-def test_a_newer_format_is_refused_with_what_to_do(serialized):
-    newer = altered(serialized, lambda document: document.update(format=99))
+@pytest.mark.parametrize("other", [rb"\"format\":0", rb"\"fprmat\":%d" % container.FORMAT])
+def test_a_file_whose_format_is_altered_does_not_pass_for_one_without_a_digest(serialized, other):
+    own = rb"\"format\":%d" % container.FORMAT
+    assert serialized.count(own) == 1
+    with pytest.raises(ModelError, match="its digest is another one"):
+        load(serialized.replace(own, other))
+
+
+def test_a_newer_format_is_refused_with_what_to_do(serialized, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(container, "FORMAT", 99)
+        newer = altered(serialized, lambda document: None)
     with pytest.raises(
         ModelError, match=rf"it has format 99, and this clika-ref reads up to {container.FORMAT}; update"
     ):
@@ -204,6 +214,17 @@ def test_documents_that_are_no_such_are_refused_and_never_run(serialized):
             continue
         refused += 1
     assert 100 < refused < 300
+
+
+def test_steps_of_other_sizes_than_their_integers_are_refused_before_they_take_memory(serialized):
+    def changed(document):
+        held = next(iter(document["integers"].values()))
+        held["steps"].append(["moved", [10**6, 10**6], [1, 1]])
+
+    with pytest.raises(
+        ModelError, match=r"the integers of .* are damaged: ValueError: a step is of sides \[1000000, 10"
+    ):
+        load(altered(serialized, changed))
 
 
 # What is not there

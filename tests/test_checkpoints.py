@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 import textwrap
+import zlib
 
 import pytest
 import safetensors
 import torch
+import torchvision
+import transformers
 from calibrated_nets import told
 from saved_nets import ALL, FEW_BITS, HERE, Convolutions, Tokens, batches, compiled, trained
 from torch import nn
@@ -23,6 +26,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.saving.container import unpacked
 
 CASES = {
     "float": (Convolutions, None, {}),
@@ -69,9 +73,7 @@ def stored(serialized):
     """Return the dtype of each tensor of a file, and its document."""
     length = int.from_bytes(serialized[:8], "little")
     header = json.loads(serialized[8 : 8 + length])
-    return {n: e["dtype"] for n, e in header.items() if n != "__metadata__"}, json.loads(
-        header["__metadata__"]["clika"]
-    )
+    return {n: e["dtype"] for n, e in header.items() if n != "__metadata__"}, unpacked(serialized)[0]
 
 
 # What is loaded
@@ -92,6 +94,30 @@ def test_what_is_loaded_exports_the_same_bytes(case, tmp_path):
     for name, exported in (("before", module), ("after", again(module))):
         (tmp_path / name).mkdir()
         exported.clika_export(tmp_path / name / "model.onnx", inputs)
+    assert (tmp_path / "before/model.onnx").read_bytes() == (tmp_path / "after/model.onnx").read_bytes()
+
+
+class Positions(nn.Module):
+    """A sum that is gone before anything is written, whose name a sum of the written layer may bear."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = transformers.pytorch_utils.Conv1D(32, 32)
+
+    def forward(self, x):
+        return torch.relu(self.one(x)) * (torch.arange(32) + 1)
+
+
+def test_names_that_nothing_bears_any_more_make_no_difference_to_what_is_written(tmp_path):
+    module = clika_compile(
+        Positions().eval(),
+        calibration_inputs=[torch.randn(16, 32)],
+        quantization_settings=FEW_BITS,
+        deployment_settings=HERE,
+    )
+    for name, exported in (("before", module), ("after", again(module))):
+        (tmp_path / name).mkdir()
+        exported.clika_export(tmp_path / name / "model.onnx", torch.randn(4, 32))
     assert (tmp_path / "before/model.onnx").read_bytes() == (tmp_path / "after/model.onnx").read_bytes()
 
 
@@ -205,6 +231,22 @@ def test_a_file_is_hardly_larger_than_its_weights():
     elements, floats = 2 * 512 * 1024, 4 * (512 + 1024)
     assert sizes[True] <= 1.02 * (elements + 2 * floats) + 200e3  # a scale for each bias
     assert sizes[False] <= 1.02 * (elements / 2 + elements / 16 * 4 + floats) + 200e3
+
+
+def test_a_deep_model_of_few_weights_takes_hardly_more_than_these():
+    torch.manual_seed(0)
+    module = clika_compile(
+        torchvision.models.mobilenet_v3_small().eval(),
+        calibration_inputs=[torch.randn(4, 3, 64, 64)],
+        quantization_settings=ALL,
+        deployment_settings=HERE,
+    )
+    serialized, plan = module.clika_serialize(), module._clika_quantized.plan
+    constants = unpacked(serialized)[0]["graph"]["constants"]
+    table = json.loads(serialized[8 : 8 + int.from_bytes(serialized[:8], "little")])
+    places = [table[name]["data_offsets"] for name in constants]
+    needed = sum(end - begin for begin, end in places) + sum(scales.nbytes for scales in plan.weights.values())
+    assert len(serialized) <= 1.02 * needed + 200e3
 
 
 # Training
@@ -331,6 +373,7 @@ def test_the_same_model_gives_the_same_bytes_in_every_process(tmp_path, request)
 
 SOURCE = """
 import torch
+import torchvision
 from torch import nn
 
 class Hidden(nn.Module):
@@ -388,3 +431,5 @@ def test_safetensors_reads_the_file_by_itself(quantized, tmp_path):
     with safetensors.safe_open(tmp_path / "saved", framework="pt") as file:
         assert "stem.0.weight" in file.keys()  # noqa: SIM118 - no mapping
         assert file.get_tensor("stem.0.weight").dtype == torch.int8
+        document = json.loads(zlib.decompress(file.get_tensor("clika/document").numpy()))
+    assert document["graph"]["name"] == quantized.graph.name

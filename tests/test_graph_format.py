@@ -74,6 +74,12 @@ def test_unknown_forms_are_refused(item):
         decode(item)
 
 
+@pytest.mark.parametrize("power", [["Pow", 10, ["Pow", 10, 10]], ["Pow", "n", 10**9]], ids=["numbers", "a size"])
+def test_powers_that_would_take_forever_are_refused(power):
+    with pytest.raises(ModelError, match=r"a saved size expression is a power 10.* of (10|n), which no model has"):
+        decode({"expr": power})
+
+
 @pytest.mark.parametrize("text", ["__import__('os').system('true')", "eval", "S"])
 def test_names_in_expressions_are_symbols_and_never_code(text):
     expr = decode({"expr": ["Add", text, 1]})

@@ -100,7 +100,7 @@ def test_a_rebuilt_module_trains_what_the_saved_one_trained():
 
 
 def test_an_empty_module_says_what_to_do(x):
-    for use in (lambda m: m(x), lambda m: m.graph, lambda m: m.load_state_dict({}), lambda m: m.clika_export("a.onnx")):
+    for use in (lambda m: m(x), lambda m: m.graph, lambda m: m.clika_export("a.onnx")):
         with pytest.raises(ModelError, match="this ClikaModule is empty; compile a model, or load a state_dict that a"):
             use(ClikaModule())
     assert "empty" in repr(ClikaModule())
@@ -272,6 +272,28 @@ def test_a_part_of_another_module_loads_the_state_of_the_original(original, modu
             parameter.mul_(2)
     whole.load_state_dict(nn.Sequential(nn.Identity(), other).state_dict())
     torch.testing.assert_close(whole(x), other(x))
+
+
+@pytest.mark.parametrize(
+    ("renamed", "hint"),
+    [
+        (
+            lambda n: f"module.{n}",
+            r"it has 'module._extra_state': take 'module.' off its names, as torch.nn.modules.util",
+        ),
+        (
+            lambda n: n.replace("_extra_state", "other"),
+            "give the state dict of a ClikaModule; that of the original loads",
+        ),
+    ],
+    ids=["by DistributedDataParallel", "of the original"],
+)
+def test_a_state_dict_without_a_graph_says_where_it_is(module, renamed, hint):
+    state = {renamed(name): tensor for name, tensor in module.state_dict().items()}
+    with pytest.raises(
+        ModelError, match=rf"empty, and the state dict has no '_extra_state', which holds the.*; {hint}"
+    ):
+        ClikaModule().load_state_dict(state)
 
 
 def test_an_empty_part_of_another_module_takes_its_graph_from_the_state(module, x):

@@ -325,7 +325,10 @@ class Graph:
         self.constants = used
 
     def clone(self, outputs: Sequence[Value] | None = None) -> Graph:
-        """Return an independent graph that shares the tensors of its constants, with all outputs or only these."""
+        """Return an independent graph that shares the tensors of its constants, with all outputs or only these.
+
+        Names that nothing bears any more are free in it: what becomes of a graph does not depend on what it once was.
+        """
         copy = Graph(self.name)
         copy.symbols, copy.guards, copy.aliases = dict(self.symbols), list(self.guards), dict(self.aliases)
         mapping = {value: copy.add_input(value.type, value.name) for value in self.inputs}
@@ -336,7 +339,7 @@ class Graph:
             twin = Node(node.op, inputs, node.attrs, node.origin)
             copy.insert(twin, [v.type for v in node.outputs], None, [v.name for v in node.outputs])
             mapping.update(zip(node.outputs, twin.outputs, strict=True))
-        copy._names = dict(self._names)
+        copy._names = dict.fromkeys(copy._names | copy.constants, 0)
         for value in self.outputs if outputs is None else outputs:
             copy.add_output(mapping[value])
         for name, value in self.state.items():

@@ -41,22 +41,23 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
     """Take over matrices, as `adapter_state` and other tools name them.
 
     Raises:
-        ModelError: one is missing, is of no adapter, or has another shape; all are named, and nothing is taken over.
+        ModelError: one is missing, is of no adapter, is there twice, or has another shape; all are named, and nothing is
+            taken over.
     """
-    own, found = _matrices(graph), dict[str, Tensor]()
+    if not isinstance(state, Mapping):
+        msg = (
+            f"state_dict is a {type(state).__name__}; give matrices by their names, as safetensors.torch.load_file does"
+        )
+        raise ModelError(msg)
+    own, found, seen = _matrices(graph), dict[str, Tensor](), set[str]()
     problems: list[str] = []
     for key, tensor in state.items():
-        match = KEY.fullmatch(key)
-        name = f"{match['path']}.lora_{match['which']}.weight" if match else ""
-        if name not in own:
-            problems.append(f"{key!r} is the matrix of no adapter")
-        elif tensor.shape != own[name].type.shape:
-            sides = ["x".join(map(str, shape)) for shape in (tensor.shape, own[name].type.shape)]
-            problems.append(f"{key!r} is {sides[0]}, and the adapter's is {sides[1]}")
-        else:
-            found[name] = tensor
-    named = " ".join(problems)
-    problems += [f"{WRAPPED}{name} is missing" for name in own if name not in found and name not in named]
+        name = _name_of(key)
+        problem = _misfit(tensor, own[name], is_second=name in seen) if name in own else "is the matrix of no adapter"
+        problems += [f"{key!r} {problem}"] if problem else []
+        found[name] = tensor
+        seen.add(name)
+    problems += [f"{WRAPPED}{name} is missing" for name in own if name not in seen]
     if problems:
         shown = "\n".join(f"  {problem}" for problem in problems)
         msg = (
@@ -68,6 +69,24 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
         data = own[name].data
         assert data is not None
         data.copy_(tensor)
+
+
+def _name_of(key: object) -> str:
+    """Return how a matrix is called here; nothing where a key names none."""
+    match = KEY.fullmatch(key) if isinstance(key, str) else None
+    return f"{match['path']}.lora_{match['which']}.weight" if match else ""
+
+
+def _misfit(tensor: object, own: Value, *, is_second: bool) -> str:
+    """Say why a tensor cannot become a matrix of an adapter; nothing where it can."""
+    if is_second:
+        return "is the same matrix of a second adapter; load one adapter at a time"
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        return f"is {tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__}, and no tensor of floats"
+    if tensor.shape != own.type.shape:
+        sides = ["x".join(map(str, shape)) for shape in (tensor.shape, own.type.shape)]
+        return f"is {sides[0]}, and the adapter's is {sides[1]}"
+    return ""
 
 
 def adapter_config(graph: Graph) -> dict[str, Any]:
@@ -84,5 +103,5 @@ def adapter_config(graph: Graph) -> dict[str, Any]:
         "lora_dropout": attributes["dropout_rate"],
         "target_modules": [adapter.path for adapter in adapters],
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(adapter.has_columns for adapter in adapters),
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.pruning.masks import masked_by
-from clika_ref.quantization.layer_weights import groups_of, is_own, weight_of
+from clika_ref.quantization.layer_weights import groups_of, is_own, position_of
 
 SCOPE = "clika.adapters"
 """Where adapters are among the parameters of a module."""
@@ -19,7 +19,13 @@ PREFIX = f"{SCOPE}."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 """What follows the path of a layer in the names of the two matrices, as users of the method call them."""
 
-BESIDE = {"linear": "lora_linear", **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "lora_convolution")}
+PRODUCT = "addmm"
+"""``bias + x @ weight``, a linear layer whose weight has a column for each output, as in GPT-2."""
+
+BESIDE = {
+    **dict.fromkeys(("linear", PRODUCT), "lora_linear"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "lora_convolution"),
+}
 """By the operator of a layer, that of an adapter beside it."""
 
 
@@ -56,6 +62,11 @@ class Adapter:
         """Whether a layer reads the weight through a mask, which a sum would fill."""
         return any(weight_of(layer) is not self.weight for layer in self.layers)
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether the weight has a column for each output, and not a row."""
+        return has_columns(self.layers[0])
+
 
 def adapters_of(graph: Graph) -> list[Adapter]:
     """Return the adapters of a graph of a module, in order."""
@@ -82,6 +93,30 @@ def layer_beside(node: Node) -> Node:
     return producer
 
 
+def input_of(layer: Node) -> Value:
+    """Return what a layer reads, and so its adapter."""
+    x = layer.inputs[1 if has_columns(layer) else 0]
+    assert isinstance(x, Value)
+    return x
+
+
+def place_of_weight(layer: Node) -> int:
+    """Return the position of the weight among the operands of a layer."""
+    return 2 if has_columns(layer) else position_of(layer)
+
+
+def weight_of(layer: Node) -> Value:
+    """Return the weight of a layer."""
+    weight = layer.inputs[place_of_weight(layer)]
+    assert isinstance(weight, Value)
+    return weight
+
+
+def has_columns(layer: Node) -> bool:
+    """Whether the weight of a layer has a column for each output, and not a row."""
+    return layer.kind == PRODUCT
+
+
 def is_adapter(name: str) -> bool:
     """Whether a parameter is a matrix of an adapter."""
     return name.startswith(PREFIX)
@@ -89,31 +124,34 @@ def is_adapter(name: str) -> bool:
 
 def adaptable_weight(graph: Graph, node: Node) -> Value | None:
     """Return the parameter of a layer that an adapter can stand beside; None of any other node."""
-    if node.kind not in BESIDE:
+    if node.kind not in BESIDE or (node.kind == PRODUCT and node.attrs["alpha"] != 1):
         return None
     parameter, _ = masked_by(weight_of(node))
     is_float = parameter.type.dtype.is_floating_point and parameter.type.rank > 1
     return parameter if is_float and is_own(graph, parameter) else None
 
 
-def merged_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int) -> Tensor:
+def merged_weight(  # noqa: PLR0913 - three tensors, and what they are
+    weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int, has_columns: bool
+) -> Tensor:
     """Return ``weight + alpha / r * up @ down``, for each group by itself.
 
     Args:
-        weight: ``[outputs, inputs / groups, ...]``.
+        weight: ``[outputs, inputs / groups, ...]``, or ``[inputs, outputs]``.
         down: ``[groups * r, inputs / groups, ...]``.
         up: ``[outputs, r]``, with further sides of 1.
         alpha: of the adapter.
         groups: of the layer.
+        has_columns: whether the weight has a column for each output.
     """
     rank = up.shape[1]
-    product = up.reshape(groups, -1, rank) @ down.reshape(groups, rank, -1)
-    return weight + (product * (alpha / rank)).reshape(weight.shape)
+    product = (up.reshape(groups, -1, rank) @ down.reshape(groups, rank, -1)) * (alpha / rank)
+    return weight + (product[0].T if has_columns else product.reshape(weight.shape))
 
 
 def arguments_of_merging(adapter: Adapter, layer: Node) -> dict[str, Any]:
     """Return the arguments of `merged_weight` that are no tensors."""
-    return {"alpha": adapter.attributes["alpha"], "groups": groups_of(layer)}
+    return {"alpha": adapter.attributes["alpha"], "groups": groups_of(layer), "has_columns": has_columns(layer)}
 
 
 def in_training(graph: Graph) -> Graph:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.lora.adapters import BESIDE, DOWN, PREFIX, UP, adapters_of
+from clika_ref.lora.adapters import BESIDE, DOWN, PREFIX, UP, adapters_of, has_columns, input_of, weight_of
 from clika_ref.lora.choosing import ARGUMENT, chosen_layers
 from clika_ref.lora.report import COLUMNS, Adapted, adapted
 from clika_ref.lora_settings import LoraSettings
-from clika_ref.quantization.layer_weights import groups_of, weight_of
+from clika_ref.quantization.layer_weights import groups_of
 from clika_ref.quantization.quantizing import read_instead
 from clika_ref.reporting.log import CompilationLog
 
@@ -78,7 +78,8 @@ def _attributes(settings: LoraSettings) -> dict[str, Any]:
 def _matrices_of(graph: Graph, weight: Value, layer: Node, rank: int) -> tuple[Value, Value]:
     """Return the parameters of a new adapter of a weight."""
     path = PREFIX + _path(graph, weight, layer)
-    down, up = _matrices(weight, rank, groups_of(layer))
+    sides = weight.type.shape[::-1] if has_columns(layer) else weight.type.shape
+    down, up = _matrices(weight, sides, rank, groups_of(layer))
     return graph.add_constant(nn.Parameter(down), path + DOWN), graph.add_constant(nn.Parameter(up), path + UP)
 
 
@@ -102,7 +103,7 @@ def put_beside(  # noqa: PLR0917 - all of it is one node
     """
     operation, result = operators[BESIDE[layer.kind]], layer.output
     own = {name: layer.attrs[name] for name in OF_CONVOLUTIONS if name in layer.attrs}
-    call = operation.call(result, layer.inputs[0], *matrices, **own, **attrs)
+    call = operation.call(result, input_of(layer), *matrices, **own, **attrs)
     readers = result.uses
     node = Node(operation, call.operands, call.attrs, layer.origin)
     graph.insert(node, [result.type], following, [f"{result.name}_adapted"])
@@ -119,9 +120,16 @@ def _path(graph: Graph, weight: Value, layer: Node) -> str:
 
 
 @torch.inference_mode(mode=False)
-def _matrices(weight: Value, rank: int, groups: int) -> tuple[Tensor, Tensor]:
-    """Return ``down`` as PyTorch draws the weight of such a layer, and ``up`` of zeros."""
-    outputs, *rest = map(int, weight.type.shape)
+def _matrices(weight: Value, sides: Sequence[Any], rank: int, groups: int) -> tuple[Tensor, Tensor]:
+    """Return ``down`` as PyTorch draws the weight of such a layer, and ``up`` of zeros.
+
+    Args:
+        weight: of the layer.
+        sides: its sides, outputs first.
+        rank: of the adapter.
+        groups: of the layer.
+    """
+    outputs, *rest = map(int, sides)
     assert weight.data is not None
     like = {"dtype": weight.data.dtype, "device": weight.data.device}
     down = nn.init.kaiming_uniform_(torch.empty(groups * rank, *rest, **like), a=math.sqrt(5))  # as nn.Linear does

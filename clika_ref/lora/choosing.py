@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.lora.adapters import adaptable_weight
+from clika_ref.lora.adapters import adaptable_weight, has_columns
 from clika_ref.lora_settings import LoraSettings
 from clika_ref.quantization.layer_weights import groups_of
 from clika_ref.quantization.layers import NEAR, WILDCARDS
@@ -32,6 +32,7 @@ def chosen_layers(graph: Graph, settings: LoraSettings) -> dict[Value, list[Node
         weight = adaptable_weight(graph, node)
         if weight is not None:
             layers.setdefault(weight, []).append(node)
+    layers = {w: nodes for w, nodes in layers.items() if len({has_columns(node) for node in nodes}) == 1}
     found: dict[Value, list[Node]] = {}
     for key in settings.target_layers:
         named = {w: nodes for w, nodes in layers.items() if any(_is_named(node, key) for node in nodes)}

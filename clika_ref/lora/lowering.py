@@ -14,13 +14,19 @@ from typing import Any
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.formulas import Formula
-from clika_ref.lora.adapters import BESIDE, Adapter, adapters_of, arguments_of_merging, merged_weight
+from clika_ref.formulas import Formula, transposed
+from clika_ref.lora.adapters import (
+    BESIDE,
+    Adapter,
+    adapters_of,
+    arguments_of_merging,
+    merged_weight,
+    place_of_weight,
+)
 from clika_ref.lora.attaching import put_beside
 from clika_ref.norm_folding import folded_weight
 from clika_ref.pruning.masks import PREFIX as MASKS
 from clika_ref.quantization.factors import scaled_along, times
-from clika_ref.quantization.layer_weights import position_of
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def _merge(graph: Graph, adapter: Adapter) -> None:
     made = Formula(merged_weight, (weight, adapter.down, adapter.up), arguments)
     merged = graph.add_constant(made, weight.name, weight.type)
     for layer in layers:
-        graph.set_input(layer, position_of(layer), merged)
+        graph.set_input(layer, place_of_weight(layer), merged)
 
 
 def restore_beside(graph: Graph, aside: Sequence[SetAside], operators: Mapping[str, Operator]) -> list[Node]:
@@ -82,7 +88,7 @@ def restore_beside(graph: Graph, aside: Sequence[SetAside], operators: Mapping[s
     known, found = {adapter.weight: adapter for adapter in aside}, dict[str, list[Node]]()
     nodes = list(graph.nodes)
     for layer, following in zip(nodes, [*nodes[1:], None], strict=True):
-        weight = layer.inputs[position_of(layer)] if layer.kind in BESIDE else None
+        weight = layer.inputs[place_of_weight(layer)] if layer.kind in BESIDE else None
         root, steps = _made_of(weight)
         if root in known:
             down, up = _followed(graph, known[root], steps)
@@ -129,7 +135,7 @@ def _followed(graph: Graph, adapter: SetAside, steps: Sequence[Formula]) -> tupl
             down = _after(down, formula)
         elif formula.function is folded_weight or (formula.function is scaled_along and arguments["axis"] == 0):
             up = _after(up, formula)
-        elif not _is_mask(formula.sources):
+        elif formula.function is not transposed and not _is_mask(formula.sources):
             name = getattr(formula.function, "__name__", repr(formula.function))
             msg = (
                 f"an adapter cannot stay beside the layers of {adapter.weight!r} in {adapter.origin}: a pass has made "

@@ -15,12 +15,10 @@ from clika_ref.core.ir import Graph
 from clika_ref.quantization.calibration import Calibration, Reservoir
 from clika_ref.quantization.histogram import BINS
 from clika_ref.quantization.ranges import RangeTable
+from clika_ref.saving.deflating import deflated, inflated
 
-COUNTS, INPUTS = "counts", "inputs"
-"""What tensors are: counts of all values, and ``inputs.<batch>.<input>``."""
-
-THOROUGH = 9
-"""The level of compression, of which the highest is quick enough: most counts are 0."""
+COUNTS, PLANES, INPUTS = "counts", "planes of counts", "inputs"
+"""What tensors are: counts of all values, before format 2 of files and since then, and ``inputs.<batch>.<input>``."""
 
 
 def calibration_to_json(
@@ -34,7 +32,7 @@ def calibration_to_json(
         keeps_inputs: whether inputs are kept as well, by which other targets are decided for.
     """
     ranges, tensors = calibration.table.saved()
-    tensors[COUNTS] = _squeezed(tensors[COUNTS])
+    tensors[PLANES] = _squeezed(tensors.pop(COUNTS))
     document = {"model": calibration.model, "ranges": ranges, "inputs": None}
     if keeps_inputs:
         kept = calibration.reservoir
@@ -57,7 +55,7 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
         ModelError: it is damaged.
     """
     try:
-        counts = _unsqueezed(tensors[COUNTS], len(document["ranges"]["values"]))
+        counts = _unsqueezed(tensors, len(document["ranges"]["values"]))
         table = RangeTable.read(document["ranges"], {**tensors, COUNTS: counts}, "the saved calibration")
         found = Calibration(graph, table, model=str(document["model"]))
         if document["inputs"] is not None:
@@ -76,18 +74,24 @@ def _batch(tensors: Mapping[str, Tensor], number: int, count: int) -> list[Tenso
 
 
 def _squeezed(counts: Tensor) -> Tensor:
-    """Return ``int64[values, bins]`` as ``uint8[bytes]``: where few elements were seen, most of its bytes are 0."""
-    return torch.frombuffer(bytearray(zlib.compress(counts.numpy().tobytes(), THOROUGH)), dtype=torch.uint8)
+    """Return ``int64[values, bins]`` as ``uint8[bytes]``: first the lowest byte of all counts; others are mostly 0."""
+    return deflated(_bytes_of(counts).T.contiguous().numpy().tobytes())
 
 
-def _unsqueezed(squeezed: Tensor, values: int) -> Tensor:
-    """Return what `_squeezed` was given, and never more than so many values take."""
-    size = values * 2 * BINS * torch.int64.itemsize
-    found = zlib.decompressobj().decompress(squeezed.numpy().tobytes(), size + 1)
+def _unsqueezed(tensors: Mapping[str, Tensor], values: int) -> Tensor:
+    """Return the counts of so many values, and never more than these take."""
+    size, squeezed = values * 2 * BINS * torch.int64.itemsize, tensors[PLANES if PLANES in tensors else COUNTS]
+    found = inflated(squeezed, size)
     if len(found) != size:
         msg = f"counts are not those of {values} values"
         raise ValueError(msg)
     counts = torch.zeros(values, 2 * BINS, dtype=torch.int64, device="cpu")
-    return (
-        counts.copy_(torch.frombuffer(bytearray(found), dtype=torch.int64).reshape(counts.shape)) if found else counts
-    )
+    if found:
+        held, seen = torch.frombuffer(bytearray(found), dtype=torch.uint8), _bytes_of(counts)
+        seen.copy_(held.reshape(seen.shape) if PLANES not in tensors else held.reshape(seen.T.shape).T)
+    return counts
+
+
+def _bytes_of(counts: Tensor) -> Tensor:
+    """Return the bytes of counts, ``uint8[counts, 8]``, in the same memory."""
+    return counts.view(-1).view(torch.uint8).reshape(-1, torch.int64.itemsize)

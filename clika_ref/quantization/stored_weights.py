@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,11 +108,20 @@ def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str,
         bits, sides = int(document["bits"]), tuple(map(int, document["sides"]))
         integers = unpack_int4(tensors[name], sides, torch.int8) if bits <= BITS else _bytes(tensors[name], sides)
         steps = tuple(_step(*step, tensors=tensors) for step in document["steps"])
+        _refuse_other_sizes(steps, integers.numel())
         found = StoredWeight(str(document["layer"]), integers, bits, steps, kind.dtype).parameter()
     except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
         msg = f"the integers of {name!r} are damaged: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
     return found
+
+
+def _refuse_other_sizes(steps: Sequence[Times | Moved], elements: int) -> None:
+    """Refuse steps that make more or fewer elements of some: a forged file may name any sides."""
+    for step in steps:
+        if math.prod(step.sides) != elements:
+            msg = f"a step is of sides {list(step.sides)}, and there are {elements:,} elements"
+            raise ValueError(msg)
 
 
 def _bytes(integers: Tensor, sides: tuple[int, ...]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,19 @@ import safetensors.torch
 import torch
 
 from clika_ref.core.errors import ModelError
+from clika_ref.saving.deflating import deflated, inflated
 
-FORMAT = 1
-"""Of documents. Raised whenever what is written can no longer be read by the code before; that of before is read."""
+FORMAT = 2
+"""Of files. Raised whenever what is written can no longer be read by the code before; that of before is read."""
 
-DOCUMENT, DIGEST = "clika", "clika_digest"
-"""Entries of the metadata: JSON that says everything but tensors, and the digest of that and of these."""
+HEAD, DIGEST = "clika", "clika_digest"
+"""Entries of the metadata: JSON that says the format, and the digest of that and of all tensors."""
+
+DOCUMENT = "clika/document"
+"""The name of a tensor: JSON that says everything but tensors, deflated. Before format 2, it was in the metadata."""
+
+LARGEST = 2**30
+"""Bytes of a document, more of which are not unpacked, whatever a forged file says."""
 
 LENGTH = ALIGNMENT = 8
 """Bytes that say how long the header is, and of which its length is a multiple.
@@ -36,10 +44,11 @@ def packed(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> 
 
     The digest tells accidents, and no forger: who alters a file can alter that as well.
     """
-    table, data = _split(memoryview(safetensors.torch.save(_apart(tensors))))
-    text = json.dumps({"format": FORMAT, **document}, separators=(",", ":"))
+    text = deflated(json.dumps(document, separators=(",", ":")).encode())
+    table, data = _split(memoryview(safetensors.torch.save(_apart({**tensors, DOCUMENT: text}))))
+    head = json.dumps({"format": FORMAT}, separators=(",", ":"))
     header = json.dumps(
-        {"__metadata__": {DOCUMENT: text, DIGEST: _digest(text, table, data)}, **table}, separators=(",", ":")
+        {"__metadata__": {HEAD: head, DIGEST: _digest(head, table, data)}, **table}, separators=(",", ":")
     ).encode()
     header += b" " * (-len(header) % ALIGNMENT)
     return [len(header).to_bytes(LENGTH, "little"), header, data]
@@ -48,7 +57,7 @@ def packed(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> 
 def unpacked(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the document and the tensors of a file; nothing of it is executed.
 
-    A document without a format is older than digests, and has none.
+    What has neither a format nor a digest is older than these.
 
     Raises:
         ModelError: the bytes are no such file, are cut off, altered, or of a newer format; the message begins with
@@ -58,8 +67,8 @@ def unpacked(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
         table, data = _split(memoryview(blob))
         metadata = table.pop("__metadata__")
-        document = json.loads(metadata[DOCUMENT])
-        found = int(document.get("format", 0))
+        head = json.loads(metadata[HEAD])
+        found = int(head.get("format", 0))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         msg = f"it holds no compiled module: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
@@ -67,14 +76,23 @@ def unpacked(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         msg = f"it has format {found}, and this clika-ref reads up to {FORMAT}; update clika-ref"
         raise ModelError(msg)
     _refuse_other_length(table, data)
-    if found and metadata.get(DIGEST) != _digest(metadata[DOCUMENT], table, data):
+    if (found or DIGEST in metadata) and metadata.get(DIGEST) != _digest(metadata[HEAD], table, data):
         msg = "it is not as it was written: its digest is another one; it was altered, or damaged on the way"
         raise ModelError(msg)
     try:
-        return document, safetensors.torch.load(blob)
-    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        msg = f"its tensors are damaged: {error}"
+        tensors = safetensors.torch.load(blob)
+        return head if found < 2 else _read_document(tensors.pop(DOCUMENT)), tensors  # noqa: PLR2004 - a format
+    except (ValueError, KeyError, TypeError, RecursionError, zlib.error, safetensors.SafetensorError) as error:
+        msg = f"its tensors are damaged: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
+
+
+def _read_document(text: torch.Tensor) -> dict[str, Any]:
+    found = json.loads(inflated(text, LARGEST))
+    if not isinstance(found, dict):
+        msg = f"the document is a {type(found).__name__}"
+        raise TypeError(msg)
+    return found
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -26,6 +26,9 @@ EXPRESSIONS: dict[str, type] = {kind.__name__: kind for kind in FUNCTIONS if kin
 }
 """The functions that an expression in a file may apply; any other name is refused."""
 
+LARGEST_EXPONENT = 64
+"""Of a size in an expression; a forged file may name any."""
+
 _NAMES = {kind: name for name, kind in EXPRESSIONS.items()}
 
 DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
@@ -115,7 +118,18 @@ def _decode_expression(item: Any) -> sympy.Basic:
     if head not in EXPRESSIONS:
         msg = f"a saved size expression applies {head!r}, which is not one of {', '.join(sorted(EXPRESSIONS))}"
         raise ModelError(msg)
-    return EXPRESSIONS[head](*map(_decode_expression, arguments))
+    operands = [_decode_expression(argument) for argument in arguments]
+    if EXPRESSIONS[head] is sympy.Pow:
+        _refuse_large_power(*operands)
+    return EXPRESSIONS[head](*operands)
+
+
+def _refuse_large_power(base: sympy.Basic, exponent: sympy.Basic) -> None:
+    """Refuse a power of numbers, in whose place is its value, and of sizes one that none has: either may take forever."""
+    most = 1 if base.is_number else LARGEST_EXPONENT
+    if exponent.is_number and abs(exponent) > most:  # type: ignore[arg-type, operator]
+        msg = f"a saved size expression is a power {exponent} of {base}, which no model has"
+        raise ModelError(msg)
 
 
 def _decode_dtype(name: str) -> torch.dtype:

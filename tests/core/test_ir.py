@@ -343,6 +343,15 @@ def test_a_state_that_nothing_computes_is_found(chain):
 # Deferred constants
 
 
+def test_a_clone_gives_names_that_nothing_bears_any_more(graph):
+    x = graph.takes(2)
+    graph.returns(graph("neg", x))
+    graph.erase(graph("add", x, 1).producer)
+    assert graph.fresh_name("add") == "add_1"
+    assert graph.clone().fresh_name("add") == "add"
+    assert graph.clone().fresh_name("neg") == "neg_1"
+
+
 def test_data_that_a_function_computes_is_computed_where_it_is_read_and_not_before(graph):
     reads = []
 

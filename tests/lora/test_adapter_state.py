@@ -67,6 +67,26 @@ def test_what_does_not_fit_is_told_at_once_and_nothing_is_taken_over():
     assert torch.equal(module(x), before)
 
 
+def test_what_is_no_matrix_of_floats_or_there_twice_is_refused():
+    module = compiled(Tokens, lora=lora(target_layers=["query"]))
+    state = module.clika_lora_state_dict()
+    down, up = state
+    cases = {
+        "is the same matrix of a second adapter": state | of_other_tools(state),
+        "is torch.complex64, and no tensor of floats": {down: state[down].to(torch.complex64), up: state[up]},
+        "is list, and no tensor of floats": {down: state[down].tolist(), up: state[up]},
+        "3 is the matrix of no adapter": state | {3: state[up]},
+    }
+    for message, other in cases.items():
+        with pytest.raises(ModelError, match=message) as raised:
+            module.clika_load_lora_state_dict(other)
+        assert "is missing" not in str(raised.value)
+    with pytest.raises(
+        ModelError, match=r"state_dict is a str; give matrices by their names, as safetensors.torch.load"
+    ):
+        module.clika_load_lora_state_dict("adapter_model.safetensors")
+
+
 @pytest.mark.parametrize("kind", [Images, Tokens])
 def test_merged_for_good_nothing_is_left_of_them_but_what_they_do(kind):
     module, x = trained(compiled(kind, lora=lora()), kind), batches(kind, 1, seed=3)[0]

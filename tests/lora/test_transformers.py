@@ -40,12 +40,37 @@ def llama():
     return transformers.LlamaForCausalLM(config), ["q_proj", "v_proj"]
 
 
+def gpt2():
+    """Layers whose weights have a column for each output."""
+    config = transformers.GPT2Config(
+        vocab_size=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=32,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return transformers.GPT2LMHeadModel(config), ["c_attn", "c_fc"]
+
+
+PREFIXES = {
+    bert: "bert.encoder.layer.0.attention.self.",
+    llama: "model.layers.0.self_attn.",
+    gpt2: "transformer.h.0.attn.",
+}
+
+
 def data(count=4):
     spread = torch.Generator().manual_seed(0)
     return [{"input_ids": torch.randint(64, (2 + i % 2, 8), generator=spread)} for i in range(count)]
 
 
-@pytest.mark.parametrize("build", [bert, llama])
+@pytest.mark.parametrize("build", PREFIXES)
 @pytest.mark.parametrize("settings", [None, INT8, INT4], ids=["float", "int8", "int4"])
 def test_query_and_value_are_adapted_trained_and_exported(build, settings, tmp_path):
     torch.manual_seed(0)
@@ -57,8 +82,8 @@ def test_query_and_value_are_adapted_trained_and_exported(build, settings, tmp_p
     adapters = [name for name, p in module.named_parameters() if p.requires_grad]
     assert len(adapters) == 2 * 2 * 2
     state = module.clika_lora_state_dict()
-    prefix = "bert.encoder.layer.0.attention.self." if build is bert else "model.layers.0.self_attn."
-    assert f"base_model.model.{prefix}{names[0]}.lora_A.weight" in state
+    assert f"base_model.model.{PREFIXES[build]}{names[0]}.lora_A.weight" in state
+    assert module.clika_lora_config()["fan_in_fan_out"] is (build is gpt2)
     goal = module(**data()[0]).logits.detach().roll(1, -1)
     losses = []
     optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], 1e-2)
@@ -76,6 +101,31 @@ def test_query_and_value_are_adapted_trained_and_exported(build, settings, tmp_p
     assert missed > (60 if settings is None else 25)
     kinds = {tensor.data_type for tensor in onnx.load(artifact.path).graph.initializer if len(tensor.dims) > 1}
     assert (onnx.TensorProto.INT4 in kinds) is (settings is INT4)
+
+
+@pytest.mark.parametrize("merging", ["auto", "off"])
+def test_weights_with_columns_are_adapted_as_those_with_rows(merging, tmp_path):
+    """What `transformers` calls a Conv1D computes as a linear layer of the transposed weight, and so do its adapters."""
+    torch.manual_seed(0)
+    columns, rows = transformers.pytorch_utils.Conv1D(48, 32), nn.Linear(32, 48)
+    with torch.no_grad():
+        columns.weight.copy_(rows.weight.T)
+        columns.bias.copy_(rows.bias)
+    x, found = torch.randn(8, 32), []
+    plain = torch.relu(rows(x)).detach()
+    for layer in (columns, rows):
+        settings = lora(rank=2, target_layers=["0"], merging=merging)
+        module = clika_compile(nn.Sequential(layer, nn.ReLU()), tracing_inputs=[x], global_lora_settings=settings)
+        torch.manual_seed(1)
+        state = {name: torch.randn_like(matrix) for name, matrix in module.clika_lora_state_dict().items()}
+        module.clika_load_lora_state_dict(state)
+        artifact = module.clika_export(tmp_path / "adapted.onnx")
+        found += [module(x).detach(), OnnxRuntime().load(artifact)([x])[0]]
+        module.clika_merge_lora()
+        found.append(module(x).detach())
+    assert not torch.allclose(found[0], plain, atol=0.1), "the adapters count"
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], atol=1e-4, rtol=1e-4)
 
 
 class Classifier(nn.Module):

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from clika_ref.core.accuracy import DOT, ErrorClass
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node
@@ -15,7 +13,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import Skip, apply_rules, rule
 from clika_ref.core.types import TensorType
-from clika_ref.formulas import Formula
+from clika_ref.formulas import Formula, transposed
 
 
 @rule("addmm")
@@ -35,11 +33,6 @@ def addmm_to_linear(node: Node, build: Builder):
     if not any(use.user is build.graph for use in node.output.uses):  # what is returned keeps its name anyway
         layer.name, node.output.name = node.output.name, layer.name
     return layer
-
-
-def transposed(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight with a row for each output."""
-    return weight.T
 
 
 @dataclass(frozen=True)
