@@ -131,9 +131,7 @@ def adaptable_weight(graph: Graph, node: Node) -> Value | None:
     return parameter if is_float and is_own(graph, parameter) else None
 
 
-def merged_weight(  # noqa: PLR0913 - three tensors, and what they are
-    weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int, has_columns: bool
-) -> Tensor:
+def merged_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int, has_columns: bool) -> Tensor:
     """Return ``weight + alpha / r * up @ down``, for each group by itself.
 
     Args:
