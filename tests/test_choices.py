@@ -104,8 +104,14 @@ def test_an_export_heeds_where_to_alone(file, capsys):
         (Flags(options=["smoothing"]), r"--option 'smoothing' says no value; write NAME=VALUE, such as smoothing=off"),
         (Flags(options=["smooth=on"]), r"unknown option 'smooth'"),
         (Flags(options=["smoothing=yes"]), r"option 'smoothing' is 'yes'; it takes 'auto', 'on', 'off'"),
-        (Flags(quantization=quantization(-1.0)), r"quantization_sensitivity_threshold is -1\.0; it takes a number from 0"),
-        (Flags(quantization=quantization(None, [99])), r"weights_num_bits is 99; it takes a number of bits from 2 to 16"),
+        (
+            Flags(quantization=quantization(-1.0)),
+            r"quantization_sensitivity_threshold is -1\.0; it takes a number from 0",
+        ),
+        (
+            Flags(quantization=quantization(None, [99])),
+            r"weights_num_bits is 99; it takes a number of bits from 2 to 16",
+        ),
     ],
 )
 def test_a_flag_that_is_no_setting_is_wrong_use(flags, message):
@@ -117,5 +123,7 @@ def test_a_file_that_is_none_is_wrong_use(tmp_path):
     with pytest.raises(MisuseError, match="cannot read the settings in"):
         chosen(tmp_path / "absent.yaml", Flags())
     (tmp_path / "odd.yaml").write_text("global_quantization_settings:\n  weights_num_bit: 8\n")
-    with pytest.raises(MisuseError, match=r"line 2: global_quantization_settings has no 'weights_num_bit'; did you mean"):
+    with pytest.raises(
+        MisuseError, match=r"line 2: global_quantization_settings has no 'weights_num_bit'; did you mean"
+    ):
         chosen(tmp_path / "odd.yaml", Flags())

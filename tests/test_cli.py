@@ -126,8 +126,8 @@ def test_the_seed_fixes_weights_and_inputs(run, compiled, tmp_path, monkeypatch)
 
 
 def test_a_target_of_a_plugin_is_handed_on_by_name(run, compiled, tmp_path):
-    run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "mine")
-    assert compiled.arguments["deployment_settings"].target == "mine"
+    run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "interpreter")
+    assert compiled.arguments["deployment_settings"].target == "interpreter"
 
 
 def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):

@@ -133,8 +133,11 @@ def test_quantize_writes_an_artifact_in_integers_and_the_module_and_tells_machin
     assert onnx.TensorProto.INT8 in written
     size = (made.folder / "q.onnx").stat().st_size
     assert found["artifact"] == {
-        **{"file": "q.onnx", "target": "onnxruntime", "bytes": size},
-        **{"inputs": ["x"], "outputs": ["output"]},
+        "file": "q.onnx",
+        "target": "onnxruntime",
+        "bytes": size,
+        "inputs": ["x"],
+        "outputs": ["output"],
     }
     assert found["saved"] == {"file": "q.clika", "bytes": (made.folder / "q.clika").stat().st_size}
     assert {"Capturing", "Calibrating", "Quantizing", "Writing", "Comparing"} <= {*found["seconds"]}
@@ -145,7 +148,17 @@ def test_quantize_prints_what_became_of_each_layer_and_decides_anew_for_a_saved_
     result = clika_ref("quantize", "q.clika", "--keep-float", "second", "-o", place)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split() == "layer operator weights activations QS bytes bytes after decision".split()
+    assert lines[0].split() == [
+        "layer",
+        "operator",
+        "weights",
+        "activations",
+        "QS",
+        "bytes",
+        "bytes",
+        "after",
+        "decision",
+    ]
     assert any(line.startswith("first") and line.endswith("integers") for line in lines)
     assert any(line.startswith("second") and "float: " in line for line in lines)
     assert lines[-1].startswith(f"{place}  ")
@@ -153,7 +166,9 @@ def test_quantize_prints_what_became_of_each_layer_and_decides_anew_for_a_saved_
 
 def test_a_dry_run_of_quantize_decides_and_writes_nothing(made):
     before = sorted(made.folder.iterdir())
-    found = told("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", "--dry-run", "-o", "none.onnx")
+    found = told(
+        "quantize", "talking_model:Net", "--calibrate", "talking_model:batches", "--dry-run", "-o", "none.onnx"
+    )
     assert (found["artifact"], found["saved"], len(found["layers"])) == (None, None, 2)
     assert sorted(path for path in made.folder.iterdir() if path.name != "__pycache__") == [
         path for path in before if path.name != "__pycache__"
@@ -232,7 +247,11 @@ def test_export_takes_other_forms(tmp_path):
         (["q.clika"], 2, "give -o FILE to write to"),
         (["q.clika", "-o", "m.onnx", "--fp16", "--bf16"], 2, "--fp16 and --bf16 exclude each other; ask for one"),
         (["q.onnx", "-o", "m.onnx"], 2, "q.onnx is an ONNX file; `clika-ref compile` or `quantize` makes files of it"),
-        (["talking_model:Net", "-o", "m.onnx"], 2, "talking_model:Net is a model that Python makes; `clika-ref compile`"),
+        (
+            ["talking_model:Net", "-o", "m.onnx"],
+            2,
+            "talking_model:Net is a model that Python makes; `clika-ref compile`",
+        ),
         (["q.clika", "-o", "m.onnx", "--target", "toaster"], 2, "no installed plugin provides the target 'toaster'"),
         (["q.clika", "-o", "m.onnx", "--input", "1x32", "--input", "2x32"], 2, "--input stands for 2 calls where one"),
         (["q.clika", "-o", "m.onnx", "--keep-output", 7], 3, "keep_outputs_at_idx names 7, but the module returns 1"),
@@ -406,7 +425,9 @@ def test_compare_prints_a_table_and_draws_inputs_where_a_file_says_which_it_take
     assert row.startswith("output")
     assert row.endswith("yes")
     assert result.stderr == "note: compared on random numbers; --input says on what else\n"
-    assert clika_ref("compare", "q.onnx", "q.onnx", "--target", "ort", "--target", "ov", "--at-least", 20).exit_code == 0
+    assert (
+        clika_ref("compare", "q.onnx", "q.onnx", "--target", "ort", "--target", "ov", "--at-least", 20).exit_code == 0
+    )
 
 
 def test_arrays_are_cut_into_batches():
@@ -418,8 +439,16 @@ def test_arrays_are_cut_into_batches():
     ("words", "status", "message"),
     [
         (["talking_model:Net", "talking_model:Net"], 2, "give --input: nothing says what these models take"),
-        (["talking_model:Net", "talking_model:Wider", "--input", "1x32"], 3, "output 0 is of shape [1, 8] in the first"),
-        (["talking_model:Net", "q.onnx", "--input", "1x31"], 3, "talking_model:Net raised RuntimeError on float32[1, 31]"),
+        (
+            ["talking_model:Net", "talking_model:Wider", "--input", "1x32"],
+            3,
+            "output 0 is of shape [1, 8] in the first",
+        ),
+        (
+            ["talking_model:Net", "q.onnx", "--input", "1x31"],
+            3,
+            "talking_model:Net raised RuntimeError on float32[1, 31]",
+        ),
         (["q.onnx", "q.onnx", "--input", "y=1x32"], 3, "q.onnx takes x, and the call is {y: float32[1, 32]}"),
         (["q.onnx", "q.onnx", *["--target", "ort"] * 3], 2, "--target is given 3 times for two models"),
         (["q.clika"], 2, "give a second model, or --target once for each target that a saved module is for"),

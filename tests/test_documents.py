@@ -231,5 +231,7 @@ def test_the_manual_of_the_command_line_names_every_command_and_exit_status():
     text = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (\d+) \| (.+) \|$", below(ROOT / "docs/command-line.md", "## Exit status"), re.MULTILINE)
     assert table == [(str(int(status)), meaning) for status, meaning in MEANINGS.items()]
-    named = {word for cell in re.findall(r"^\| \[?(`.+?`)", text, re.MULTILINE) for word in re.findall(r"`([\w-]+)", cell)}
+    named = {
+        word for cell in re.findall(r"^\| \[?(`.+?`)", text, re.MULTILINE) for word in re.findall(r"`([\w-]+)", cell)
+    }
     assert {*cli.COMMANDS} <= named

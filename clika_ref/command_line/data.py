@@ -33,6 +33,11 @@ PART = re.compile(
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
+ARCHIVES = (".npz", ".safetensors")
+"""Suffixes of files that hold all tensors of a call."""
+
+PICKLED = "what it holds is a pickle, which may run code and is not read, or nothing of NumPy's"
+
 POSITION = re.compile(r"arr_(\d+)")
 """What ``numpy.savez(file, x, y)`` calls tensors that have no name; they stand by position."""
 
@@ -75,7 +80,7 @@ def _is_adraw(text: str) -> bool:
 
 
 def _calls(text: str, option: str, batch_size: int | None) -> Iterable[Any]:
-    if Path(text).suffix in READERS:
+    if Path(text).suffix in ARCHIVES:
         call = as_call(_read(Path(text), option))
     elif FUNCTION.fullmatch(text) and PART.fullmatch(text) is None:
         source = _source(text, option)
@@ -155,7 +160,8 @@ def _read(path: Path, where: str) -> dict[str, torch.Tensor]:
     except OSError as error:
         msg = f"{where}: cannot read {path}: {error.strerror or error}"
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
-        msg = f"{where}: {path} holds no tensors that can be read: {error}"
+        reason = PICKLED if "pickle" in str(error) else error
+        msg = f"{where}: {path} holds no tensors that can be read: {reason}"
     raise MisuseError(msg)
 
 
