@@ -21,7 +21,7 @@ def plugins(
     debug: Debug = False,
 ) -> None:
     """List the installed plugins, what each adds, and why some cannot be used."""
-    with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
+    with plain_errors(debug=debug), alone_on_stdout():
         installed = _installed()
     if as_json:
         print_json(installed.as_json())
@@ -37,7 +37,7 @@ def targets(
     debug: Debug = False,
 ) -> None:
     """List the installed targets: runtime and its version, the integers that each takes, its files."""
-    with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
+    with plain_errors(debug=debug), alone_on_stdout():
         installed, table = _installed(), late("target_table")
         rows = table.target_rows(installed.plugins)
     if as_json:

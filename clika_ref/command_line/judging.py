@@ -30,7 +30,7 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Say which rules of a target a file breaks, and where; of another model, the file that would be exported."""
-    with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
+    with plain_errors(debug=debug), alone_on_stdout():
         if target is None:
             raise MisuseError("give --target: whose rules are to be kept")
         with working("Loading"):
@@ -60,7 +60,7 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """Run two models on the same inputs and say how far apart they are; or set targets side by side for a saved one."""
-    with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
+    with plain_errors(debug=debug), alone_on_stdout():
         with working("Loading"):
             seed_all(seed)
             comparing = late("comparing")

@@ -31,7 +31,7 @@ def inspect(
     debug: Debug = False,
 ) -> None:
     """Show the graph of a model: each node with its types, its module and the line of the source that it comes from."""
-    with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
+    with plain_errors(debug=debug), alone_on_stdout():
         with working("Loading"):
             seed_all(seed)
             arguments, data, graphs = late("arguments"), late("data"), late("graphs")
@@ -55,7 +55,7 @@ def explain(
     debug: Debug = False,
 ) -> None:
     """Say what of a model runs in integers, and why not the rest; or what is known of an operator."""
-    with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
+    with plain_errors(debug=debug), alone_on_stdout():
         with working("Loading"):
             seed_all(seed)
             explaining = late("explaining")

@@ -33,7 +33,7 @@ def compile_model(
     debug: Debug = False,
 ) -> None:
     """Compile a model in float and write the artifact of a target."""
-    with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
+    with plain_errors(debug=debug), alone_on_stdout(applies=not dry_run):
         if dry_run and as_json:
             raise MisuseError("--dry-run prints tables; `clika-ref inspect MODEL --json` has the graph for machines")
         refuse_no_place({} if dry_run else {"-o": output}, "give -o FILE to write to, or --dry-run")
@@ -76,7 +76,7 @@ def quantize(
     debug: Debug = False,
 ) -> None:
     """Quantize a model on data, say what became of each layer and why, and write an artifact, the module, or both."""
-    with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
+    with plain_errors(debug=debug), alone_on_stdout():
         places: dict[str, Path | None] = {} if dry_run else {"-o": output, "--save": save}
         refuse_no_place(places, "give -o FILE or --save FILE to write to, or --dry-run")
         if keep_inputs and save is None:
@@ -108,7 +108,7 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write the artifact of a saved module, for its own target or for another one, compared on --input if given."""
-    with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
+    with plain_errors(debug=debug), alone_on_stdout():
         refuse_no_place({"-o": output}, "give -o FILE to write to")
         if fp16 and bf16:
             raise MisuseError("--fp16 and --bf16 exclude each other; ask for one")

@@ -41,9 +41,9 @@ def counted(what: str, each: Iterable[Any]) -> Iterable[Any]:
 
 
 @contextlib.contextmanager
-def alone_on_stdout(*, as_json: bool) -> Iterator[None]:
-    """Let what a model or a library prints in the block go to stderr, where a machine is going to read stdout."""
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+def alone_on_stdout(*, applies: bool = True) -> Iterator[None]:
+    """Let what a model or a library prints in the block go to stderr: stdout is for the result."""
+    with contextlib.redirect_stdout(sys.stderr) if applies else contextlib.nullcontext():
         yield
 
 
