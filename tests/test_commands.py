@@ -236,7 +236,7 @@ def test_export_writes_for_the_own_target_or_for_another_one(tmp_path):
 
 def test_export_takes_other_forms(tmp_path):
     place = tmp_path / "half.onnx"
-    assert clika_ref("export", "q.clika", "-o", place, "--fp16", "--keep-output", 0).exit_code == 0
+    assert clika_ref("export", "q.clika", "-o", place, "--target", "ov", "--fp16", "--keep-output", 0).exit_code == 0
     kinds = {tensor.data_type for tensor in onnx.load(place).graph.initializer}
     assert onnx.TensorProto.FLOAT16 in kinds
 
