@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from clika_ref.comparison import differences
-from clika_ref.core.errors import ClikaError, TargetError
+from clika_ref.core.errors import ClikaError, DisagreementError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Artifact, Target
@@ -39,7 +39,7 @@ def compare_artifact(
     """Run an artifact on every example; return one sentence for the log.
 
     Raises:
-        TargetError: it differs beyond rounding; the message names the first node that does.
+        DisagreementError: it differs beyond rounding; the message names the first node that does.
     """
     problem = target.missing()
     if problem is not None:
@@ -61,7 +61,7 @@ def compare_artifact(
                 f"{place_of(target)} computes something else than the module on input {number}: {shown}. "
                 f"{culprit}. No file was put in place; compile with compare_after_export=False to look at one"
             )
-            raise TargetError(msg)
+            raise DisagreementError(msg)
     return f"equal to the module within float rounding on {len(examples)} inputs in {place_of(target)}"
 
 

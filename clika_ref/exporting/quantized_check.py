@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from clika_ref.core.errors import TargetError
+from clika_ref.core.errors import DisagreementError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.targets import Artifact, Target
@@ -49,8 +49,8 @@ def compare_quantized(
         expected: the float model.
 
     Raises:
-        TargetError: the artifact is further from the float model than its graph is; the message names the first layer
-            that differs by itself.
+        DisagreementError: the artifact is further from the float model than its graph is; the message names the
+            first layer that differs by itself.
     """
     problem = target.missing()
     if problem is not None:
@@ -73,7 +73,7 @@ def compare_quantized(
             f"planned. {first_broken_layer(target, graph, examples[0])}. "
             "No file was put in place; compile with compare_after_export=False to look at one"
         )
-        raise TargetError(msg)
+        raise DisagreementError(msg)
     told = f"{whole.by_artifact:.1f} dB over {samples} samples in {place_of(target)}, simulated {whole.by_graph:.1f} dB"
     exactly = f", {decibels(whole.signal, whole.exact):.1f} dB without what it rounds as it multiplies"
     return told + exactly * (whole.simulated != whole.exact)
