@@ -104,8 +104,9 @@ def compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:
     """
     if kind_of(text) is Kind.SAVED:
         return clika_ref.ClikaModule.clika_load(text)
+    model = load_model(text)
     if not inputs:
         msg = f"{text} is to be compiled, which takes --input: a shape such as 1x3x224x224, or a file of inputs"
         raise MisuseError(msg)
-    module: Any = clika_ref.clika_compile(load_model(text), tracing_inputs=inputs)
+    module: Any = clika_ref.clika_compile(model, tracing_inputs=inputs)
     return module

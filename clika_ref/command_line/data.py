@@ -243,10 +243,10 @@ def _source(text: str, option: str) -> Iterable[Any]:
     found: Any = find_object(place, path, MisuseError, remedy="; --debug shows where")
     if callable(found) and (isinstance(found, type) or not hasattr(found, "__iter__")):
         found = called(text, found)
-    if not hasattr(found, "__iter__") or isinstance(found, torch.Tensor | Mapping | str):
-        msg = f"{option} {text} is a {type(found).__name__}; name a list of batches, or a function that yields them"
-        raise MisuseError(msg)
-    return found
+    if isinstance(found, Iterable) and not isinstance(found, torch.Tensor | Mapping | str):
+        return found
+    msg = f"{option} {text} is a {type(found).__name__}; name a list of batches, or a function that yields them"
+    raise MisuseError(msg)
 
 
 def one_call(texts: Sequence[str]) -> Any:

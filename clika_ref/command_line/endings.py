@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from clika_ref.core.errors import ClikaError, DisagreementError, ModelError
+from clika_ref.core.errors import ClikaError, ModelError
+from clika_ref.disagreement import DisagreementError
 
 
 class Status(IntEnum):
@@ -29,7 +30,7 @@ MEANINGS: Mapping[Status, str] = {
     Status.DONE: "done",
     Status.BAD: "the answer is bad: a rule is broken, two things differ, a plugin or a target cannot be used",
     Status.MISUSED: "wrong use: what was written, or a file that it names, does not say what to do",
-    Status.REFUSED: "refused: the model, its target or the installation cannot do it",
+    Status.REFUSED: "refused: model, data, target and installation do not go together",
     Status.BUG: "a bug of clika-ref or of a plugin",
     Status.INTERRUPTED: "interrupted",
 }

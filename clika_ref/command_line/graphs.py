@@ -125,7 +125,9 @@ def _onnx_node(node: Any, known: Mapping[str, Any]) -> dict[str, Any]:
         "operator": node.op_type,
         "inputs": list(node.input),
         "outputs": [known.get(name, _named(name, "", ())) for name in node.output],
-        "attributes": {a.name: onnx.helper.printable_attribute(a).partition("=")[2].strip() for a in node.attribute},
+        "attributes": {
+            a.name: str(onnx.helper.printable_attribute(a)).partition("=")[2].strip() for a in node.attribute
+        },
         "scope": told.get(SCOPE, ""),
         "line": told.get(SOURCE, ""),
     }

@@ -1,4 +1,4 @@
-"""Every error raised on purpose: one base, one class per reader, and one for artifacts that disagree."""
+"""Every error raised on purpose: one base, and one class per reader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,3 @@ class PassError(ClikaError):
 
 class TargetError(ClikaError):
     """For the target author, and whoever runs one: a runtime is missing, refuses a node, or disagrees with eager."""
-
-
-class DisagreementError(TargetError):
-    """For the same: a runtime has run an artifact, and computes something else than the module that it was made of."""

@@ -44,8 +44,8 @@ class Target(Protocol):
     that runs integers says which in an attribute ``scheme``, a `clika_ref.quantization_scheme.QuantizationScheme`. One
     whose deployment settings have fields offers a method ``configured``, from settings to a target that obeys them.
     One whose runtime cannot be had here names in an attribute ``emulated_by`` what runs its files instead. One whose
-    files must keep rules offers a method ``check``, from a path to a list of `clika_ref.violations.Violation`. What
-    ``clika-ref targets`` tells of it stands in ``runtime``, the distribution of its runtime, and ``suffixes``, of files.
+    files must keep rules offers a method ``check``, from a path to a list of `clika_ref.violations.Violation`. One
+    may say in ``runtime`` which distribution its runtime is, and in ``suffixes`` how its files end, for tables.
     """
 
     @property

@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 import torch
 
 from clika_ref.comparison import differences
-from clika_ref.core.errors import ClikaError, DisagreementError
+from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Artifact, Target
+from clika_ref.disagreement import DisagreementError
 from clika_ref.emulation import place_of
 
 AGREEMENT = 1024.0

@@ -8,10 +8,10 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from clika_ref.core.errors import DisagreementError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.targets import Artifact, Target
+from clika_ref.disagreement import DisagreementError
 from clika_ref.emulation import place_of
 from clika_ref.exporting.layer_check import first_broken_layer
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
