@@ -15,7 +15,8 @@ from clika_ref.quantization_settings import LayerQuantizationSettings, Quantizat
 from clika_ref.settings import BaseDeploymentSettings, deployment_settings_named, full_name
 from clika_ref.settings_file.tree import Entry, Problems, read_tree, scalar
 
-DEPLOYMENT, QUANTIZATION, OPTIONS = "deployment_settings", "global_quantization_settings", "clika_compile_options"
+DEPLOYMENT, QUANTIZATION = "deployment_settings", "global_quantization_settings"
+LAYERS, OPTIONS = "layer_settings", "clika_compile_options"
 """Sections of a settings file."""
 
 DEFAULT_TARGET = "onnxruntime"
@@ -51,7 +52,7 @@ class Chosen:
         """Say that a flag wins over what the file states otherwise."""
         entry = self.stated.get(name)
         if entry is not None and before != value:
-            note(f"{flag} wins over {name.rpartition('.')[2]} in line {entry.line} of {self.file}")
+            note(f"{flag} wins over {name.partition('.')[2] or name} in line {entry.line} of {self.file}")
 
 
 def chosen(file: Path | None, flags: Flags) -> Chosen:
@@ -171,4 +172,5 @@ def _choose_quantization(found: Chosen, flags: Flags) -> None:
     for layer in flags.keep_float:
         before_of_layer = settings.layer_settings.get(layer, LayerSettings())
         of_layer = replace(before_of_layer, quantization_settings=LayerQuantizationSettings(skip_quantization=True))
+        found.overruled(f"{LAYERS}.{layer}", f"--keep-float {layer}", of_layer, before_of_layer)
         settings.layer_settings = {**settings.layer_settings, layer: of_layer}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,16 +20,19 @@ from clika_ref.command_line.arguments import Kind, kind_of, load_model, require
 from clika_ref.command_line.artifacts import artifact_of, read_onnx
 from clika_ref.command_line.choices import deployment
 from clika_ref.command_line.data import DTYPES, draw, read_calls, redrawn
-from clika_ref.command_line.endings import MisuseError
+from clika_ref.command_line.endings import MisuseError, note
 from clika_ref.command_line.graphs import onnx_types
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact, Runner
 from clika_ref.exporting.export import target_for
+from clika_ref.signature import flatten_call
 from clika_ref.target_comparison import TargetComparison
 
 UNKNOWN_SIDE = 2
 """How long a dynamic side is where nobody gives inputs: 1 is what models treat otherwise."""
+
+ANY_KEYWORDS = inspect.Signature([inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)])
 
 
 @dataclass(frozen=True)
@@ -103,13 +107,15 @@ def _in_order(artifact: Artifact, element: Any) -> list[torch.Tensor]:
         ModelError: they are not those that the file takes.
     """
     parts = element if isinstance(element, tuple) else (element,)
-    named: dict[str, Any] = parts[-1] if parts and isinstance(parts[-1], dict) else {}
-    given = pytree.tree_leaves(parts[:-1] if named else parts)
+    keywords: dict[str, Any] = parts[-1] if parts and isinstance(parts[-1], dict) else {}
+    given = pytree.tree_leaves(parts[:-1] if keywords else parts)
+    _, _, names, leaves = flatten_call(ANY_KEYWORDS, (), keywords)
+    named = {name: leaf for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor | int)}
     rest = artifact.input_names[len(given) :]
     if set(named) != set(rest) or len(given) > len(artifact.input_names):
         msg = f"{artifact.path} takes {', '.join(artifact.input_names)}, and the call is {_shown(element)}"
         raise ModelError(msg)
-    return [*given, *(named[name] for name in rest)]
+    return [torch.as_tensor(leaf) for leaf in (*given, *(named[name] for name in rest))]
 
 
 def _shown(element: Any) -> str:
@@ -154,6 +160,7 @@ def calls_for(subjects: Sequence[Subject], inputs: Sequence[str], batch_size: in
         return read_calls(inputs, batch_size=batch_size)
     for subject in sorted(subjects, key=lambda subject: subject.unknown_sides):
         if subject.dummy is not None:
+            note("compared on random numbers; --input says on what else")
             return [subject.dummy()]
     msg = "give --input: nothing says what these models take; a shape such as 1x3x224x224, or a file of inputs"
     raise MisuseError(msg)

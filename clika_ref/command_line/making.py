@@ -79,6 +79,8 @@ def quantize(
     with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
         places: dict[str, Path | None] = {} if dry_run else {"-o": output, "--save": save}
         refuse_no_place(places, "give -o FILE or --save FILE to write to, or --dry-run")
+        if keep_inputs and save is None:
+            raise MisuseError("--keep-inputs is about the file that --save writes; give that as well")
         with working("Loading"):
             seed_all(seed)
             choices, quantizing = late("choices"), late("quantizing")
@@ -87,11 +89,8 @@ def quantize(
             subject = quantizing.subject_of(model, calibrate or (), inputs or (), batch_size)
         module = quantizing.quantized(subject, found, logs_dir)
         artifact, saved = _written(module, places, keep_inputs=keep_inputs)
-    if not as_json:
-        typer.echo(f"{module.clika_summary()}\n")
-    _show(
-        {**quantizing.decided(module), "artifact": artifact, "saved": saved, "seconds": module.timings}, as_json=as_json
-    )
+    written = {"artifact": artifact, "saved": saved, "seconds": module.timings}
+    _show({**quantizing.decided(module), **written}, as_json=as_json, before=f"{module.clika_summary()}\n\n")
 
 
 def export(
@@ -134,11 +133,13 @@ def refuse_no_place(places: dict[str, Path | None], remedy: str) -> None:
         remedy: what to do where none is given.
 
     Raises:
-        MisuseError: none is given, or its folder is not there.
+        MisuseError: none is given, two are one, or a folder is not there.
     """
     given = {flag: path for flag, path in places.items() if path is not None}
     if places and not given:
         raise MisuseError(remedy)
+    if len({path.absolute() for path in given.values()}) < len(given):
+        raise MisuseError(f"{' and '.join(given)} name one file; give each its own")
     for flag, path in given.items():
         if not path.absolute().parent.is_dir():
             msg = f"{flag}: there is no folder {path.parent} to write to; make it first"
@@ -165,11 +166,12 @@ def _facts(artifact: Any) -> dict[str, Any]:
     }
 
 
-def _show(result: dict[str, Any], *, as_json: bool) -> None:
-    """Print which files were written, or for machines all that is known."""
+def _show(result: dict[str, Any], *, as_json: bool, before: str = "") -> None:
+    """Print which files were written, behind what is told before, or for machines all that is known."""
     if as_json:
         print_json(result)
         return
+    typer.echo(before, nl=False)
     for written in (result["artifact"], result.get("saved")):
         if written is not None:
             typer.echo(f"{written['file']}  {written['bytes'] / 1e6:,.1f} MB")

@@ -9,11 +9,11 @@ from typing import Any
 
 import clika_ref
 from clika_ref.command_line.arguments import Kind, load_model, require
-from clika_ref.command_line.choices import DEPLOYMENT, QUANTIZATION, Chosen, for_quantize
+from clika_ref.command_line.choices import DEPLOYMENT, LAYERS, QUANTIZATION, Chosen, for_quantize
 from clika_ref.command_line.data import read_calls, warn_of_draws
 from clika_ref.command_line.endings import MisuseError, note
 
-HEEDED = (DEPLOYMENT, QUANTIZATION, "layer_settings")
+HEEDED = (DEPLOYMENT, QUANTIZATION, LAYERS)
 """What of a settings file can be chosen anew for a module that is compiled already."""
 
 
@@ -77,6 +77,7 @@ def quantized(subject: Subject, found: Chosen, logs_dir: Path | None) -> clika_r
         module: Any = clika_ref.clika_compile(subject.model, **data, logs_dir=logs_dir, **arguments)
         return module
     _refuse_options(found)
+    subject.model._clika_logs_dir = logs_dir
     subject.model.clika_initialize_algorithms(
         arguments["quantization_settings"],
         calibration_inputs=subject.calibration,
