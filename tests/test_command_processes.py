@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+
 import pytest
 
 HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

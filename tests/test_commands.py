@@ -63,8 +63,8 @@ def made(tmp_path_factory):
     (folder / "talking_model.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         enter(folder, patch)
-        words = ("--calibrate", "talking_model:batches", "-o", "q.onnx", "--save", "q.clika", "--keep-inputs", "--json")
-        result = clika_ref("quantize", "talking_model:Net", *words)
+        words = ("--input", "1x32", "--input", "2x32", "-o", "q.onnx", "--save", "q.clika", "--keep-inputs", "--json")
+        result = clika_ref("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words)
         assert result.exit_code == 0, result.output
         np.save("x.npy", np.random.default_rng(0).standard_normal((6, 32)))
     return SimpleNamespace(folder=folder, quantized=result)
