@@ -1,6 +1,7 @@
 """The commands on a small model: what they write, what they print for people and machines, and how they end."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,8 @@ def batches():
     yield torch.randn(4, 32, generator=spread)
 '''
 
+MANUAL = Path(__file__).parents[1] / "docs/command-line.md"
+
 PLUGINS = "aten,cleanup,onnxruntime,openvino,tensorrt"
 
 
@@ -83,10 +86,29 @@ def _in_the_folder(made, monkeypatch):
 
 
 def told(*words, status=0):
-    """What a command says to a machine."""
+    """What a command says to a machine, in no other keys than the manual names."""
     result = clika_ref(*words, "--json")
     assert result.exit_code == status, result.output
-    return json.loads(result.stdout)
+    found = json.loads(result.stdout)
+    assert set(keys_of(found)) <= set(documented(words[0])), words
+    return found
+
+
+def keys_of(item):
+    """Every key of a document, but those that are names of stages and attributes."""
+    if isinstance(item, list):
+        yield from (key for part in item for key in keys_of(part))
+    if isinstance(item, dict):
+        for key, part in item.items():
+            yield key
+            yield from () if key in ("seconds", "attributes") else keys_of(part)
+
+
+def documented(command):
+    """The keys that the manual names in the rows of a command; and those of tensors, which it names once."""
+    text = MANUAL.read_text(encoding="utf-8").partition("## For machines")[2].partition("## ")[0]
+    rows = [row for row in text.splitlines() if row.startswith("|") and f"`{command}`" in row.split("|")[1]]
+    return {word for row in rows for word in re.findall(r"`(\w+)`", row)} | {"name", "dtype", "shape"}
 
 
 # quantize
@@ -328,7 +350,9 @@ def written_by_another(path):
 
 
 def test_explain_tells_a_machine_the_facts_of_an_operator():
-    found = told("explain", "softplus")
+    result = clika_ref("explain", "softplus", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
     assert {"schema", "meaning", "ATen calls", "quantization", "ONNX lowering", "plugin"} <= {*found}
 
 

@@ -12,13 +12,10 @@ from clika_ref.command_line.completion import complete_option, complete_target
 BEGIN = "import sys; sys.argv = ['clika-ref']; from clika_ref.command_line.cli import main; main()"
 
 
-def completed(line, last=""):
-    """What bash is offered for the next word of a line, by a process of its own."""
-    words = [*line.split(), last] if last or line.endswith(" ") else line.split()
-    environment = {
-        **os.environ,
-        **{"_CLIKA_REF_COMPLETE": "complete_bash", "COMP_WORDS": line + last, "COMP_CWORD": str(len(words) - 1)},
-    }
+def completed(line):
+    """What bash is offered for the last word of a line, by a process of its own."""
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    environment = {**os.environ, "_CLIKA_REF_COMPLETE": "complete_bash", **words}
     done = subprocess.run([sys.executable, "-c", BEGIN], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

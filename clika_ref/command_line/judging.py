@@ -12,7 +12,7 @@ from clika_ref.command_line.printed import alone_on_stdout, late, print_json, se
 
 Other = Annotated[
     str | None,
-    typer.Argument(metavar="[OTHER]", help="What is held against it, of the same kinds.", show_default=False),
+    typer.Argument(metavar="OTHER", help="What is held against it, of the same kinds.", show_default=False),
 ]
 
 AtLeast = Annotated[
