@@ -8,7 +8,7 @@ import typer
 
 from clika_ref.command_line import options
 from clika_ref.command_line.endings import Debug, MisuseError, Status, plain_errors
-from clika_ref.command_line.printed import alone_on_stdout, late, print_json, seed_all, working
+from clika_ref.command_line.printed import alone_on_stdout, counted, late, print_json, seed_all, working
 
 Other = Annotated[
     str | None,
@@ -61,12 +61,14 @@ def compare(
 ) -> None:
     """Run two models on the same inputs and say how far apart they are; or set targets side by side for a saved one."""
     with plain_errors(debug=debug), alone_on_stdout(as_json=as_json):
-        seed_all(seed)
-        comparing = late("comparing")
+        with working("Loading"):
+            seed_all(seed)
+            comparing = late("comparing")
         if other is None:
             if not target or inputs or at_least is not None:
                 raise MisuseError("give a second model, or --target once for each target that a saved module is for")
-            found = comparing.compared_targets(model, target)
+            with working("Comparing targets"):
+                found = comparing.compared_targets(model, target)
             told, is_good = comparing.targets_as_json(found), not any(row.refusal for row in found.rows)
         else:
             found = _agreement(comparing, (model, other), target or [], (inputs or [], batch_size))
@@ -83,8 +85,8 @@ def _agreement(comparing: Any, names: tuple[str, str], targets: list[str], given
     """Run two models, an ONNX file in the target that stands in its place, or in the only one."""
     if len(targets) > len(names):
         raise MisuseError(f"--target is given {len(targets)} times for two models; give it once, or once for each")
-    with working("Loading"):
+    with working("Loading models"):
         places = [targets[min(i, len(targets) - 1)] if targets else None for i in range(len(names))]
         first, second = (comparing.subject_of(*pair) for pair in zip(names, places, strict=True))
         calls = comparing.calls_for((first, second), *given)
-    return comparing.held_against(first, second, working("Comparing", calls))
+    return comparing.held_against(first, second, counted("Comparing", calls))

@@ -151,7 +151,8 @@ def _written(module: clika_ref.ClikaModule, places: dict[str, Path | None], *, k
     output, saved = places.get("-o"), places.get("--save")
     artifact = None if output is None else _facts(module.clika_export(output))
     if saved is not None:
-        module.clika_save(saved, keep_calibration_inputs=keep_inputs)
+        with working("Saving"):
+            module.clika_save(saved, keep_calibration_inputs=keep_inputs)
     return [artifact, None if saved is None else {"file": saved, "bytes": saved.stat().st_size}]
 
 

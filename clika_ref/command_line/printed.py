@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from clika_ref.reporting.console import progress_console
+from clika_ref.reporting.console import is_quiet, progress_console
 from clika_ref.reporting.progress import SimpleProgressBar
 
 
@@ -27,8 +27,16 @@ def seed_all(seed: int) -> None:
     importlib.import_module("torch").manual_seed(seed)
 
 
-def working(what: str, each: Iterable[Any] | None = None) -> SimpleProgressBar[Any]:
-    """Return a bar for something that may take more than a second, silent where nobody sees it move."""
+def working(what: str) -> contextlib.AbstractContextManager[Any]:
+    """Show on stderr that something is going on, for as long as the block lasts; silent where nobody sees it move."""
+    console = progress_console()
+    if is_quiet() or not console.is_terminal:
+        return contextlib.nullcontext()
+    return console.status(f"{what} ...")
+
+
+def counted(what: str, each: Iterable[Any]) -> Iterable[Any]:
+    """Return what is iterated over, with a bar on stderr that counts; silent where nobody sees it move."""
     return SimpleProgressBar(each, what, disable=not progress_console().is_terminal)
 
 
