@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 """By its name, each command; a further one is a function of its own module, and a line here."""
 
 for _name, _command in COMMANDS.items():
-    app.command(name=_name)(_command)
+    app.command(name=_name, epilog=STATUSES)(_command)
 
 GROUP = "clika_ref.commands"
 """The entry-point group of commands that other distributions add."""
