@@ -210,8 +210,7 @@ class Graph:
             return hint
         while (name := f"{hint}_{count + 1}") in self._names:
             count += 1
-        self._names[hint] = count + 1
-        self._names[name] = 0
+        self._names |= {hint: count + 1, name: 0}
         return name
 
     def add_input(self, type: TensorType, name: str) -> Value:

@@ -37,8 +37,11 @@ is alike over all samples, and differs from one to the next.
 """
 
 FLOAT_DB = 100.0
-"""What is this near to the float model differs by roundings of floats alone: an output before which nothing is rounded to
-integers misses nothing in the graph, and a few of these roundings in a runtime (`artifact_check.AGREEMENT`: 84 dB)."""
+"""What is this near to the float model differs by roundings of floats alone.
+
+An output before which nothing is rounded to integers misses nothing in the graph, and a few of these roundings in a
+runtime (`artifact_check.AGREEMENT`: 84 dB).
+"""
 
 
 def compare_quantized(

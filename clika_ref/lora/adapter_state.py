@@ -41,8 +41,8 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
     """Take over matrices, as `adapter_state` and other tools name them.
 
     Raises:
-        ModelError: one is missing, is of no adapter, is there twice, or has another shape; all are named, and nothing is
-            taken over.
+        ModelError: one is missing, is of no adapter, is there twice, or has another shape; all are named, and nothing
+            is taken over.
     """
     if not isinstance(state, Mapping):
         msg = (
