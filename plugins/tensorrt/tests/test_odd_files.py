@@ -320,3 +320,19 @@ def test_a_part_of_a_file_is_told_to_be_one(tmp_path):
     path.write_bytes(whole[:-6])  # all but the opset, which comes last
     found = [str(violation) for violation in TensorRt().check(path)]
     assert "[opset] the file: it states no opset of ONNX's operators; is it all of what was exported?" in found
+
+
+def test_a_layer_whose_weight_alone_is_integers_runs_in_float_although_these_are_moved_as_such(tmp_path):
+    held = [
+        numpy_helper.from_array(np.ones((4, 4), np.int8), "w"),
+        numpy_helper.from_array(np.ones(4, np.float32), "s"),
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["held"], "held", axis=0),
+        helper.make_node("Transpose", ["held"], ["turned"], "linear/Transpose"),
+        helper.make_node("MatMul", ["x", "turned"], ["y"], "linear/MatMul"),
+    ]
+    ends = [[helper.make_tensor_value_info(name, Kind.FLOAT, [2, 3, 4])] for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "linear", *ends, held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "net.onnx")
+    assert precisions(tmp_path / "net.onnx")["linear"].startswith("float: its input is not quantized")
