@@ -121,9 +121,9 @@ class AtomicFiles:
 
 @contextlib.contextmanager
 def staged(path: Path | str) -> Iterator[Path]:
-    """Yield a path of the same name in a folder of its own; when the block ends, its files move to ``path``'s folder.
+    """Yield a path of the same name in a folder of its own; when the block ends, what is there moves to its place.
 
-    So a file can be looked at, and refused, before it takes the place of an old one. Errors name the place, not the
+    So a file, or a whole folder, can be looked at, and refused, before anybody sees it. Errors name the place, not the
     folder, which is gone when anybody reads them.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clika_ref.command_line import environment, judging, looking, making
+from clika_ref.command_line import environment, judging, looking, making, new_plugin
 from clika_ref.command_line.endings import STATUSES
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "compare": judging.compare,
     "plugins": environment.plugins,
     "targets": environment.targets,
+    "new-plugin": new_plugin.new_plugin,
 }
 """By its name, each command; a further one is a function of its own module, and a line here."""
 

@@ -1,0 +1,145 @@
+"""The command that writes a plugin for its author to change: ``new-plugin``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from clika_ref.command_line.endings import Debug, MisuseError, plain_errors
+from clika_ref.command_line.options import AsJson
+from clika_ref.command_line.printed import print_json
+from clika_ref.core.hooks import GROUP
+from clika_ref.storage import staged
+
+TEMPLATE = Path(__file__).with_name("plugin_template")
+"""What is written, with ``$name`` and the like in the place of names; each file bears a further suffix."""
+
+SUFFIX = ".template"
+
+FORM = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+LONGEST = 30
+"""Of letters in a name: so no line of what is written is over 120."""
+
+OURS = frozenset({"aten", "cleanup", "conformance", "example", "onnxruntime", "openvino", "tensorrt"})
+"""Names that distributions of this project have, installed or not."""
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Lower-case letters, digits and hyphens: my-ops makes the distribution clika-ref-my-ops.",
+        show_default=False,
+    ),
+]
+
+Into = Annotated[Path, typer.Option("--into", metavar="FOLDER", help="Where the folder of the plugin is made.")]
+
+
+def new_plugin(
+    name: Name,
+    *,
+    into: Into = Path(),
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write a plugin, with an operator, a pass and their tests, that installs and passes them as it is."""
+    with plain_errors(debug=debug):
+        place, files = write_plugin(name, into)
+    steps = [f"cd {shlex.quote(str(place))}", 'pip install -e ".[test]"', "pytest"]
+    if as_json:
+        print_json({"folder": place, "files": files, "next": steps})
+    else:
+        begin = next(file for file in files if file.endswith("plugin.py"))
+        typer.echo(f"{place}  {len(files)} files, of which {begin} is the one to change first. Next:")
+        for step in steps:
+            typer.echo(f"  {step}")
+
+
+def write_plugin(name: str, into: Path) -> tuple[Path, list[str]]:
+    """Write a plugin into a folder of its own below ``into``; return that folder, and the files in it.
+
+    All of it appears at once: after any failure or interrupt nothing is there.
+
+    Raises:
+        MisuseError: the name cannot be that of a plugin, or is taken, or there is something in its place.
+        ModelError: the files cannot be written.
+    """
+    _refuse_name(name)
+    distribution = distribution_of(name)
+    place = into / distribution
+    if not into.is_dir():
+        msg = f"--into: there is no folder {into} to write to; make it first"
+        raise MisuseError(msg)
+    if os.path.lexists(place):
+        msg = f"{place} is there already: choose another name or another folder (--into), or move it away"
+        raise MisuseError(msg)
+    texts = plugin_files(name)
+    with staged(place) as folder:
+        for path, text in texts.items():
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    return place, [*texts]
+
+
+def distribution_of(name: str) -> str:
+    """Return what the distribution of a plugin is called."""
+    return f"clika-ref-{name}"
+
+
+def plugin_files(name: str) -> Mapping[str, str]:
+    """Return what a new plugin consists of: texts by paths."""
+    package = distribution_of(name).replace("-", "_")
+    words = {
+        "name": name,
+        "distribution": distribution_of(name),
+        "package": package,
+        "operator": f"{name.replace('-', '_')}_squared_relu",
+        "range": _compatible(importlib.metadata.version("clika-ref")),
+    }
+    written: dict[str, str] = {}
+    for source in sorted(TEMPLATE.rglob(f"*{SUFFIX}")):
+        first, *others = source.relative_to(TEMPLATE).with_suffix("").parts
+        path = "/".join([package if first == "package" else first, *others])
+        written[path] = Template(source.read_text(encoding="utf-8")).substitute(words)
+    return written
+
+
+def _compatible(version: str) -> str:
+    """Return the versions that are like this one: before 1.0, a minor version may break."""
+    major, minor = map(int, version.split(".")[:2])
+    return f">={major}.{minor},<{major}.{minor + 1}" if major == 0 else f">={major}.{minor},<{major + 1}"
+
+
+def _refuse_name(name: str) -> None:
+    if not FORM.fullmatch(name) or len(name) > LONGEST or re.match(r"clika-ref(-|$)", name):
+        plain = "-".join(re.findall(r"[a-z0-9]+", name.lower().replace("_", "-")))
+        plain = re.sub(r"^(clika-ref(-|$)|[^a-z]+)+", "", plain)[:LONGEST].strip("-")
+        msg = (
+            f"{name!r} names no plugin: write lower-case letters, digits and single hyphens between them, a letter "
+            f"first, {LONGEST} characters at most, and without clika-ref, which is put before it; for example "
+            f"{plain or 'my-ops'}"
+        )
+        raise MisuseError(msg)
+    owner = _owner_of(name)
+    if owner is not None:
+        msg = f"{name} is the name of {owner}: choose another one, as two plugins of one name cannot be installed"
+        raise MisuseError(msg)
+
+
+def _owner_of(name: str) -> str | None:
+    """Return what bears a name already, here or in this project."""
+    if name in OURS:
+        return f"{distribution_of(name)}, which belongs to clika-ref"
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry.name == name or (entry.dist is not None and entry.dist.name == distribution_of(name)):
+            return f"a plugin of {entry.dist.name if entry.dist else 'an unknown distribution'}, which is installed"
+    return None
