@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +75,7 @@ def _typed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
 
 def _taken(node: onnx.NodeProto, parameter: str) -> list[str]:
     """Return the dtypes that a type parameter may be, or nothing where it is fixed or is no tensor."""
-    without = {*_table()["missing"].get(node.op_type, {}).get(parameter, ())}
+    without = {*_missing(_installed()).get(node.op_type, {}).get(parameter, ())}
     given = {a.name: _value(a) for a in (*_defaults(node.op_type), *node.attribute)}
     for entry in _table()["failing"]:
         if node.op_type in entry["operators"] and parameter == entry["parameter"] and _has(given, entry):
@@ -105,6 +108,30 @@ def _allowed(op_type: str, parameter: str) -> tuple[str, ...]:
 @cache
 def _schema(op_type: str) -> onnx.defs.OpSchema:
     return onnx.defs.get_schema(op_type, OPSET)
+
+
+@cache
+def _missing(version: tuple[int, ...]) -> Mapping[str, Mapping[str, set[str]]]:
+    """Return the dtypes that a version of the runtime lacks, by operator and type parameter."""
+    found = {op: {p: {*names} for p, names in row.items()} for op, row in _table()["missing"].items()}
+    for entry in _table()["added"]:
+        if version < _numbers(entry["version"]):
+            for op, row in entry["missing"].items():
+                for parameter, names in row.items():
+                    found.setdefault(op, {}).setdefault(parameter, set()).update(names)
+    return found
+
+
+@cache
+def _installed() -> tuple[int, ...]:
+    """Return the version of the runtime that is here; where none is, files are written for the newest."""
+    if find_spec("onnxruntime") is None:
+        return (sys.maxsize,)
+    return _numbers(importlib.import_module("onnxruntime").__version__)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
 
 
 @cache

@@ -4,7 +4,7 @@ import onnx.defs
 import pytest
 import torch
 from clika_ref_onnxruntime import kernels
-from clika_ref_onnxruntime.kernels import _table
+from clika_ref_onnxruntime.kernels import _installed, _missing
 from clika_ref_onnxruntime.target import OnnxRuntime
 from onnxruntime.capi import _pybind_state as runtime
 from torch import nn
@@ -50,8 +50,13 @@ def registered():
 
 
 def test_the_list_is_what_the_installed_runtime_does_not_register():
-    listed = {op: {p: set(names) for p, names in row.items()} for op, row in _table()["missing"].items()}
-    assert listed == registered(), "write what the runtime registers into kernels.toml"
+    assert _missing(_installed()) == registered(), "write what the runtime registers into kernels.toml"
+
+
+def test_an_older_runtime_lacks_what_later_ones_added():
+    newest, older = _missing((1, 31)), _missing((1, 30))
+    beyond = {op: {*names["T"]} - {*newest.get(op, {}).get("T", ())} for op, names in older.items() if "T" in names}
+    assert {op: names for op, names in beyond.items() if names} == {"Where": {"int8", "uint32"}}
 
 
 def node_of(kind, *operands, **attrs):
