@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help demo test conformance mutants alarms lint format bench bench-ptq bench-targets bench-training clean
+.PHONY: help demo test conformance mutants alarms lint format package lowest bench bench-ptq bench-targets bench-training clean
 
 help:
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
@@ -24,6 +24,8 @@ help:
 	@echo "make alarms  count what it says against targets that are right (about 90 minutes)"
 	@echo "make lint    check format, lint, types and imports"
 	@echo "make format  write the format and the fixes that ruff knows"
+	@echo "make package build sdists and wheels, install them where nothing is, and go the way of a newcomer there"
+	@echo "make lowest  do that with the lowest versions that pyproject.toml allows, and run tests with them"
 	@echo "make bench   run the benchmarks"
 	@echo "make bench-ptq  quantize beside onnxruntime's own quantization and NNCF"
 	@echo "make bench-targets  quantize for OpenVINO beside NNCF, and twenty architectures for OpenVINO and TensorRT"
@@ -58,6 +60,13 @@ format: $(VENV)/development.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Both make an environment of their own below build/, with a torch of its own: two minutes before anything is tried.
+package: $(VENV)/development.stamp
+	$(BIN)/python -m releasing package
+
+lowest: $(VENV)/development.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m releasing lowest
+
 bench: $(VENV)/development.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
 
@@ -76,7 +85,7 @@ bench-training: $(VENV)/peers.stamp
 	$(BIN)/python -m benchmarks checkpoints
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info plugins/*/*.egg-info conformance/*.egg-info
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info plugins/*/*.egg-info conformance/*.egg-info
 
 # The stamps are written last, so an interrupted installation is taken up again.
 # torch brings the setuptools that builds the project, hence no build isolation.

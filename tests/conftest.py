@@ -13,6 +13,7 @@ from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import pack
 
 sys.path.insert(0, str(Path(__file__).parent))  # the importlib mode of pytest leaves the folder of a test off the path
+sys.path.append(str(Path(__file__).parents[1]))  # for `releasing`; last, so that what is installed comes first
 
 
 def call(function, element):

@@ -1,0 +1,80 @@
+"""The command line: build every distribution and try it where nothing is installed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import typer
+
+from releasing.building import build
+from releasing.distributions import ROOT, distributions, lowest_versions, pinned
+from releasing.fresh import Fresh
+from releasing.trying import try_commands, try_first_artifact
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+PLACE = ROOT / "build"
+WHEELS = PLACE / "dist"
+
+EXTRAS = "clika-ref[standard,openvino,tensorrt,conformance]"
+EXAMPLE = "clika-ref-example"
+
+AT_LOWEST = (
+    *("plugins/onnxruntime/tests", "plugins/openvino/tests", "plugins/tensorrt/tests"),
+    *("plugins/example/tests/test_example.py", "plugins/example/tests/test_reference.py"),
+    *("tests/onnx_emission", "tests/exporting"),
+)
+"""Tests of all that touches onnx, onnxruntime and openvino."""
+
+
+@app.command()
+def package() -> None:
+    """Build sdists and wheels, install them into an empty environment, and try them there."""
+    build_all()
+    environment = Fresh(PLACE / "fresh")
+    installed(environment, pinned())
+    with tempfile.TemporaryDirectory() as folder:
+        try_first_artifact(environment, Path(folder))
+        try_commands(environment, Path(folder))
+    environment.show([f"{len(distributions())} sdists and as many wheels are in {WHEELS.relative_to(ROOT)}"])
+
+
+@app.command()
+def lowest() -> None:
+    """Do the same with the lowest versions that are allowed of what runs and reads models, and run tests there."""
+    build_all()
+    environment = Fresh(PLACE / "lowest")
+    versions = lowest_versions()
+    installed(environment, {**pinned(), **versions})
+    with tempfile.TemporaryDirectory() as folder:
+        try_first_artifact(environment, Path(folder))
+        try_commands(environment, Path(folder))
+    with environment.timed("tests"):
+        passed = environment.run("pytest", "-q", "-p", "no:cacheprovider", *AT_LOWEST, cwd=ROOT)
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    environment.show([f"with {shown}:", passed.splitlines()[-1]])
+
+
+def build_all() -> None:
+    """Build every distribution into an empty folder."""
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    WHEELS.mkdir(parents=True)
+    for found in distributions():
+        build(found, WHEELS)
+
+
+def installed(environment: Fresh, versions: dict[str, str]) -> None:
+    """Install what was built, and at given versions all that it asks for."""
+    # torch first and alone, as in the Makefile: otherwise pip may fetch another one, with all of CUDA.
+    environment.install("torch", f"torch=={versions['torch']}")
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = Path(folder) / "constraints.txt"
+        constraints.write_text("".join(f"{name}=={v}\n" for name, v in versions.items()), encoding="utf-8")
+        words = ("--constraint", str(constraints), "--find-links", str(WHEELS))
+        environment.install("clika-ref with every extra", *words, EXTRAS, EXAMPLE)
+
+
+if __name__ == "__main__":
+    app()

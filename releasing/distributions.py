@@ -1,0 +1,87 @@
+"""The distributions of this repository: where each lies, what its ``pyproject.toml`` states, which files it has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+DESCRIBING = ("LICENSE", "README.md", "pyproject.toml")
+"""Files beside a package that belong to its distribution."""
+
+RANGED = ("torch", "onnx", "onnxruntime", "openvino")
+"""What runs or reads models, of which the lowest version that is allowed is tried."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One distribution."""
+
+    folder: Path
+    stated: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.stated["project"]["name"]
+
+    @property
+    def package(self) -> str:
+        """The one package that it has."""
+        return self.name.replace("-", "_")
+
+    @property
+    def requirements(self) -> list[str]:
+        """All that it asks for, in extras as well."""
+        project = self.stated["project"]
+        return [*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())]
+
+    def files(self) -> list[str]:
+        """Return the paths, from its folder, of the files that it consists of: those that git knows, or would."""
+        listed = [
+            "git",
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+            "--",
+            self.package,
+            *DESCRIBING,
+        ]
+        found = subprocess.run(listed, cwd=self.folder, capture_output=True, text=True, check=True).stdout
+        return sorted({path for path in found.split("\0") if path and (self.folder / path).exists()})
+
+
+def distributions() -> list[Distribution]:
+    """Return every distribution, the project itself first."""
+    places = [
+        ROOT / "pyproject.toml",
+        *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+        ROOT / "conformance/pyproject.toml",
+    ]
+    return [Distribution(path.parent, tomllib.loads(path.read_text(encoding="utf-8"))) for path in places]
+
+
+def lowest_versions() -> dict[str, str]:
+    """Return, of each of `RANGED`, the lowest version that is allowed."""
+    asked = [text for found in distributions() for text in found.requirements]
+    return {name: _lowest(name, asked) for name in RANGED}
+
+
+def _lowest(name: str, requirements: list[str]) -> str:
+    (version,) = {found[1] for text in requirements if (found := re.match(rf"{name}>=([\d.]+)", text))}
+    return version
+
+
+def pinned() -> dict[str, str]:
+    """Return the versions that development uses."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))

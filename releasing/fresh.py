@@ -1,0 +1,75 @@
+"""An environment with nothing in it, and how long things take there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterable
+from pathlib import Path
+
+TOOLS = ("HF_HUB_OFFLINE", "HOME", "LANG", "PATH", "TMPDIR")
+"""Variables that a program is given, with those of pip and of certificates; nothing that leads to this repository."""
+
+
+class Fresh:
+    """A virtual environment with pip alone, in a folder that is not there yet."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make it."""
+        self.folder = folder
+        self.seconds: dict[str, float] = {}
+        """What each step took, by what it is called."""
+        with self.timed("an empty environment"):
+            venv.create(folder, with_pip=True, clear=True)
+
+    def timed(self, what: str) -> Timed:
+        """Return a block whose time is kept."""
+        return Timed(what, self.seconds)
+
+    def install(self, what: str, *words: str) -> None:
+        """Let pip install something."""
+        with self.timed(what):
+            self.run("pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", *words)
+
+    def run(self, command: str, *words: object, cwd: Path | None = None) -> str:
+        """Run a command of the environment; return what it prints on stdout.
+
+        Raises:
+            SystemExit: it fails.
+        """
+        here = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
+        variables = {**here, "PATH": f"{self.folder / 'bin'}{os.pathsep}{here['PATH']}", "OMP_NUM_THREADS": "2"}
+        said = [str(self.folder / "bin" / command), *map(str, words)]
+        done = subprocess.run(said, cwd=cwd, env=variables, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join([command, *said[1:]])} ended with {done.returncode}\n{done.stdout[-8000:]}")
+        return done.stdout
+
+    def show(self, lines: Iterable[str] = ()) -> None:
+        """Print what each step took, and further lines."""
+        for what, seconds in self.seconds.items():
+            print(f"{seconds:8.1f} s  {what}")
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+
+
+def _is_passed_on(name: str) -> bool:
+    return name in TOOLS or name.startswith(("PIP_", "SSL_", "REQUESTS_", "LC_", "OPENBLAS_"))
+
+
+class Timed:
+    """A block whose time is kept."""
+
+    def __init__(self, what: str, seconds: dict[str, float]) -> None:
+        self.what = what
+        self.seconds = seconds
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.what] = time.perf_counter() - self.start

@@ -1,0 +1,96 @@
+"""What is tried of an installation that has no repository beside it: a newcomer's first artifact, and every command."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from releasing.distributions import ROOT, distributions
+from releasing.fresh import Fresh
+
+LINES = 12
+"""From the README to a first artifact in integers of a module of one's own, at most."""
+
+OWN = '''"""A model of a newcomer's own."""
+
+import torch
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = torch.nn.Conv2d(3, 8, 3, stride=2), torch.nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.linear(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+model = Network()
+'''
+
+IN_INTEGERS = """
+import sys, onnx
+kinds = {tensor.data_type for tensor in onnx.load(sys.argv[1]).graph.initializer}
+sys.exit(None if onnx.TensorProto.INT8 in kinds else f"{sys.argv[1]} holds no int8")
+"""
+
+OTHER_TARGETS = """
+import torch
+from clika_ref import DeploymentSettings_OpenVINO_ONNX, DeploymentSettings_TensorRT_ONNX, clika_compile
+
+module = clika_compile(torch.nn.Linear(3, 4), tracing_inputs=[torch.rand(2, 3)])
+module.clika_export("openvino.xml", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
+module.clika_export("tensorrt.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+"""
+
+
+def readme_lines() -> list[str]:
+    """Return what the README says of a first artifact in integers, with a module of one's own for the model of it.
+
+    Raises:
+        SystemExit: that is more than `LINES`.
+    """
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    (code,) = [block for block in blocks if "calibration_inputs" in block]
+    lines = [line for line in code.splitlines() if line.strip()]
+    if len(lines) > LINES:
+        raise SystemExit(f"the README needs {len(lines)} lines for a first artifact in integers, not {LINES}")
+    return [re.sub(r"^model = .*", "from own import model", line) for line in lines]
+
+
+def try_first_artifact(environment: Fresh, folder: Path) -> None:
+    """Write a module of one's own and the lines of the README, and run them."""
+    (folder / "own.py").write_text(OWN, encoding="utf-8")
+    (folder / "first.py").write_text("\n".join(readme_lines()) + "\n", encoding="utf-8")
+    with environment.timed("the first artifact in integers, of a module of one's own"):
+        environment.run("python", "first.py", cwd=folder)
+    environment.run("python", "-c", IN_INTEGERS, "quantized.onnx", cwd=folder)
+
+
+def try_commands(environment: Fresh, folder: Path) -> None:
+    """Call what was installed: plugins of each distribution, each kind of file that wheels carry, every target.
+
+    Raises:
+        SystemExit: something fails or is missing.
+    """
+    with environment.timed("commands, and a run of the conformance suite"):
+        environment.run("pip", "check")
+        version = environment.run("clika-ref", "--version").split()[-1]
+        told = json.loads(environment.run("clika-ref", "plugins", "--json", cwd=folder))
+        wanted = {name for found in distributions() for name in _entry_points(found.stated["project"])}
+        if told["failures"] or {plugin["name"] for plugin in told["plugins"]} != wanted:
+            raise SystemExit(f"plugins are {wanted}, and found are {told}")
+        if {plugin["version"] for plugin in told["plugins"]} != {version}:
+            raise SystemExit(f"clika-ref has version {version}, and found are {told}")
+        environment.run("clika-ref", "new-plugin", "tried", cwd=folder)
+        environment.run("python", "-c", OTHER_TARGETS, cwd=folder)
+        environment.run("clika-ref", "check", "tensorrt.onnx", "--target", "tensorrt", cwd=folder)
+        suite = ("conformance", "run", "--target", "onnxruntime", "-k", "operators/relu6/", "--out", "report")
+        environment.run("clika-ref", *suite, cwd=folder)
+        if not (folder / "report/index.html").exists():
+            raise SystemExit("the conformance suite wrote no page")
+
+
+def _entry_points(project: dict[str, dict[str, dict[str, str]]]) -> list[str]:
+    return [*project.get("entry-points", {}).get("clika_ref", {})]
