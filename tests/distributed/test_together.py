@@ -219,6 +219,12 @@ def test_a_module_that_the_user_divides_trains_as_well(training):
     assert one["whole"] == other["whole"]
 
 
+def test_memory_of_whole_weights_is_let_go_behind_each_evaluation(training):
+    one, other = training.of("sharded_twins")
+    assert one["same"] == other["same"] == [True, True]
+    assert one["whole"] == other["whole"]
+
+
 def test_a_module_whose_parts_are_divided_is_refused(training):
     for said in training.told("sharded_in_parts"):
         assert "the weights of a part of the module are divided among processes by themselves" in said

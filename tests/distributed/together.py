@@ -346,6 +346,33 @@ def sharded_by_the_user():
     return {"loss": loss, "whole": digest(module.clika_gather())}
 
 
+class Twins(nn.Module):
+    """Two layers with biases of one shape, which stay float: cleaning looks at them, to find whether they are equal."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu()) + x
+
+
+def sharded_twins():
+    """Go back and forth between training and evaluation, for which integers are made of whole weights."""
+    data = torch.randn(8, 4, 16, generator=torch.Generator().manual_seed(0))
+    module = clika_distribute(compiled(Twins(), dealt(data), tracing_inputs=[data[0], data[0, :2]]), SHARDED)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    same = []
+    for x in data[dist.get_rank() :: 4]:
+        optimizer.zero_grad()
+        mean_of_ranks(module.train(), x).backward()
+        optimizer.step()
+        with torch.no_grad():
+            same.append(torch.equal(module.eval()(data[0]), module.clika_gather()(data[0])))
+    return {"same": same, "whole": digest(module.clika_gather())}
+
+
 def sharded_in_parts():
     module = to_train(dealt(images()))
     for part in ("stem", "head"):
@@ -404,7 +431,7 @@ GROUPS = {
         *(nan_on_one, nan_in_the_first, no_data_on_the_first, an_error_of_the_users_on_one, an_error_on_both),
         *(other_weights, a_file_of_ranges, other_plans, other_steps, convolutions),
     ],
-    "training": [replicated_training, sharded_training, sharded_by_the_user, sharded_in_parts],
+    "training": [replicated_training, sharded_training, sharded_twins, sharded_by_the_user, sharded_in_parts],
     "ending": [ends_meanwhile],
     "hanging": [hangs],
 }
