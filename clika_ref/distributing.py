@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clika_ref.core.errors import ModelError
 from clika_ref.distributed.ranks import Ranks, working_together
+from clika_ref.distributed.sharding import hold_numbers_of_first
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.module import ClikaModule
 from clika_ref.saving.extra_state import write_extra_state
@@ -36,7 +37,8 @@ def clika_distribute(
 
     It returns what to train in its place, in the user's own loop: a ``DistributedDataParallel`` around the module, or
     the module itself with its weights divided among the processes (``fully_shard``) where ``use_sharding`` is set; as
-    it is where ``multi_gpu`` is not. Gradients are means over the ranks, those of scales too.
+    it is where ``multi_gpu`` is not. All begin with the weights and buffers of the first one; gradients are means over
+    the ranks, those of scales too.
 
     Args:
         module: where its weights lie, there it is trained.
@@ -56,7 +58,9 @@ def clika_distribute(
         return module
     device = next(module.parameters()).device
     if settings.use_sharding:
-        divided: Any = fully_shard(module, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        hold_numbers_of_first([*module.parameters(), *module.buffers()], mesh)  # as DistributedDataParallel does
+        divided: Any = fully_shard(module, mesh=mesh)
         divided.register_forward_hook(_divide_again)
         return divided
     return DistributedDataParallel(module, device_ids=[device] if device.type != "cpu" else None)

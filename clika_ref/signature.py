@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import keyword
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,19 @@ class Signature:
 
     def __post_init__(self) -> None:
         self._has_size = _holds_size(self.output_spec)
+
+    @property
+    def shown(self) -> inspect.Signature:
+        """The parameters of a call, without ``**kwargs``: what of these was given has a parameter of its own.
+
+        Others are refused, and who is told of ``**kwargs`` gives them, as the trainer of transformers does.
+        """
+        known = self.parameters.parameters
+        extra = [name for name in self.arguments if name not in known]
+        if not all(name.isidentifier() and not keyword.iskeyword(name) for name in extra):
+            return self.parameters
+        own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        return inspect.Signature([*own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in extra)])
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the leaves of a call, in the order of ``leaves``.

@@ -99,9 +99,22 @@ def test_a_module_that_is_compiled_already_is_quantized_together(quantizing):
     assert len({*one["plans"]}) == 3
 
 
-def test_ranks_prune_by_the_data_of_the_first(quantizing):
+def test_ranks_prune_by_what_the_first_traces_with(quantizing):
     one, other = quantizing.of("pruned")
     assert len({*one["models"], *other["models"]}) == 1
+
+
+def test_ranks_prune_as_one_process_does_that_reads_all_of_the_data(quantizing):
+    one, other = quantizing.of("pruned_by_dealt_data")
+    assert len({*one["plans"], *other["plans"]}) == 1
+    assert len({*one["models"], *other["models"]}) == 1
+    assert one["of the first"] not in one["models"], "by the data of one rank, another model is found"
+
+
+def test_ranks_have_the_adapters_that_the_first_draws(quantizing):
+    one, other = quantizing.of("adapted")
+    assert one == other
+    assert one["models"][0] != one["models"][1], "drawn one after the other"
 
 
 def test_processes_that_were_not_told_to_work_together_are_warned(quantizing):
@@ -223,6 +236,22 @@ def test_memory_of_whole_weights_is_let_go_behind_each_evaluation(training):
     one, other = training.of("sharded_twins")
     assert one["same"] == other["same"] == [True, True]
     assert one["whole"] == other["whole"]
+
+
+def test_a_divided_module_has_the_statistics_of_the_first_rank_whenever_it_is_evaluated_or_freezes_them(training):
+    one, other = training.of("sharded_with_live_norms")
+    assert one["own"] != other["own"], "in training, each rank counts for itself"
+    assert one["live"] == other["live"]
+    assert one["statistics"] == other["statistics"]
+    assert one["whole"] == other["whole"]
+    assert one["same"] and other["same"]
+    assert one["divided"] and other["divided"]
+
+
+def test_ranks_that_divide_a_model_begin_with_the_weights_of_the_first(training):
+    one, other = training.of("sharded_from_other_weights")
+    assert one["before"] != other["before"]
+    assert one["whole"] == other["whole"] == one["before"]
 
 
 def test_a_module_whose_parts_are_divided_is_refused(training):

@@ -18,12 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from calibrated_nets import HERE, Net, batches
 
 from clika_ref import (
     DistributedTrainingSettings,
+    LoraSettings,
     ModelError,
     PruningSettings,
     QuantizationSettings,
@@ -38,6 +40,7 @@ from clika_ref.saving.extra_state import write_extra_state
 TOGETHER = DistributedTrainingSettings(multi_gpu=True)
 SHARDED = DistributedTrainingSettings(multi_gpu=True, use_sharding=True)
 ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
+STRUCTURED = PruningSettings("structured", None, 0.5)
 FEW_BITS = QuantizationSettings(
     weights_num_bits=[8, 4], weights_only_quantization_block_size=[16], prefer_weights_only_quantization=True
 )
@@ -184,15 +187,45 @@ def quantized_later():
 
 
 def pruned():
-    settings = {"pruning_settings": PruningSettings("structured", None, 0.5), "deployment_settings": HERE}
+    """Prune by what the module is traced with, which counts as the first rank has it."""
+    settings = {"pruning_settings": STRUCTURED, "deployment_settings": HERE}
     data = [x * (1 + 5 * dist.get_rank()) for x in images(2)]
     found = clika_compile(
         Convolutions().eval(), tracing_inputs=data, distributed_training_settings=TOGETHER, **settings
     )
     alone = clika_compile(Convolutions().eval(), tracing_inputs=images(2), **settings)
     later = clika_compile(Convolutions().eval(), tracing_inputs=data, distributed_training_settings=TOGETHER)
-    later.clika_prune(settings["pruning_settings"])
+    later.clika_prune(STRUCTURED)
     return {"models": [fingerprint(module.graph) for module in (found, alone, later)]}
+
+
+def pruned_by_dealt_data():
+    """Prune by data, of which what is weighed on takes several batches; as the module is compiled, and later."""
+    strengths = torch.tensor([9.0, 1.0, 0.1]).reshape(3, 1, 1)
+    data = [(x * strengths).roll(number % 2, 1) for number, x in enumerate(images(12))]
+    found, alone = (
+        compiled(Convolutions(), own, tracing_inputs=data[:1], pruning_settings=STRUCTURED, **how)
+        for own, how in ((dealt(data), {}), (data, {"distributed_training_settings": None}))
+    )
+    later = clika_compile(Convolutions().eval(), tracing_inputs=data[:1], distributed_training_settings=TOGETHER)
+    later.clika_prune(STRUCTURED, calibration_inputs=dealt(data))
+    of_first = clika_compile(Convolutions().eval(), tracing_inputs=data[:1])
+    of_first.clika_prune(STRUCTURED, calibration_inputs=data[::2])
+    return {
+        "plans": [plan_of(found), plan_of(alone)],
+        "models": [fingerprint(module.graph) for module in (found, alone, later)],
+        "of the first": fingerprint(of_first.graph),
+    }
+
+
+def adapted():
+    """Attach adapters, which are drawn at random, otherwise on each rank: as the module is compiled, and later."""
+    torch.manual_seed(dist.get_rank())
+    data = images(2)
+    found = compiled(Convolutions(), dealt(data), global_lora_settings=LoraSettings(rank=2))
+    later = compiled(Convolutions(), dealt(data))
+    later.clika_attach_lora(LoraSettings(rank=2))
+    return {"models": [fingerprint(m.graph) for m in (found, later)], "plans": [plan_of(m) for m in (found, later)]}
 
 
 # Failing
@@ -278,9 +311,17 @@ def numbers_of(module):
     return {name: p.detach().flatten()[:6].tolist() for name, p in module.named_parameters()}
 
 
-def digest(module):
-    state = write_extra_state({}, {n: p.detach().clone() for n, p in module.named_parameters()})
+def digest_of(tensors):
+    state = write_extra_state({}, {name: tensor.detach().clone() for name, tensor in tensors.items()})
     return hashlib.sha256(state.numpy().tobytes()).hexdigest()
+
+
+def digest(module):
+    return digest_of(dict(module.named_parameters()))
+
+
+def digest_with_buffers(module):
+    return digest_of({name: tensor for name, tensor in module.state_dict().items() if name != "_extra_state"})
 
 
 def trained_by_one():
@@ -344,6 +385,37 @@ def sharded_by_the_user():
     module = fully_shard(to_train(dealt(images())))
     loss = trained(module, halves()[0])
     return {"loss": loss, "whole": digest(module.clika_gather())}
+
+
+def sharded_with_live_norms():
+    """Let norms be live for two steps, whose statistics each rank counts for itself, and train on with these."""
+    module = clika_distribute(to_train(dealt(images())), SHARDED)
+    module.clika_set_batch_norm("live")
+    trained(module, halves()[0], steps=2)
+    own = module.stem._modules["1"].running_mean.tolist()
+    x = images(1)[0]
+    with torch.no_grad():
+        live = module.eval()(x)
+    trained(module, halves()[0], steps=1)
+    module.clika_set_batch_norm("frozen")
+    statistics = digest_of(dict(module.named_buffers()))
+    trained(module, halves()[0], steps=1)
+    divided = all(isinstance(parameter, DTensor) for parameter in module.parameters())
+    whole = module.eval().clika_gather()
+    with torch.no_grad():
+        same = torch.equal(module(x), whole(x))
+    found = {"own": own, "live": live.tolist(), "statistics": statistics, "whole": digest_with_buffers(whole)}
+    return {**found, "same": same, "divided": divided}
+
+
+def sharded_from_other_weights():
+    """Divide a model whose weights differ between ranks: all begin with those of the first one."""
+    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor += dist.get_rank()
+    before = digest_with_buffers(module)
+    return {"before": before, "whole": digest_with_buffers(clika_distribute(module, SHARDED).clika_gather())}
 
 
 class Twins(nn.Module):
@@ -425,13 +497,16 @@ def hangs():
 GROUPS = {
     "quantizing": [
         *(linear_layers, convolutions, few_bits, by_an_option, a_small_reservoir, uneven_data, no_data_on_one),
-        *(quantized_later, pruned, unasked),
+        *(quantized_later, pruned, pruned_by_dealt_data, adapted, unasked),
     ],
     "failing": [
         *(nan_on_one, nan_in_the_first, no_data_on_the_first, an_error_of_the_users_on_one, an_error_on_both),
         *(other_weights, a_file_of_ranges, other_plans, other_steps, convolutions),
     ],
-    "training": [replicated_training, sharded_training, sharded_twins, sharded_by_the_user, sharded_in_parts],
+    "training": [
+        *(replicated_training, sharded_training, sharded_twins, sharded_with_live_norms, sharded_from_other_weights),
+        *(sharded_by_the_user, sharded_in_parts),
+    ],
     "ending": [ends_meanwhile],
     "hanging": [hangs],
 }
