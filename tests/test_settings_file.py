@@ -417,3 +417,18 @@ def test_the_backend_takes_settings_and_the_path_of_their_file(tmp_path):
     default = compile_options({"settings": settings, "deployment_settings": DeploymentSettings_OpenVINO_ONNX()})
     assert default["deployment_settings"] == DeploymentSettings_OpenVINO_ONNX(), "what is said outright counts"
     assert expected["deployment_settings"] == DeploymentSettings_ONNXRuntime_ONNX()
+
+
+def test_the_backend_reads_as_many_batches_of_a_dataloader_as_settings_say():
+    class Loader:
+        def __iter__(self):
+            read.append("begun")
+            yield from "abc"
+
+    read, options = [], {"settings": Settings(training_settings=TrainingSettings(stats_steps=2))}
+    found = compile_options({**options, "train_dataloader": Loader()})["calibration_inputs"]
+    assert not read
+    assert [*found] == ["a", "b"]
+    assert compile_options({**options, "train_dataloader": ["a", "b", "c"]})["calibration_inputs"] == ["a", "b"]
+    with pytest.raises(ModelError, match="train_dataloader are a int; give a list"):
+        compile_options({**options, "train_dataloader": 3})
