@@ -20,8 +20,8 @@ from clika_ref.module import ClikaModule
 from clika_ref.saving.extra_state import write_extra_state
 
 OTHER_PLAN = (
-    "rank {} has another plan than rank 0, so that they would train different models: compile on all ranks with "
-    "DistributedTrainingSettings(multi_gpu=True), or load the same state dict on all"
+    "rank {} has another plan than rank 0, or weights of other shapes, so that they would train different models: compile "
+    "on all ranks with DistributedTrainingSettings(multi_gpu=True), or load the same state dict on all"
 )
 
 OTHER_STEPS = (
@@ -63,7 +63,15 @@ def clika_distribute(
         divided: Any = fully_shard(module, mesh=mesh)
         divided.register_forward_hook(_divide_again)
         return divided
-    return DistributedDataParallel(module, device_ids=[device] if device.type != "cpu" else None)
+    devices = [device] if device.type != "cpu" else None
+    return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=_has_idle_parameters(module))
+
+
+def _has_idle_parameters(module: ClikaModule) -> bool:
+    """Whether the graph reads a parameter nowhere, for whose gradient the first step would wait."""
+    constants = module.graph.constants
+    named = module.named_parameters()
+    return any(p.requires_grad and name in constants and not constants[name].uses for name, p in named)
 
 
 def _divide_again(module: nn.Module, _: Any, __: Any) -> None:
@@ -86,7 +94,9 @@ def _refuse_differences(module: ClikaModule, steps: int | None, ranks: Ranks) ->
 
 
 def _digest(module: ClikaModule) -> str:
-    """Return 64 hexadecimal digits, equal for equal plans."""
+    """Return 64 hexadecimal digits, equal for equal plans and sides of weights."""
     quantized = module._clika_quantized
-    saved: torch.Tensor = write_extra_state(*(quantized.saved() if quantized is not None else ({}, {})))
+    document, tensors = quantized.saved() if quantized is not None else ({}, {})
+    shapes = {name: list(parameter.shape) for name, parameter in module.named_parameters()}
+    saved: torch.Tensor = write_extra_state({**document, "shapes": shapes}, tensors)
     return hashlib.sha256(saved.numpy().tobytes()).hexdigest()

@@ -79,6 +79,7 @@ class Ranks:
     def summed(self, counts: Tensor) -> Tensor:
         """Return integers of the CPU, ``int64[...]`` of one shape on all ranks, summed over these; all call it."""
         if self.are_several and counts.numel():
+            self._meet(_nothing())  # a rank that has failed since says so here, and no sum waits for it
             with _explaining():
                 dist.all_reduce(counts, group=self.group)
         return counts

@@ -135,6 +135,7 @@ NAN = "calibration batch {}: the input 'x' holds NaN; leave the batch out, or me
         ("nan_in_the_first", 0, f"ModelError: {NAN.format(1)}"),
         ("no_data_on_the_first", 0, "ModelError: calibration_inputs hold no element"),
         ("an_error_of_the_users_on_one", 1, "OSError: the disk is gone"),
+        ("an_error_before_counts_are_summed", 1, "TypeError: 'NoneType' object is not callable"),
     ],
 )
 def test_where_one_rank_fails_all_end_with_its_reason(failing, scenario, rank, reason):
@@ -153,7 +154,8 @@ def test_where_all_fail_each_has_its_own_error(failing):
     [
         ("other_weights", "rank 1 works on another model than rank 0: its graph, or its weights, are others"),
         ("a_file_of_ranges", "saves the ranges of one process, and several calibrate together here"),
-        ("other_plans", "rank 1 has another plan than rank 0, so that they would train different models"),
+        ("other_plans", "rank 1 has another plan than rank 0, or weights of other shapes, so that they would train different"),
+        ("other_shapes", "rank 1 has another plan than rank 0, or weights of other shapes"),
         ("other_steps", "the ranks have 3, 4 steps each, by their order"),
     ],
 )
@@ -202,6 +204,12 @@ def test_ranks_train_one_model_which_is_that_of_one_process(training, scenario):
     assert len(scales) > 6
     assert all(any(numbers) for numbers in scales), "each scale has learned"
     assert one["bytes"] > 1000
+
+
+def test_ranks_train_a_model_of_which_a_layer_is_never_called(training):
+    one, other = training.of("replicated_with_idle_weights")
+    assert one["digest"] == other["digest"]
+    assert one["grads"] == [True, False]
 
 
 def test_what_trains_is_what_the_settings_say(training):

@@ -32,6 +32,7 @@ from clika_ref import (
     clika_compile,
     clika_distribute,
 )
+from clika_ref.distributed import merging
 from clika_ref.quantization import calibration
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.ranges import statistics_to_json
@@ -265,6 +266,20 @@ def an_error_of_the_users_on_one():
     return {"told": ""}
 
 
+def an_error_before_counts_are_summed():
+    """Fail on one rank between what it says and what is summed."""
+    before = merging.statistics_from_json
+    if dist.get_rank() == 1:
+        merging.statistics_from_json = None
+    try:
+        compiled(Convolutions(), dealt(images()))
+    except (ModelError, TypeError) as error:
+        return {"told": f"{type(error).__name__}: {error}"}
+    finally:
+        merging.statistics_from_json = before
+    return {"told": ""}
+
+
 def an_error_on_both():
     data = [x if place < 2 else x * torch.nan for place, x in enumerate(images())]
     return {"told": told(lambda: compiled(Convolutions(), dealt(data)))}
@@ -387,6 +402,15 @@ def sharded_by_the_user():
     return {"loss": loss, "whole": digest(module.clika_gather())}
 
 
+def replicated_with_idle_weights():
+    """Train a model of which a layer is never called, which has no gradients."""
+    model = Convolutions()
+    model.idle = nn.Linear(3, 3)
+    module = compiled(model, dealt(images()), tracing_inputs=[images(1)[0], images(1)[0][:2]])
+    trained(clika_distribute(module, TOGETHER), halves()[0])
+    return {"digest": digest(module), "grads": [module.idle.weight.grad is None, module.head.weight.grad is None]}
+
+
 def sharded_with_live_norms():
     """Let norms be live for two steps, whose statistics each rank counts for itself, and train on with these."""
     module = clika_distribute(to_train(dealt(images())), SHARDED)
@@ -457,6 +481,12 @@ def other_plans():
     return {"told": told(lambda: clika_distribute(module, TOGETHER))}
 
 
+def other_shapes():
+    """Divide models of other sides: what one rank sends has no room on the other."""
+    model = nn.Linear(4, 4 + dist.get_rank()).eval()
+    return {"told": told(lambda: clika_distribute(clika_compile(model, tracing_inputs=[torch.ones(2, 4)]), SHARDED))}
+
+
 def other_steps():
     module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
     return {"told": told(lambda: clika_distribute(module, TOGETHER, steps=3 + dist.get_rank()))}
@@ -501,11 +531,12 @@ GROUPS = {
     ],
     "failing": [
         *(nan_on_one, nan_in_the_first, no_data_on_the_first, an_error_of_the_users_on_one, an_error_on_both),
-        *(other_weights, a_file_of_ranges, other_plans, other_steps, convolutions),
+        *(an_error_before_counts_are_summed,),
+        *(other_weights, a_file_of_ranges, other_plans, other_shapes, other_steps, convolutions),
     ],
     "training": [
         *(replicated_training, sharded_training, sharded_twins, sharded_with_live_norms, sharded_from_other_weights),
-        *(sharded_by_the_user, sharded_in_parts),
+        *(sharded_by_the_user, sharded_in_parts, replicated_with_idle_weights),
     ],
     "ending": [ends_meanwhile],
     "hanging": [hangs],
