@@ -20,8 +20,8 @@ from clika_ref.module import ClikaModule
 from clika_ref.saving.extra_state import write_extra_state
 
 OTHER_PLAN = (
-    "rank {} has another plan than rank 0, or weights of other shapes, so that they would train different models: compile "
-    "on all ranks with DistributedTrainingSettings(multi_gpu=True), or load the same state dict on all"
+    "rank {} has another plan than rank 0, or weights of other shapes, so that they would train different models: "
+    "compile on all ranks with DistributedTrainingSettings(multi_gpu=True), or load the same state dict on all"
 )
 
 OTHER_STEPS = (

@@ -65,7 +65,7 @@ def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     """Compile what Dynamo captured; PyTorch finds this function under the name ``clika``.
 
     ``torch.compile(model, backend="clika", options={...})`` takes the options of `clika_compile`, and ``settings``,
-    ``example_inputs``, ``train_dataloader`` and ``apply_on_data_fn`` of older releases. Of a ``train_dataloader`` beside
+    ``example_inputs``, ``train_dataloader`` and ``apply_on_data_fn`` of older releases. Of a loader beside
     `Settings`, as many batches are read as ``stats_steps`` says.
 
     Raises:

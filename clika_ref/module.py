@@ -32,7 +32,7 @@ from clika_ref.input_checks import check_inputs
 from clika_ref.lora.adapters import in_training
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX, Norms
+from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX, Norms
 from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import keyword
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,8 +93,6 @@ class Signature:
         """
         known = self.parameters.parameters
         extra = [name for name in self.arguments if name not in known]
-        if not all(name.isidentifier() and not keyword.iskeyword(name) for name in extra):
-            return self.parameters
         own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
         return inspect.Signature([*own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in extra)])
 

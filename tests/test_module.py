@@ -63,9 +63,6 @@ def test_keywords_that_only_kwargs_take_are_shown_as_those_that_were_given():
     assert torch.equal(module(x, z=x, y=x), x * 3)
     with pytest.raises(ModelError, match="argument 'w' was left out when the model was compiled"):
         module(x, y=x, z=x, w=x)
-    odd = clika_compile(Sum().eval(), tracing_inputs=[{"x": x, "for": x}])
-    assert str(inspect.signature(odd.forward)) == "(x, **others)"
-    assert torch.equal(odd(x, **{"for": x}), x * 2)
 
 
 def test_the_state_dict_has_the_originals_keys_and_the_graph(original, module):

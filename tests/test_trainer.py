@@ -134,9 +134,7 @@ def test_the_trainer_trains_a_model_of_transformers_whose_forward_takes_any_keyw
     model = Classifier().model.eval()
     batch = torch.utils.data.default_collate(sentences(8))
     assert "kwargs" in inspect.signature(model.forward).parameters
-    module = clika_compile(
-        model, calibration_inputs=[batch], quantization_settings=ALL, deployment_settings=HERE
-    )
+    module = clika_compile(model, calibration_inputs=[batch], quantization_settings=ALL, deployment_settings=HERE)
     parameters = inspect.signature(module.forward).parameters
     assert "kwargs" not in parameters
     assert {*batch} < {*parameters}

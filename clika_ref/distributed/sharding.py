@@ -31,10 +31,11 @@ def hold_numbers_of_first(tensors: Iterable[torch.Tensor], mesh: DeviceMesh) -> 
     for tensor in tensors:
         if tensor.device.type == mesh.device_type and not isinstance(tensor, DTensor):
             held = tensor.detach().clone(memory_format=torch.contiguous_format)
-            for side in range(mesh.ndim):
-                dist.broadcast(held, group=mesh.get_group(side), group_src=0)
-            with torch.no_grad():
-                tensor.copy_(held)
+            for side in range(mesh.ndim):  # as bytes, which each backend sends
+                dist.broadcast(held.reshape(-1).view(torch.uint8), group=mesh.get_group(side), group_src=0)
+            if not torch.equal(held, tensor):  # a write would count as another weight
+                with torch.no_grad():
+                    tensor.copy_(held)
 
 
 def hold_buffers_of_first(module: nn.Module) -> None:

@@ -154,7 +154,10 @@ def test_where_all_fail_each_has_its_own_error(failing):
     [
         ("other_weights", "rank 1 works on another model than rank 0: its graph, or its weights, are others"),
         ("a_file_of_ranges", "saves the ranges of one process, and several calibrate together here"),
-        ("other_plans", "rank 1 has another plan than rank 0, or weights of other shapes, so that they would train different"),
+        (
+            "other_plans",
+            "rank 1 has another plan than rank 0, or weights of other shapes, so that they would train different",
+        ),
         ("other_shapes", "rank 1 has another plan than rank 0, or weights of other shapes"),
         ("other_steps", "the ranks have 3, 4 steps each, by their order"),
     ],
@@ -252,8 +255,8 @@ def test_a_divided_module_has_the_statistics_of_the_first_rank_whenever_it_is_ev
     assert one["live"] == other["live"]
     assert one["statistics"] == other["statistics"]
     assert one["whole"] == other["whole"]
-    assert one["same"] and other["same"]
-    assert one["divided"] and other["divided"]
+    assert all(found["same"] for found in (one, other))
+    assert all(found["divided"] for found in (one, other))
 
 
 def test_ranks_that_divide_a_model_begin_with_the_weights_of_the_first(training):

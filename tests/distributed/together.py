@@ -221,10 +221,10 @@ def pruned_by_dealt_data():
 
 def adapted():
     """Attach adapters, which are drawn at random, otherwise on each rank: as the module is compiled, and later."""
+    data, models = images(2), [Convolutions(), Convolutions()]
     torch.manual_seed(dist.get_rank())
-    data = images(2)
-    found = compiled(Convolutions(), dealt(data), global_lora_settings=LoraSettings(rank=2))
-    later = compiled(Convolutions(), dealt(data))
+    found = compiled(models[0], dealt(data), global_lora_settings=LoraSettings(rank=2))
+    later = compiled(models[1], dealt(data))
     later.clika_attach_lora(LoraSettings(rank=2))
     return {"models": [fingerprint(m.graph) for m in (found, later)], "plans": [plan_of(m) for m in (found, later)]}
 
@@ -437,7 +437,7 @@ def sharded_from_other_weights():
     module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
-            tensor += dist.get_rank()
+            tensor.add_(dist.get_rank())
     before = digest_with_buffers(module)
     return {"before": before, "whole": digest_with_buffers(clika_distribute(module, SHARDED).clika_gather())}
 

@@ -88,5 +88,5 @@ def _digest(value: Value) -> bytes:
 
 
 def _copy(bits: torch.Tensor) -> bytes:
-    """Return bytes that are copied first: memory that numpy has seen is never let go, as FSDP does with whole weights."""
+    """Return copied bytes: memory that numpy has seen is never let go, as FSDP does with that of whole weights."""
     return bits.to("cpu", copy=True).numpy().tobytes()
