@@ -12,10 +12,13 @@ from clika_ref.argument_checks import check_kinds
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
+from clika_ref.distributed.deciding import refuse_other_models
+from clika_ref.distributed.ranks import hold_those_of_first, working_together
+from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.exporting.export import lower_for
 from clika_ref.lora.adapter_state import adapter_config, adapter_state, load_adapter_state
 from clika_ref.lora.adapters import SCOPE, adapters_of, freeze
-from clika_ref.lora.attaching import attach
+from clika_ref.lora.attaching import attach, drawn
 from clika_ref.lora.merging import merge_adapters
 from clika_ref.lora.planning import plan_beside
 from clika_ref.lora.report import Adapted
@@ -23,7 +26,6 @@ from clika_ref.lora_settings import LoraSettings
 from clika_ref.pruned_module import PrunedModule
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.fingerprint import fingerprint
-from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import LIVE_BASE
 from clika_ref.simulation import Quantized, device_of, target_of
 from clika_ref.wanted import Wanted
@@ -38,7 +40,12 @@ NONE = (
 class AdaptedModule(PrunedModule):
     """A module around a graph beside whose layers adapters may stand."""
 
-    def clika_attach_lora(self, lora_settings: LoraSettings | None = None) -> Adapted:
+    def clika_attach_lora(
+        self,
+        lora_settings: LoraSettings | None = None,
+        *,
+        distributed_training_settings: DistributedTrainingSettings | None = None,
+    ) -> Adapted:
         """Put adapters beside layers of a module that is compiled already; return which, which printed is a table.
 
         Nothing else is trained from then on: all other parameters, and scales of integers, no longer require gradients.
@@ -46,17 +53,26 @@ class AdaptedModule(PrunedModule):
         scales that it learned; its ranges it forgets. An optimizer is to be made anew, of parameters that require
         gradients.
 
+        Args:
+            lora_settings: which layers, and of which rank; by default all.
+            distributed_training_settings: where processes work together, all of them call this, and get the adapters of
+                the first one; by default as the module was compiled.
+
         Raises:
             ModelError: a name in the settings is that of no layer, the module has adapters already, or its batch
-                norms are live.
+                norms are live; or another process has another module.
             TargetError: no plugin provides the target that the module is quantized for.
         """
-        check_kinds({"lora_settings": lora_settings})
+        check_kinds({"lora_settings": lora_settings, "distributed_training_settings": distributed_training_settings})
         if self._clika_options.batch_norm == "live":
             raise ModelError(LIVE_BASE)
         registry, graph = self._clika_registry or load_registry(), self.graph.clone()
-        with CompilationLog.open(self._clika_logs_dir) as log:
+        together = working_together(distributed_training_settings or self._clika_distributed)
+        with together as ranks, self._log(ranks) as log:
             found = attach(graph, lora_settings or LoraSettings(), registry.operators, log)
+            hold_those_of_first(ranks, drawn(graph))
+            if ranks.are_several:
+                refuse_other_models(fingerprint(graph), ranks)
             self._clika_timings.update(log.timings)
         own, wanted = self._learned, self._clika_wanted
         quantized = own and self._with_scales_beside(own, graph)

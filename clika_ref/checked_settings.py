@@ -28,7 +28,7 @@ class CheckedSettings:
             msg = f"{type(self).__name__}.{name} is {value!r}; it takes {wanted}"
             raise ModelError(msg)
         before = vars(self).get(name, _ABSENT)
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, name, [*value] if isinstance(value, tuple) else value)
         contradiction = self._contradiction() if len(vars(self)) == len(known) else ""
         if contradiction:
             if before is not _ABSENT:

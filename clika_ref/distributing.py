@@ -14,13 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clika_ref.core.errors import ModelError
 from clika_ref.distributed.ranks import Ranks, working_together
+from clika_ref.distributed.sharding import hold_numbers_of_first
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.module import ClikaModule
 from clika_ref.saving.extra_state import write_extra_state
 
 OTHER_PLAN = (
-    "rank {} has another plan than rank 0, so that they would train different models: compile on all ranks with "
-    "DistributedTrainingSettings(multi_gpu=True), or load the same state dict on all"
+    "rank {} has another plan than rank 0, or weights of other shapes, so that they would train different models: "
+    "compile on all ranks with DistributedTrainingSettings(multi_gpu=True), or load the same state dict on all"
 )
 
 OTHER_STEPS = (
@@ -36,7 +37,8 @@ def clika_distribute(
 
     It returns what to train in its place, in the user's own loop: a ``DistributedDataParallel`` around the module, or
     the module itself with its weights divided among the processes (``fully_shard``) where ``use_sharding`` is set; as
-    it is where ``multi_gpu`` is not. Gradients are means over the ranks, those of scales too.
+    it is where ``multi_gpu`` is not. All begin with the weights and buffers of the first one; gradients are means over
+    the ranks, those of scales too.
 
     Args:
         module: where its weights lie, there it is trained.
@@ -56,10 +58,20 @@ def clika_distribute(
         return module
     device = next(module.parameters()).device
     if settings.use_sharding:
-        divided: Any = fully_shard(module, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        hold_numbers_of_first([*module.parameters(), *module.buffers()], mesh)  # as DistributedDataParallel does
+        divided: Any = fully_shard(module, mesh=mesh)
         divided.register_forward_hook(_divide_again)
         return divided
-    return DistributedDataParallel(module, device_ids=[device] if device.type != "cpu" else None)
+    devices = [device] if device.type != "cpu" else None
+    return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=_has_idle_parameters(module))
+
+
+def _has_idle_parameters(module: ClikaModule) -> bool:
+    """Whether the graph reads a parameter nowhere, for whose gradient the first step would wait."""
+    constants = module.graph.constants
+    named = module.named_parameters()
+    return any(p.requires_grad and name in constants and not constants[name].uses for name, p in named)
 
 
 def _divide_again(module: nn.Module, _: Any, __: Any) -> None:
@@ -82,7 +94,9 @@ def _refuse_differences(module: ClikaModule, steps: int | None, ranks: Ranks) ->
 
 
 def _digest(module: ClikaModule) -> str:
-    """Return 64 hexadecimal digits, equal for equal plans."""
+    """Return 64 hexadecimal digits, equal for equal plans and sides of weights."""
     quantized = module._clika_quantized
-    saved: torch.Tensor = write_extra_state(*(quantized.saved() if quantized is not None else ({}, {})))
+    document, tensors = quantized.saved() if quantized is not None else ({}, {})
+    shapes = {name: list(parameter.shape) for name, parameter in module.named_parameters()}
+    saved: torch.Tensor = write_extra_state({**document, "shapes": shapes}, tensors)
     return hashlib.sha256(saved.numpy().tobytes()).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -65,7 +65,8 @@ def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     """Compile what Dynamo captured; PyTorch finds this function under the name ``clika``.
 
     ``torch.compile(model, backend="clika", options={...})`` takes the options of `clika_compile`, and ``settings``,
-    ``example_inputs``, ``train_dataloader`` and ``apply_on_data_fn`` of older releases.
+    ``example_inputs``, ``train_dataloader`` and ``apply_on_data_fn`` of older releases. Of a loader beside
+    `Settings`, as many batches are read as ``stats_steps`` says.
 
     Raises:
         ModelError: Dynamo broke the model into several graphs, or an option is unknown.
@@ -96,8 +97,6 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
     result = {k: v for k, v in options.items() if k in COMPILE_OPTIONS}
     result = {**_settings_in(options), **result}
     _refuse_adapters(result.get("clika_compile_options"))
-    if options.get("train_dataloader") is not None:
-        result["calibration_inputs"] = options["train_dataloader"]
     if options.get("apply_on_data_fn") is not None:
         result["data_transform_fn"] = options["apply_on_data_fn"]
     for name in EXAMPLES:
@@ -108,19 +107,31 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings_in(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `clika_compile` that the option ``settings`` stands for."""
-    settings = options.get("settings")
+    """Return the arguments of `clika_compile` that the options ``settings`` and ``train_dataloader`` stand for."""
+    settings, loader = options.get("settings"), options.get("train_dataloader")
     if isinstance(settings, str | PathLike):
         settings = Settings.load_from_path(settings)
-    if settings is None or isinstance(settings, Settings):
-        return settings.compile_arguments() if settings is not None else {}
+    data: dict[str, Any] = {} if loader is None else {"calibration_inputs": loader}
+    if isinstance(settings, Settings):
+        if loader is not None:
+            refuse_no_list(loader, "train_dataloader")
+            steps = settings.training_settings.stats_steps
+            data["calibration_inputs"] = loader[:steps] if isinstance(loader, list) else _first(loader, steps)
+        return {**settings.compile_arguments(), **data}
+    if settings is None:
+        return data
     if isinstance(settings, BaseDeploymentSettings):
-        return {"deployment_settings": settings}
+        return {"deployment_settings": settings, **data}
     msg = (
         f"settings={settings!r}: it takes Settings, the path of a YAML file that holds them, or deployment "
         "settings, such as DeploymentSettings_ONNXRuntime_ONNX()"
     )
     raise ModelError(msg)
+
+
+def _first(loader: Iterable[Any], count: int) -> Iterator[Any]:
+    """Yield the first elements of a loader, which starts no worker before these are asked for."""
+    yield from itertools.islice(loader, count)
 
 
 def _refuse_adapters(chosen: Any) -> None:

@@ -21,8 +21,7 @@ from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
-from clika_ref.distributed.sharding import is_divided, let_go, whole, whole_weights
-from clika_ref.distributed_settings import DistributedTrainingSettings
+from clika_ref.distributed.sharding import hold_buffers_of_first, is_divided, let_go, whole, whole_weights
 from clika_ref.explanation import Explanation, explain
 from clika_ref.exporting.configuration import configuration
 from clika_ref.exporting.examples import dummy_inputs, telling_example
@@ -30,8 +29,9 @@ from clika_ref.exporting.export import ExportRequest, export, target_for
 from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.input_checks import check_inputs
+from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX, Norms
+from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX, Norms
 from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of
@@ -76,17 +76,6 @@ class ClikaModule(AdaptedModule):
     def forward(self) -> None:  # type: ignore[override]
         """Call the graph again."""
         del self.__dict__["forward"]
-
-    def clika_configure(
-        self,
-        deployment: BaseDeploymentSettings | None,
-        options: ClikaCompileOptions,
-        logs_dir: Any = None,
-        distributed: DistributedTrainingSettings | None = None,
-    ) -> None:
-        """Choose where exports go to, their options, the folder of their logs, and whether processes work together."""
-        self._clika_deployment, self._clika_options, self._clika_logs_dir = deployment, options, logs_dir
-        self._clika_distributed = distributed
 
     def clika_remember(
         self,
@@ -139,7 +128,7 @@ class ClikaModule(AdaptedModule):
         self._clika_accepted: set[Any] = set()
         elements = {s.side.name for s in graph.symbols.values() if s.side.dim is None}
         self._clika_numbers = [v.name in elements for v in graph.inputs]
-        self.__dict__["_clika_forward"] = forward_under(signature.parameters)
+        self.__dict__["_clika_forward"] = forward_under(signature.shown)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         signature = self._clika_signature
@@ -187,6 +176,7 @@ class ClikaModule(AdaptedModule):
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - PyTorch's signature
         """Compute from now on what can be trained, or with integers, which are then made of the weights as they are."""
         super().train(mode)
+        hold_buffers_of_first(self)
         if mode and self._clika_idle_dropouts:
             warnings.warn(IDLE_DROPOUTS.format(self._require_graph().name, self._clika_idle_dropouts), stacklevel=2)
             self._clika_idle_dropouts = 0
@@ -209,18 +199,22 @@ class ClikaModule(AdaptedModule):
         """
         if not is_divided(self) and not hasattr(self, "unshard"):  # which stays where weights are whole for a while
             return self
+        hold_buffers_of_first(self)
         found = ClikaModule(registry=self._clika_registry)
         found.load_state_dict({name: whole(tensor) for name, tensor in self.state_dict().items()})
         settings = (self._clika_deployment, self._clika_options, self._clika_logs_dir, self._clika_distributed)
         found.clika_configure(*settings)
         found._clika_calibration, found._clika_wanted = self._clika_calibration, self._clika_wanted
         found._clika_examples, found._clika_sizes = self._clika_examples, Counter(self._clika_sizes)
+        if self._clika_training is not None and found._clika_quantized is not None:  # these trained with its scales
+            found._clika_quantized = replace(found._clika_quantized, model=fingerprint(found.graph))
         return found.train(self.training)
 
     def clika_set_batch_norm(self, batch_norm: Norms) -> None:
         """Let batch norms be frozen or live from now on, whatever they were before; their statistics stay.
 
-        Scales go on following the norms that were live, so that integers stay those that they are.
+        Scales go on following the norms that were live, so that integers stay those that they are. Where weights are
+        divided (FSDP), all ranks call this, and go on with the statistics of the first one.
 
         Args:
             batch_norm: as `ClikaCompileOptions` takes it.
@@ -228,6 +222,7 @@ class ClikaModule(AdaptedModule):
         Raises:
             ModelError: it is something else, or the norms cannot be live.
         """
+        hold_buffers_of_first(self)
         before, form = self._clika_options, self._clika_training
         self._clika_options, self._clika_training = replace(before, batch_norm=batch_norm), None
         try:

@@ -17,7 +17,8 @@ from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.distributed.deciding import refuse_other_models
-from clika_ref.distributed.ranks import first_batches, working_together
+from clika_ref.distributed.merging import batches_of_all
+from clika_ref.distributed.ranks import working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.lora.adapters import adapters_of
 from clika_ref.pruning.batches import enough
@@ -79,7 +80,10 @@ class PrunedModule(QuantizedModule):
         registry, graph = self._clika_registry or load_registry(), self.graph.clone()
         together = working_together(distributed_training_settings or self._clika_distributed)
         with together as ranks, self._log(ranks) as log, outside_autocast(), torch.inference_mode(mode=False):
-            batches = first_batches(ranks, self._weighed_on(data, log))
+            own, are_dealt = self._weighed_on(data, log)
+            batches = enough(batches_of_all(ranks, own, are_dealt=are_dealt))
+            if not batches:
+                raise ModelError(EMPTY)
             found = pruned(graph, wanted, batches, registry.operators, log)
             if ranks.are_several:
                 refuse_other_models(fingerprint(graph), ranks)
@@ -87,24 +91,21 @@ class PrunedModule(QuantizedModule):
         self._exchange(graph)
         return found
 
-    def _weighed_on(self, data: Unread | None, log: CompilationLog) -> list[Sequence[torch.Tensor]]:
-        """Return batches of data: of what is given, or of what is there.
+    def _weighed_on(self, data: Unread | None, log: CompilationLog) -> tuple[list[Sequence[torch.Tensor]], bool]:
+        """Return batches of data, of what is given or of what is there, and whether each rank has others.
 
         Raises:
-            ModelError: there is none.
+            ModelError: there is nothing to take them of.
         """
         if data is None and self._clika_calibration is not None:
-            return enough(self._clika_calibration.reservoir.batches)
+            return enough(self._clika_calibration.reservoir.batches), False  # those of all ranks, which all have
         if data is None and self._clika_unread is not None and self._clika_unread.can_be_read_again:
             data = self._clika_unread
         if data is not None:
             calls = data.begin().calls(callee_of(self))
-            found = enough(batches_of(self.graph, self._clika_signature, calls, log))
-            if not found:
-                raise ModelError(EMPTY)
-            return found
+            return enough(batches_of(self.graph, self._clika_signature, calls, log)), True
         if not self._clika_examples:
             raise ModelError(NO_DATA)
         if not self._clika_examples_are_data:
             log.warning(TRACED)
-        return enough(self._clika_examples)
+        return enough(self._clika_examples), self._clika_examples_are_data

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from clika_ref.algorithms import batches_of, calibrated, decide
 from clika_ref.argument_checks import refuse_scripted
 from clika_ref.autocast import outside_autocast
-from clika_ref.calibrating import to_calibrate
+from clika_ref.calibrating import EMPTY, to_calibrate
 from clika_ref.capture.calibration_inputs import CalibrationInputs, Unread
 from clika_ref.capture.callables import Callee, callee_of
 from clika_ref.capture.capturing import Captured, capture
@@ -24,13 +24,14 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.distributed.deciding import refuse_other_models
-from clika_ref.distributed.ranks import Ranks, first_batches, unasked, working_together
+from clika_ref.distributed.merging import batches_of_all
+from clika_ref.distributed.ranks import Ranks, hold_those_of_first, unasked, working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting.export import target_for
 from clika_ref.generic import torchlib_operator
 from clika_ref.lora.adapters import freeze
-from clika_ref.lora.attaching import attach
+from clika_ref.lora.attaching import attach, drawn
 from clika_ref.module import ClikaModule
 from clika_ref.pruned_module import TRACED
 from clika_ref.pruning.batches import enough
@@ -205,7 +206,10 @@ def _prune(captured: Captured, data: CalibrationInputs | None, travel: _Travel) 
     elif given.tracing_inputs is not None:
         travel.log.warning(TRACED)
     wanted = WantedPruning(given.pruning_settings, given.layer_pruning_settings or {})
-    chosen = first_batches(travel.ranks, enough(batches))
+    are_dealt = data is not None or given.tracing_inputs is None
+    chosen = enough(batches_of_all(travel.ranks, enough(batches), are_dealt=are_dealt))
+    if not chosen:
+        raise ModelError(EMPTY)
     pruned(captured.graph, wanted, chosen, travel.registry.operators, travel.log)
 
 
@@ -214,6 +218,7 @@ def _adapt(captured: Captured, travel: _Travel) -> None:
     settings = travel.options.global_lora_settings
     if settings is not None:
         attach(captured.graph, settings, travel.registry.operators, travel.log)
+        hold_those_of_first(travel.ranks, drawn(captured.graph))
 
 
 def _quantize(

@@ -91,6 +91,17 @@ class SavedModule(nn.Module):
             self._install(graph, signature)
             self.clika_adopt(None, None)
 
+    def clika_configure(
+        self,
+        deployment: BaseDeploymentSettings | None,
+        options: ClikaCompileOptions,
+        logs_dir: Any = None,
+        distributed: DistributedTrainingSettings | None = None,
+    ) -> None:
+        """Choose where exports go to, their options, the folder of their logs, and whether processes work together."""
+        self._clika_deployment, self._clika_options, self._clika_logs_dir = deployment, options, logs_dir
+        self._clika_distributed = distributed
+
     def clika_adopt(
         self, quantized: Quantized | None, calibration: Calibration | None, wanted: Wanted | None = None
     ) -> None:

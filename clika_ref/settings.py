@@ -96,6 +96,7 @@ class DeploymentSettings_TensorRT_ONNX(BaseDeploymentSettings):  # noqa: N801 - 
             ModelError: ``shapes`` does not say three whole numbers by names of sides, the least first.
         """
         _refuse_odd_shapes(self.shapes)
+        object.__setattr__(self, "shapes", {name: tuple(sizes) for name, sizes in self.shapes.items()})
 
 
 def _refuse_odd_shapes(shapes: Any) -> None:

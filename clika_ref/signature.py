@@ -85,6 +85,17 @@ class Signature:
     def __post_init__(self) -> None:
         self._has_size = _holds_size(self.output_spec)
 
+    @property
+    def shown(self) -> inspect.Signature:
+        """The parameters of a call, without ``**kwargs``: what of these was given has a parameter of its own.
+
+        Others are refused, and who is told of ``**kwargs`` gives them, as the trainer of transformers does.
+        """
+        known = self.parameters.parameters
+        extra = [name for name in self.arguments if name not in known]
+        own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        return inspect.Signature([*own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in extra)])
+
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the leaves of a call, in the order of ``leaves``.
 

@@ -31,7 +31,8 @@ class TrainingSettings(CheckedSettings):
     """
 
     stats_steps: int = 20
-    """Batches of the data to calibrate with: ``itertools.islice(data, stats_steps)``."""
+    """Batches of the data to calibrate with: ``itertools.islice(data, stats_steps)``. Of a ``train_dataloader``, the
+    backend ``clika`` of ``torch.compile`` reads no more."""
 
     random_seed: int | None = None
     """For ``torch.manual_seed``; None for whatever there is. Compilation itself draws no random numbers."""

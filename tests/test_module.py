@@ -52,6 +52,19 @@ def test_the_call_signature_is_the_originals(original, module):
     assert isinstance(module, nn.Module)
 
 
+def test_keywords_that_only_kwargs_take_are_shown_as_those_that_were_given():
+    class Sum(nn.Module):
+        def forward(self, x, **others):
+            return x + sum(others.values())
+
+    x = torch.ones(2)
+    module = clika_compile(Sum().eval(), tracing_inputs=[{"x": x, "y": x, "z": x}])
+    assert str(inspect.signature(module.forward)) == "(x, *, y, z)"
+    assert torch.equal(module(x, z=x, y=x), x * 3)
+    with pytest.raises(ModelError, match="argument 'w' was left out when the model was compiled"):
+        module(x, y=x, z=x, w=x)
+
+
 def test_the_state_dict_has_the_originals_keys_and_the_graph(original, module):
     assert set(module.state_dict()) == {*original.state_dict(), "_extra_state"}
     for name, value in original.state_dict().items():

@@ -1,5 +1,6 @@
 """Settings as YAML: the record's schema, the way there and back, and what a file is told that is none."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -128,6 +129,63 @@ def test_what_is_written_reads_back_as_the_same(settings, tmp_path):
     assert Settings.load_from_path(str(tmp_path / "clika.yaml")) == settings
 
 
+OTHERWISE = [
+    QuantizationSettings((4, 8), 16, 0.25, False, 32, True, False, True),
+    LayerQuantizationSettings(skip_quantization=True),
+    LayerQuantizationSettings(skip_quantization_until=("a", "b.*")),
+    LayerQuantizationSettings(skip_quantization_downstream=True),
+    LayerQuantizationSettings(weights_num_bits=(8, 4), activations_num_bits=16),
+    PruningSettings("2:4", 0.25),
+    PruningSettings("structured", None, 0.5),
+    LayerPruningSettings(skip_pruning=True),
+    LayerPruningSettings(mask_type="unstructured", pruning_sensitivity_threshold=0.25, sparsity=0.5),
+    LoraSettings(4, 8.5, 0.25, ("*.query", "8"), "off"),
+    DistributedTrainingSettings(multi_gpu=True, use_sharding=True),
+    TrainingSettings(3, 7, is_training_from_scratch=True),
+    ClikaCompileOptions(
+        *(True, False, True, "a: b", "latency", "min-max"),
+        *("on", "off", "on", "off", "on", "off"),
+        *("live", 2.5),
+    ),
+    DeploymentSettings_OpenVINO_ONNX("performance"),
+    DeploymentSettings_TensorRT_ONNX({"batch": [1, 4, 16]}),
+]
+"""Settings of each kind that are not those that it comes with."""
+
+
+def within(own):
+    """Return whole settings that have settings of a kind where these stand."""
+    if isinstance(own, LayerQuantizationSettings):
+        return Settings(layer_settings={"a": LayerSettings(quantization_settings=own)})
+    if isinstance(own, LayerPruningSettings):
+        return Settings(layer_settings={"a": LayerSettings(pruning_settings=own)})
+    place = {
+        QuantizationSettings: "global_quantization_settings",
+        PruningSettings: "global_pruning_settings",
+        LoraSettings: "global_lora_settings",
+        DistributedTrainingSettings: "distributed_training_settings",
+        TrainingSettings: "training_settings",
+        ClikaCompileOptions: "clika_compile_options",
+    }
+    return Settings(**{place.get(type(own), "deployment_settings"): own})
+
+
+@pytest.mark.parametrize("own", OTHERWISE, ids=lambda own: type(own).__name__)
+def test_each_setting_reads_back_as_it_was_written(own, tmp_path):
+    settings = within(own)
+    settings.save_to_path(tmp_path / "clika.yaml")
+    assert Settings.load_from_path(tmp_path / "clika.yaml") == settings
+
+
+def test_no_setting_is_left_out_of_those_that_are_written_and_read():
+    lacking = {kind: {f.name for f in dataclasses.fields(kind)} for kind in map(type, OTHERWISE)}
+    for own in OTHERWISE:
+        default = type(own)()
+        lacking[type(own)] -= {name for name, value in vars(own).items() if value != getattr(default, name)}
+    lacking[ClikaCompileOptions] -= {"global_lora_settings"}  # a section of its own
+    assert not any(lacking.values()), lacking
+
+
 def test_adapters_have_a_section_of_their_own_which_compilation_gets_among_its_options(read):
     settings = read("global_lora_settings: {rank: 2, alpha: 1, dropout_rate: 0.05}")
     assert settings.compile_arguments()["clika_compile_options"].global_lora_settings == LoraSettings(2, 1, 0.05)
@@ -155,6 +213,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 def test_what_is_not_in_a_file_has_its_default_and_a_section_of_nothing_too(read):
     assert read("{}") == read("training_settings:\nglobal_quantization_settings:\nlayer_settings:") == Settings()
     assert read("global_pruning_settings:") == Settings(global_pruning_settings=PruningSettings())
+    assert read("layer_settings: {a: }") == Settings(layer_settings={"a": LayerSettings()})
 
 
 def test_null_switches_off_what_is_done_to_a_model(read):
@@ -200,10 +259,11 @@ FULL = "weights_utilize_full_int_range"
     [
         (f"deployment_settings: {{target_framework: ov, {FULL}: false}}", False),
         (f"deployment_settings: {{target_framework: ort, {FULL}: yes}}", True),
+        (f"deployment_settings: {{target_framework: openvino, {FULL}: false}}", False),
         (f"deployment_settings: {{{FULL}: false}}\nglobal_quantization_settings: {{{FULL}: true}}", True),
         (f"deployment_settings: {{target_framework: trt, {FULL}: false}}", None),
     ],
-    ids=["beside the target", "in words", "both", "where the target does not saturate"],
+    ids=["beside the target", "in words", "the name of a plugin", "both", "where the target does not saturate"],
 )
 def test_the_range_of_weights_beside_the_target_is_that_of_quantization(read, text, expected):
     assert read(text).global_quantization_settings.weights_utilize_full_int_range is expected
@@ -278,7 +338,15 @@ def test_a_threshold_on_the_scale_of_old_releases_is_warned_of(read):
         (f"deployment_settings: {{{FULL}: 3}}", f"deployment_settings.{FULL} is 3; it takes true or false"),
         ("clika_compile_options: {smoothing: true}", "option 'smoothing' is True; it takes 'auto', 'on', 'off'"),
         ("layer_settings: {a: {skip_quantization: true}}", "layer_settings.a has no .*; it belongs to quantization_s"),
+        (
+            "layer_settings:\n  a: &a {quantization_settings: {skip_quantization: true}}\n  b:\n    <<: *a",
+            "line 4: '<<' merges nothing in YAML 1.2; write the names and values out",
+        ),
         ("layer_settings: [a]", "line 1: layer_settings is a list; it takes names and values"),
+        (
+            "clika_compile_options:\n  global_lora_settings: {rank: 2}",
+            "line 2: clika_compile_options has no 'global_lora_settings'; it is a section of its own",
+        ),
         ("layer_settings: {a: 3}", "line 1: layer_settings.a is 3; it takes names and values"),
         (
             "layer_settings: {a: {quantization_settings: {skip_quantisation: true}}}",
@@ -349,3 +417,18 @@ def test_the_backend_takes_settings_and_the_path_of_their_file(tmp_path):
     default = compile_options({"settings": settings, "deployment_settings": DeploymentSettings_OpenVINO_ONNX()})
     assert default["deployment_settings"] == DeploymentSettings_OpenVINO_ONNX(), "what is said outright counts"
     assert expected["deployment_settings"] == DeploymentSettings_ONNXRuntime_ONNX()
+
+
+def test_the_backend_reads_as_many_batches_of_a_dataloader_as_settings_say():
+    class Loader:
+        def __iter__(self):
+            read.append("begun")
+            yield from "abc"
+
+    read, options = [], {"settings": Settings(training_settings=TrainingSettings(stats_steps=2))}
+    found = compile_options({**options, "train_dataloader": Loader()})["calibration_inputs"]
+    assert not read
+    assert [*found] == ["a", "b"]
+    assert compile_options({**options, "train_dataloader": ["a", "b", "c"]})["calibration_inputs"] == ["a", "b"]
+    with pytest.raises(ModelError, match="train_dataloader are a int; give a list"):
+        compile_options({**options, "train_dataloader": 3})

@@ -126,3 +126,18 @@ def test_the_trainer_casts_and_accumulates(classifier, tmp_path, options):
     run.train()
     assert sum(losses(run)[-4:]) < sum(losses(run)[:4])
     assert all(p.isfinite().all() for p in classifier.parameters())
+
+
+def test_the_trainer_trains_a_model_of_transformers_whose_forward_takes_any_keyword(tmp_path):
+    """It counts tokens for a ``forward`` that takes ``**kwargs``, and gives their number with each batch."""
+    torch.manual_seed(0)
+    model = Classifier().model.eval()
+    batch = torch.utils.data.default_collate(sentences(8))
+    assert "kwargs" in inspect.signature(model.forward).parameters
+    module = clika_compile(model, calibration_inputs=[batch], quantization_settings=ALL, deployment_settings=HERE)
+    parameters = inspect.signature(module.forward).parameters
+    assert "kwargs" not in parameters
+    assert {*batch} < {*parameters}
+    run = trainer(module, tmp_path, max_steps=8)
+    run.train()
+    assert losses(run)[-1] < losses(run)[0]

@@ -91,6 +91,27 @@ def _merged_reservoir(calibration: Calibration, said: Sequence[Mapping[str, Any]
     return merged
 
 
+def batches_of_all(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, are_dealt: bool) -> list[Sequence[Tensor]]:
+    """Return the batches that one process would have, on the devices of one's own; all call it.
+
+    Args:
+        ranks: the processes.
+        batches: what this one has: inputs of a graph.
+        are_dealt: whether each rank has others, which are taken in turns; else those of the first count.
+    """
+    if not ranks.are_several:
+        return [*batches]
+    own = [*batches] if are_dealt or ranks.is_first else []
+    named = {f"{place}.{i}": x.clone() for place, inputs in enumerate(own) for i, x in enumerate(inputs)}
+    heard = ranks.told_by_all(({"inputs": [len(inputs) for inputs in own]}, named))
+    counts = [document["inputs"] for document, _ in heard]
+    known = [x.device for x in batches[0]] if batches else None
+    return [
+        _batch((place, rank), heard, known or [torch.device("cpu")] * counts[rank][place])
+        for place, rank in in_turns([len(of_rank) for of_rank in counts])
+    ]
+
+
 def in_turns(counts: Sequence[int]) -> list[Turn]:
     """Return the turns in which batches are taken, of so many on each rank.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -79,6 +79,7 @@ class Ranks:
     def summed(self, counts: Tensor) -> Tensor:
         """Return integers of the CPU, ``int64[...]`` of one shape on all ranks, summed over these; all call it."""
         if self.are_several and counts.numel():
+            self._meet(_nothing())  # a rank that has failed since says so here, and no sum waits for it
             with _explaining():
                 dist.all_reduce(counts, group=self.group)
         return counts
@@ -191,18 +192,15 @@ def _nothing() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-def first_batches(ranks: Ranks, batches: Sequence[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
-    """Return the inputs of a graph that the first rank has, in its batches, on the devices of one's own."""
+def hold_those_of_first(ranks: Ranks, tensors: Mapping[str, Tensor]) -> None:
+    """Let tensors hold the elements that those of the same names hold on the first rank; all call it.
+
+    One that has other sides there keeps its own: that the ranks work on different models, others tell.
+    """
     if not ranks.are_several:
-        return [*batches]
-
-    def said_first() -> Message:
-        named = {f"{i}.{j}": x.clone() for i, inputs in enumerate(batches) for j, x in enumerate(inputs)}
-        return {"sizes": [len(inputs) for inputs in batches]}, named
-
-    document, said = ranks.told_by_first(said_first)
-    devices = [x.device for x in batches[0]] if batches else None
-    return [
-        [said[f"{i}.{j}"].to(devices[j] if devices else "cpu") for j in range(size)]
-        for i, size in enumerate(document["sizes"])
-    ]
+        return
+    _, said = ranks.told_by_first(lambda: ({}, {name: x.detach().clone() for name, x in tensors.items()}))
+    with torch.no_grad():
+        for name, x in tensors.items():
+            if name in said and said[name].shape == x.shape:
+                x.copy_(said[name])

@@ -59,6 +59,11 @@ def attach(graph: Graph, settings: LoraSettings, operators: Mapping[str, Operato
     return found
 
 
+def drawn(graph: Graph) -> dict[str, Tensor]:
+    """Return the matrices of adapters that hold random numbers when they are attached, by their names."""
+    return {adapter.down.name: data for adapter in adapters_of(graph) if (data := adapter.down.data) is not None}
+
+
 def _refuse_masks(chosen: Mapping[Value, Sequence[Node]]) -> None:
     masked = [weight for weight, nodes in chosen.items() if any(weight_of(node) is not weight for node in nodes)]
     if masked:

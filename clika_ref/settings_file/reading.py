@@ -22,6 +22,7 @@ from clika_ref.settings import (
     DeploymentSettings_QNN,
     DeploymentSettings_TFLite,
     deployment_settings_named,
+    full_name,
 )
 from clika_ref.settings_file.sections import WORDS, is_mapping, read_section, shown, unknown
 from clika_ref.settings_file.tree import Entry, Problems, read_tree
@@ -62,7 +63,7 @@ OF_LAYER: Mapping[str, type] = {
 TRAINED = "qat"
 """The one method of the record: calibration first, training then, in the user's own loop."""
 
-SATURATES = ("ov", "ort")
+SATURATES = ("openvino", "onnxruntime")
 """Of these alone the record heeds whether weights use the full range of integers, which it keeps beside the target."""
 
 OLD_SCALE = 1000.0
@@ -72,7 +73,10 @@ SECTIONS = (DEPLOYMENT, LAYERS, *OPTIONAL, *WHOLE)
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     DEPLOYMENT: (FRAMEWORK,),
-    **{name: tuple(f.name for f in dataclasses.fields(kind)) for name, kind in {**OPTIONAL, **WHOLE}.items()},
+    **{
+        name: tuple(f.name for f in dataclasses.fields(kind) if f.name != LORA)  # which is a section of its own
+        for name, kind in {**OPTIONAL, **WHOLE}.items()
+    },
 }
 """What stands in which section."""
 
@@ -109,6 +113,8 @@ class _Reader:
             return None
         if name == DEPLOYMENT:
             return self._deployment(entry)
+        if name == OPTIONS:
+            entry = self._without_adapters(entry)
         if name == QUANTIZATION:
             entry = self._without_record(entry)
         if is_off:
@@ -164,6 +170,14 @@ class _Reader:
             warnings.warn(msg, stacklevel=5)
         return Entry(fields, entry.line, entry.text, entry.is_quoted)
 
+    def _without_adapters(self, entry: Entry) -> Entry:
+        """Return what holds options without settings of adapters, which have a section of their own."""
+        if not isinstance(entry.value, dict) or LORA not in entry.value:
+            return entry
+        fields = dict(entry.value)
+        self.problems.add(fields.pop(LORA).line, f"{OPTIONS} has no {LORA!r}; it is a section of its own, beside this")
+        return Entry(fields, entry.line, entry.text, entry.is_quoted)
+
     def _layers(self, entry: Entry) -> dict[str, dict[str, Any]]:
         if entry.value is None or not is_mapping(entry, LAYERS, self.problems):
             return {}
@@ -171,7 +185,8 @@ class _Reader:
 
     def _layer(self, layer: str, entry: Entry) -> dict[str, Any]:
         where, found = f"{LAYERS}.{layer}", dict[str, Any]()
-        if not is_mapping(entry, where, self.problems):
+        is_empty = entry.value is None and not entry.text  # which has nothing that is otherwise
+        if is_empty or not is_mapping(entry, where, self.problems):
             return found
         names = {section: tuple(f.name for f in dataclasses.fields(kind)) for section, kind in OF_LAYER.items()}
         for name, held in entry.value.items():
@@ -194,7 +209,7 @@ def _take_full_range(found: dict[str, Any], deployment: Entry | None) -> None:
     """Let quantization settings have what the record keeps beside the target, unless they say so themselves."""
     fields = deployment.value if deployment is not None and isinstance(deployment.value, dict) else {}
     given, framework = fields.get(FULL_RANGE), fields.get(FRAMEWORK)
-    if given is None or (framework is not None and framework.text not in SATURATES):
+    if given is None or (framework is not None and full_name(framework.text) not in SATURATES):
         return
     settings = found.setdefault(QUANTIZATION, QuantizationSettings())
     if settings is not None and settings.weights_utilize_full_int_range is None and isinstance(_flag(given), bool):

@@ -23,6 +23,9 @@ WHOLE = re.compile(r"[-+]?[0-9]{1,20}")  # as many digits as an integer of 64 bi
 NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 INFINITE = re.compile(r"([-+]?)\.(inf|Inf|INF)")
 
+MERGE = "<<"
+"""What YAML 1.1 takes for a key whose value is merged into the mapping."""
+
 PLAIN_TAGS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"}
 """What a node has that states no tag, where no scalar is resolved."""
 
@@ -125,6 +128,8 @@ class _Reading:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 self.problems.add(_line(key), "a key is a list or a mapping; keys are names")
+            elif key.value == MERGE and key.style is None:
+                self.problems.add(_line(key), f"{MERGE!r} merges nothing in YAML 1.2; write the names and values out")
             elif key.value in found:
                 before = found[key.value].line
                 self.problems.add(_line(key), f"{key.value!r} is given twice, first in line {before}; keep one of them")

@@ -8,8 +8,8 @@ import torch
 from calibrated_nets import Net
 
 from clika_ref import DistributedTrainingSettings, ModelError, clika_compile, clika_distribute
-from clika_ref.distributed.merging import in_turns, merge
-from clika_ref.distributed.ranks import ALONE, FailedElsewhereError, Ranks, first_batches, working_together
+from clika_ref.distributed.merging import batches_of_all, in_turns, merge
+from clika_ref.distributed.ranks import ALONE, FailedElsewhereError, Ranks, hold_those_of_first, working_together
 from clika_ref.quantization.calibration import Calibration, Reservoir
 from clika_ref.quantization.fingerprint import batch_fingerprint
 from clika_ref.quantization.ranges import RangeTable
@@ -150,12 +150,33 @@ def test_a_rank_that_fails_is_heard_by_the_others_wherever_they_are():
         if rank.rank:
             rank.tell(ValueError("no"))
             return "told"
-        return first_batches(rank, [[torch.ones(1)]])
+        return batches_of_all(rank, [[torch.ones(1)]], are_dealt=True)
 
     heard, told = on_ranks(2, work)
     assert isinstance(heard, FailedElsewhereError)
     assert "ValueError: no" in str(heard)
     assert told == "told"
+
+
+def test_batches_that_are_dealt_are_taken_in_turns_and_others_are_those_of_the_first():
+    def work(rank, are_dealt):
+        own = [[torch.tensor([10 * rank.rank + i]), torch.tensor([i % 2 == 0])] for i in range(3 - rank.rank)]
+        found = batches_of_all(rank, own, are_dealt=are_dealt)
+        return [[x.tolist() for x in inputs] for inputs in found]
+
+    dealt = [[[0], [True]], [[10], [True]], [[1], [False]], [[11], [False]], [[2], [True]]]
+    assert on_ranks(2, lambda rank: work(rank, True)) == [dealt, dealt]
+    assert on_ranks(2, lambda rank: work(rank, False)) == [dealt[::2]] * 2
+    assert work(ALONE, True) == work(ALONE, False) == dealt[::2]
+
+
+def test_tensors_hold_what_those_of_the_first_do_unless_these_have_other_sides():
+    def work(rank):
+        own = torch.full((2,), float(rank.rank)), torch.full((2 + rank.rank,), float(rank.rank))
+        hold_those_of_first(rank, {"same": own[0], "other": own[1]})
+        return [x.tolist() for x in own]
+
+    assert on_ranks(2, work) == [[[0, 0], [0, 0]], [[0, 0], [1, 1, 1]]]
 
 
 def test_one_process_tells_nobody():

@@ -99,9 +99,22 @@ def test_a_module_that_is_compiled_already_is_quantized_together(quantizing):
     assert len({*one["plans"]}) == 3
 
 
-def test_ranks_prune_by_the_data_of_the_first(quantizing):
+def test_ranks_prune_by_what_the_first_traces_with(quantizing):
     one, other = quantizing.of("pruned")
     assert len({*one["models"], *other["models"]}) == 1
+
+
+def test_ranks_prune_as_one_process_does_that_reads_all_of_the_data(quantizing):
+    one, other = quantizing.of("pruned_by_dealt_data")
+    assert len({*one["plans"], *other["plans"]}) == 1
+    assert len({*one["models"], *other["models"]}) == 1
+    assert one["of the first"] not in one["models"], "by the data of one rank, another model is found"
+
+
+def test_ranks_have_the_adapters_that_the_first_draws(quantizing):
+    one, other = quantizing.of("adapted")
+    assert one == other
+    assert one["models"][0] != one["models"][1], "drawn one after the other"
 
 
 def test_processes_that_were_not_told_to_work_together_are_warned(quantizing):
@@ -122,6 +135,7 @@ NAN = "calibration batch {}: the input 'x' holds NaN; leave the batch out, or me
         ("nan_in_the_first", 0, f"ModelError: {NAN.format(1)}"),
         ("no_data_on_the_first", 0, "ModelError: calibration_inputs hold no element"),
         ("an_error_of_the_users_on_one", 1, "OSError: the disk is gone"),
+        ("an_error_before_counts_are_summed", 1, "TypeError: 'NoneType' object is not callable"),
     ],
 )
 def test_where_one_rank_fails_all_end_with_its_reason(failing, scenario, rank, reason):
@@ -140,7 +154,11 @@ def test_where_all_fail_each_has_its_own_error(failing):
     [
         ("other_weights", "rank 1 works on another model than rank 0: its graph, or its weights, are others"),
         ("a_file_of_ranges", "saves the ranges of one process, and several calibrate together here"),
-        ("other_plans", "rank 1 has another plan than rank 0, so that they would train different models"),
+        (
+            "other_plans",
+            "rank 1 has another plan than rank 0, or weights of other shapes, so that they would train different",
+        ),
+        ("other_shapes", "rank 1 has another plan than rank 0, or weights of other shapes"),
         ("other_steps", "the ranks have 3, 4 steps each, by their order"),
     ],
 )
@@ -191,6 +209,12 @@ def test_ranks_train_one_model_which_is_that_of_one_process(training, scenario):
     assert one["bytes"] > 1000
 
 
+def test_ranks_train_a_model_of_which_a_layer_is_never_called(training):
+    one, other = training.of("replicated_with_idle_weights")
+    assert one["digest"] == other["digest"]
+    assert one["grads"] == [True, False]
+
+
 def test_what_trains_is_what_the_settings_say(training):
     assert training.of("replicated_training")[0]["kind"] == "DistributedDataParallel"
     assert training.of("sharded_training")[0]["kind"] == "FSDPClikaModule"
@@ -217,6 +241,28 @@ def test_a_divided_module_is_exported_once_it_is_gathered(training):
 def test_a_module_that_the_user_divides_trains_as_well(training):
     one, other = training.of("sharded_by_the_user")
     assert one["whole"] == other["whole"]
+
+
+def test_memory_of_whole_weights_is_let_go_behind_each_evaluation(training):
+    one, other = training.of("sharded_twins")
+    assert one["same"] == other["same"] == [True, True]
+    assert one["whole"] == other["whole"]
+
+
+def test_a_divided_module_has_the_statistics_of_the_first_rank_whenever_it_is_evaluated_or_freezes_them(training):
+    one, other = training.of("sharded_with_live_norms")
+    assert one["own"] != other["own"], "in training, each rank counts for itself"
+    assert one["live"] == other["live"]
+    assert one["statistics"] == other["statistics"]
+    assert one["whole"] == other["whole"]
+    assert all(found["same"] for found in (one, other))
+    assert all(found["divided"] for found in (one, other))
+
+
+def test_ranks_that_divide_a_model_begin_with_the_weights_of_the_first(training):
+    one, other = training.of("sharded_from_other_weights")
+    assert one["before"] != other["before"]
+    assert one["whole"] == other["whole"] == one["before"]
 
 
 def test_a_module_whose_parts_are_divided_is_refused(training):

@@ -18,18 +18,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from calibrated_nets import HERE, Net, batches
 
 from clika_ref import (
     DistributedTrainingSettings,
+    LoraSettings,
     ModelError,
     PruningSettings,
     QuantizationSettings,
     clika_compile,
     clika_distribute,
 )
+from clika_ref.distributed import merging
 from clika_ref.quantization import calibration
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.ranges import statistics_to_json
@@ -38,6 +41,7 @@ from clika_ref.saving.extra_state import write_extra_state
 TOGETHER = DistributedTrainingSettings(multi_gpu=True)
 SHARDED = DistributedTrainingSettings(multi_gpu=True, use_sharding=True)
 ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
+STRUCTURED = PruningSettings("structured", None, 0.5)
 FEW_BITS = QuantizationSettings(
     weights_num_bits=[8, 4], weights_only_quantization_block_size=[16], prefer_weights_only_quantization=True
 )
@@ -184,15 +188,45 @@ def quantized_later():
 
 
 def pruned():
-    settings = {"pruning_settings": PruningSettings("structured", None, 0.5), "deployment_settings": HERE}
+    """Prune by what the module is traced with, which counts as the first rank has it."""
+    settings = {"pruning_settings": STRUCTURED, "deployment_settings": HERE}
     data = [x * (1 + 5 * dist.get_rank()) for x in images(2)]
     found = clika_compile(
         Convolutions().eval(), tracing_inputs=data, distributed_training_settings=TOGETHER, **settings
     )
     alone = clika_compile(Convolutions().eval(), tracing_inputs=images(2), **settings)
     later = clika_compile(Convolutions().eval(), tracing_inputs=data, distributed_training_settings=TOGETHER)
-    later.clika_prune(settings["pruning_settings"])
+    later.clika_prune(STRUCTURED)
     return {"models": [fingerprint(module.graph) for module in (found, alone, later)]}
+
+
+def pruned_by_dealt_data():
+    """Prune by data, of which what is weighed on takes several batches; as the module is compiled, and later."""
+    strengths = torch.tensor([9.0, 1.0, 0.1]).reshape(3, 1, 1)
+    data = [(x * strengths).roll(number % 2, 1) for number, x in enumerate(images(12))]
+    found, alone = (
+        compiled(Convolutions(), own, tracing_inputs=data[:1], pruning_settings=STRUCTURED, **how)
+        for own, how in ((dealt(data), {}), (data, {"distributed_training_settings": None}))
+    )
+    later = clika_compile(Convolutions().eval(), tracing_inputs=data[:1], distributed_training_settings=TOGETHER)
+    later.clika_prune(STRUCTURED, calibration_inputs=dealt(data))
+    of_first = clika_compile(Convolutions().eval(), tracing_inputs=data[:1])
+    of_first.clika_prune(STRUCTURED, calibration_inputs=data[::2])
+    return {
+        "plans": [plan_of(found), plan_of(alone)],
+        "models": [fingerprint(module.graph) for module in (found, alone, later)],
+        "of the first": fingerprint(of_first.graph),
+    }
+
+
+def adapted():
+    """Attach adapters, which are drawn at random, otherwise on each rank: as the module is compiled, and later."""
+    data, models = images(2), [Convolutions(), Convolutions()]
+    torch.manual_seed(dist.get_rank())
+    found = compiled(models[0], dealt(data), global_lora_settings=LoraSettings(rank=2))
+    later = compiled(models[1], dealt(data))
+    later.clika_attach_lora(LoraSettings(rank=2))
+    return {"models": [fingerprint(m.graph) for m in (found, later)], "plans": [plan_of(m) for m in (found, later)]}
 
 
 # Failing
@@ -229,6 +263,20 @@ def an_error_of_the_users_on_one():
         compiled(Convolutions(), broken())
     except (ModelError, OSError) as error:
         return {"told": f"{type(error).__name__}: {error}"}
+    return {"told": ""}
+
+
+def an_error_before_counts_are_summed():
+    """Fail on one rank between what it says and what is summed."""
+    before = merging.statistics_from_json
+    if dist.get_rank() == 1:
+        merging.statistics_from_json = None
+    try:
+        compiled(Convolutions(), dealt(images()))
+    except (ModelError, TypeError) as error:
+        return {"told": f"{type(error).__name__}: {error}"}
+    finally:
+        merging.statistics_from_json = before
     return {"told": ""}
 
 
@@ -278,9 +326,17 @@ def numbers_of(module):
     return {name: p.detach().flatten()[:6].tolist() for name, p in module.named_parameters()}
 
 
-def digest(module):
-    state = write_extra_state({}, {n: p.detach().clone() for n, p in module.named_parameters()})
+def digest_of(tensors):
+    state = write_extra_state({}, {name: tensor.detach().clone() for name, tensor in tensors.items()})
     return hashlib.sha256(state.numpy().tobytes()).hexdigest()
+
+
+def digest(module):
+    return digest_of(dict(module.named_parameters()))
+
+
+def digest_with_buffers(module):
+    return digest_of({name: tensor for name, tensor in module.state_dict().items() if name != "_extra_state"})
 
 
 def trained_by_one():
@@ -346,6 +402,73 @@ def sharded_by_the_user():
     return {"loss": loss, "whole": digest(module.clika_gather())}
 
 
+def replicated_with_idle_weights():
+    """Train a model of which a layer is never called, which has no gradients."""
+    model = Convolutions()
+    model.idle = nn.Linear(3, 3)
+    module = compiled(model, dealt(images()), tracing_inputs=[images(1)[0], images(1)[0][:2]])
+    trained(clika_distribute(module, TOGETHER), halves()[0])
+    return {"digest": digest(module), "grads": [module.idle.weight.grad is None, module.head.weight.grad is None]}
+
+
+def sharded_with_live_norms():
+    """Let norms be live for two steps, whose statistics each rank counts for itself, and train on with these."""
+    module = clika_distribute(to_train(dealt(images())), SHARDED)
+    module.clika_set_batch_norm("live")
+    trained(module, halves()[0], steps=2)
+    own = module.stem._modules["1"].running_mean.tolist()
+    x = images(1)[0]
+    with torch.no_grad():
+        live = module.eval()(x)
+    trained(module, halves()[0], steps=1)
+    module.clika_set_batch_norm("frozen")
+    statistics = digest_of(dict(module.named_buffers()))
+    trained(module, halves()[0], steps=1)
+    divided = all(isinstance(parameter, DTensor) for parameter in module.parameters())
+    whole = module.eval().clika_gather()
+    with torch.no_grad():
+        same = torch.equal(module(x), whole(x))
+    found = {"own": own, "live": live.tolist(), "statistics": statistics, "whole": digest_with_buffers(whole)}
+    return {**found, "same": same, "divided": divided}
+
+
+def sharded_from_other_weights():
+    """Divide a model whose weights differ between ranks: all begin with those of the first one."""
+    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.add_(dist.get_rank())
+    before = digest_with_buffers(module)
+    return {"before": before, "whole": digest_with_buffers(clika_distribute(module, SHARDED).clika_gather())}
+
+
+class Twins(nn.Module):
+    """Two layers with biases of one shape, which stay float: cleaning looks at them, to find whether they are equal."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu()) + x
+
+
+def sharded_twins():
+    """Go back and forth between training and evaluation, for which integers are made of whole weights."""
+    data = torch.randn(8, 4, 16, generator=torch.Generator().manual_seed(0))
+    module = clika_distribute(compiled(Twins(), dealt(data), tracing_inputs=[data[0], data[0, :2]]), SHARDED)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    same = []
+    for x in data[dist.get_rank() :: 4]:
+        optimizer.zero_grad()
+        mean_of_ranks(module.train(), x).backward()
+        optimizer.step()
+        with torch.no_grad():
+            same.append(torch.equal(module.eval()(data[0]), module.clika_gather()(data[0])))
+    return {"same": same, "whole": digest(module.clika_gather())}
+
+
 def sharded_in_parts():
     module = to_train(dealt(images()))
     for part in ("stem", "head"):
@@ -356,6 +479,12 @@ def sharded_in_parts():
 def other_plans():
     module = to_train(dealt(images()), distributed_training_settings=None)
     return {"told": told(lambda: clika_distribute(module, TOGETHER))}
+
+
+def other_shapes():
+    """Divide models of other sides: what one rank sends has no room on the other."""
+    model = nn.Linear(4, 4 + dist.get_rank()).eval()
+    return {"told": told(lambda: clika_distribute(clika_compile(model, tracing_inputs=[torch.ones(2, 4)]), SHARDED))}
 
 
 def other_steps():
@@ -398,13 +527,17 @@ def hangs():
 GROUPS = {
     "quantizing": [
         *(linear_layers, convolutions, few_bits, by_an_option, a_small_reservoir, uneven_data, no_data_on_one),
-        *(quantized_later, pruned, unasked),
+        *(quantized_later, pruned, pruned_by_dealt_data, adapted, unasked),
     ],
     "failing": [
         *(nan_on_one, nan_in_the_first, no_data_on_the_first, an_error_of_the_users_on_one, an_error_on_both),
-        *(other_weights, a_file_of_ranges, other_plans, other_steps, convolutions),
+        *(an_error_before_counts_are_summed,),
+        *(other_weights, a_file_of_ranges, other_plans, other_shapes, other_steps, convolutions),
     ],
-    "training": [replicated_training, sharded_training, sharded_by_the_user, sharded_in_parts],
+    "training": [
+        *(replicated_training, sharded_training, sharded_twins, sharded_with_live_norms, sharded_from_other_weights),
+        *(sharded_by_the_user, sharded_in_parts, replicated_with_idle_weights),
+    ],
     "ending": [ends_meanwhile],
     "hanging": [hangs],
 }

@@ -19,6 +19,9 @@ from clika_ref.formulas import is_deferred
 SAMPLE = 256
 """Bytes that are compared before all others."""
 
+PART = 1 << 20
+"""Bytes that are read at a time."""
+
 
 @dataclass(frozen=True)
 class MergeEqualConstants:
@@ -74,8 +77,16 @@ def _bits(value: Value) -> torch.Tensor:
 def _sample(value: Value) -> bytes:
     """Return some bytes that tell most constants apart: reading all of them takes seconds for a gigabyte."""
     bits = _bits(value)
-    return bits[:: len(bits) // SAMPLE | 1].cpu().numpy().tobytes()  # odd steps see each byte of an element
+    return _copy(bits[:: len(bits) // SAMPLE | 1])  # odd steps see each byte of an element
 
 
 def _digest(value: Value) -> bytes:
-    return hashlib.sha256(_bits(value).cpu().numpy().data).digest()
+    mark = hashlib.sha256()
+    for part in _bits(value).split(PART):
+        mark.update(_copy(part))
+    return mark.digest()
+
+
+def _copy(bits: torch.Tensor) -> bytes:
+    """Return copied bytes: memory that numpy has seen is never let go, as FSDP does with that of whole weights."""
+    return bits.to("cpu", copy=True).numpy().tobytes()
