@@ -1,0 +1,165 @@
+"""Pictures as SVG: boxes with tooltips, no script, nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from clika_ref.pictures.arrangement import Arrangement, Placed, Route, arrange, path_of
+from clika_ref.pictures.drawing import Box, Drawing, Role
+from clika_ref.pictures.style import (
+    BAND_GROUND,
+    COLOURS,
+    FAINT,
+    FLOAT_EDGE,
+    FONT,
+    FRAME,
+    GROUP_GROUNDS,
+    HEADER,
+    INK,
+    INTEGER_EDGE,
+    LETTER,
+    MARGIN,
+    PADDING,
+    ROW,
+    SMALL,
+    TITLE,
+    labels_width,
+    width_of_text,
+)
+
+HEADLINE, LEGEND_ROW, SWATCH = 17.0, 22.0, 13.0
+"""Size of the letters of the title of a picture, height of a row of its legend, and size of a colour in it."""
+
+SHEET = f"""
+text {{ font-family: {FONT}; font-size: {LETTER:g}px; fill: {INK}; white-space: pre; }}
+.headline {{ font-size: {HEADLINE:g}px; font-weight: bold; }}
+.faint {{ fill: {FAINT}; }}
+.kind {{ font-size: {TITLE:g}px; font-weight: bold; fill: #ffffff; }}
+.badge {{ font-size: {SMALL:g}px; fill: #ffffff; }}
+.edge {{ fill: none; stroke: {FLOAT_EDGE}; stroke-width: 1.4; }}
+.integers {{ stroke: {INTEGER_EDGE}; stroke-width: 2.2; }}
+.frame {{ stroke: {FRAME}; stroke-width: 1; }}
+.band {{ fill: {BAND_GROUND}; }}
+"""
+
+
+def write_svg(drawing: Drawing) -> bytes:
+    """Return a drawing as an SVG file."""
+    whole = arrange(drawing)
+    legend = list(_header(drawing))
+    top = MARGIN * 2 + HEADLINE + LEGEND_ROW * (len(legend) - 1)
+    width = max(whole.width, *(extent for extent, _ in legend)) + 2 * MARGIN
+    height = top + whole.height + 2 * MARGIN
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}">',
+        f"<title>{escape(drawing.title)}</title>",
+        f"<style>{SHEET}</style>",
+        *markers(),
+        f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
+        *(line for _, line in legend),
+        f'<g transform="translate({(width - whole.width) / 2:g} {top:g})">',
+        *content(whole),
+        "</g>",
+        "</svg>",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def markers() -> Iterator[str]:
+    """Return the tips of edges."""
+    yield "<defs>"
+    for name, colour in (("tip", FLOAT_EDGE), ("tip-integers", INTEGER_EDGE)):
+        yield (
+            f'<marker id="{name}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" markerHeight="8" '
+            f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="{colour}"/></marker>'
+        )
+    yield "</defs>"
+
+
+def _header(drawing: Drawing) -> Iterator[tuple[float, str]]:
+    """Return the title and the legend of a picture: lines, and how far each reaches."""
+    y = MARGIN + HEADLINE
+    title, rest = escape(drawing.title), escape(drawing.subtitle)
+    extent = width_of_text(drawing.title, HEADLINE) + MARGIN
+    yield (
+        extent + width_of_text(drawing.subtitle),
+        f'<text x="{MARGIN:g}" y="{y:g}"><tspan class="headline">{title}</tspan>'
+        f'<tspan class="faint" dx="{MARGIN:g}">{rest}</tspan></text>',
+    )
+    for role in drawing.roles:
+        y += LEGEND_ROW
+        colours = COLOURS[role]
+        swatch = f'<rect x="{MARGIN:g}" y="{y - SWATCH + 2:g}" width="{SWATCH:g}" height="{SWATCH:g}" rx="2" '
+        yield (
+            width_of_text(role.value) + MARGIN + SWATCH,
+            f'{swatch}fill="{colours.title}"/><text x="{MARGIN + SWATCH + PADDING:g}" y="{y:g}">{role.value}</text>',
+        )
+    if drawing.has_integers:
+        y += LEGEND_ROW
+        line = f'<path class="edge integers" d="M{MARGIN:g} {y - 4:g}h{SWATCH:g}"/>'
+        text = "a tensor read as integers"
+        yield (
+            width_of_text(text) + MARGIN + SWATCH,
+            f'{line}<text x="{MARGIN + SWATCH + PADDING:g}" y="{y:g}">{text}</text>',
+        )
+
+
+def content(found: Arrangement, depth: int = 0) -> Iterator[str]:
+    """Return what lies in a group: its ways, then its members over them."""
+    for number, route in enumerate(found.routes):
+        yield _route(found, route, number)
+    for member in found.members:
+        place = f'transform="translate({member.x:g} {member.y:g})"'
+        if isinstance(member.content, Box):
+            yield from _box(member.content, member, place)
+        else:
+            yield from _group(member.content, place, depth)
+
+
+def _route(found: Arrangement, route: Route, number: int) -> str:
+    line = "".join(f"{letter}{' '.join(f'{value:g}' for value in values)}" for letter, values in path_of(found, route))
+    kind, tip = ("edge integers", "tip-integers") if route.edge.is_integers else ("edge", "tip")
+    ends_at_box = route.target is not None and isinstance(found.members[route.target].content, Box)
+    marker = f' marker-end="url(#{tip})"' if ends_at_box else ""
+    return (
+        f'<path class="{kind}" data-way="{number}" d="{line}"{marker}>'
+        f"<title>{escape(route.edge.carries)}\n{escape(route.edge.text)}</title></path>"
+    )
+
+
+def _group(inner: Arrangement, place: str, depth: int) -> Iterator[str]:
+    title = escape(inner.group.title)
+    width, height = inner.width, inner.height
+    ground = GROUP_GROUNDS[depth % len(GROUP_GROUNDS)]
+    yield f'<g class="group" data-key="{escape(inner.group.key)}" {place}>'
+    yield f'<rect class="frame ground" width="{width:g}" height="{height:g}" rx="6" fill="{ground}"/>'
+    yield '<g class="members">'
+    yield from content(inner, depth + 1)
+    yield "</g>"
+    yield f'<g class="title"><rect class="frame band" width="{width:g}" height="{inner.band:g}" rx="6"/>'
+    yield f'<text x="{PADDING:g}" y="{inner.band - 8:g}">{title}</text>'
+    yield f"<title>{title}</title></g></g>"
+
+
+def _box(box: Box, member: Placed, place: str) -> Iterator[str]:
+    colours, width, height = COLOURS[box.role], member.width, member.height
+    yield f'<g class="box" data-key="{escape(box.key)}" data-role="{box.role.name.lower()}" {place}>'
+    yield f"<title>{escape(box.told)}</title>"
+    yield (
+        f'<rect class="ground" width="{width:g}" height="{height:g}" rx="5" fill="{colours.ground}" '
+        f'stroke="{colours.title}" stroke-width="{2 if box.role is Role.INTERFACE else 1}"/>'
+    )
+    yield f'<path d="M0 {HEADER:g}V5a5 5 0 0 1 5 -5H{width - 5:g}a5 5 0 0 1 5 5V{HEADER:g}z" fill="{colours.title}"/>'
+    yield f'<text class="kind" x="{PADDING:g}" y="{HEADER - 7:g}">{escape(box.kind)}</text>'
+    if box.badge:
+        x = width - PADDING
+        yield f'<text class="badge" text-anchor="end" x="{x:g}" y="{HEADER - 7:g}">{escape(box.badge)}</text>'
+    indent = PADDING + labels_width(box)
+    for number, (label, text) in enumerate(box.rows, 1):
+        y = HEADER + number * ROW
+        faint = f'<tspan class="faint" x="{PADDING:g}">{escape(label)}</tspan>' if label else ""
+        x = indent if label else PADDING
+        yield f'<text y="{y:g}">{faint}<tspan x="{x:g}">{escape(text)}</tspan></text>'
+    yield "</g>"
