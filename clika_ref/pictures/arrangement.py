@@ -35,7 +35,7 @@ class Route:
     edge: Edge
     """The first one that takes this way; others may carry the same on."""
     source: int | None
-    """The index of a member, None where it enters the group."""
+    """The index of a member, None where it enters the group, or branches off another that carries the same."""
     target: int | None
     """None where it leaves the group."""
     columns: Sequence[tuple[float, int]]
@@ -193,8 +193,9 @@ def _fill(
         start, end = items[link.source], items[link.target]
         columns = [(start.x + link.source_x, start.layer)]
         columns += [(items[i].x, items[i].layer) for i in link.stations]
-        columns.append((end.x + link.target_x, end.layer))
-        ends = (None if source is None else link.source - first, None if target is None else link.target - first)
+        columns = [*columns[link.shared :], (end.x + link.target_x, end.layer)]
+        begins = source is not None and not link.shared
+        ends = (link.source - first if begins else None, None if target is None else link.target - first)
         found.routes.append(Route(edge, *ends, [(round(x, 1), layer) for x, layer in columns]))
     stack(found, has_entries=bool(entering), has_exits=bool(leaving))
 

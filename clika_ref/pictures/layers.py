@@ -36,6 +36,8 @@ class Link:
     """Links of one source that carry the same share their stations."""
     stations: list[int] = field(default_factory=list[int])
     """The items by which it passes the layers between, from top to bottom."""
+    shared: int = 0
+    """How many of these another link has passed already."""
 
 
 def choose_layers(items: Sequence[Item], links: Sequence[Link], entries: int, exits: int) -> None:
@@ -71,11 +73,12 @@ def add_stations(items: list[Item], links: Sequence[Link]) -> None:
     shared: dict[tuple[int, str], list[int]] = {}
     for link in links:
         way = shared.setdefault((link.source, link.carries), [])
-        above, below = items[link.source].layer, items[link.target].layer
+        above, below, known = items[link.source].layer, items[link.target].layer, len(way)
         for layer in range(above + 1 + len(way), below):
             way.append(len(items))
             items.append(Item(0.0, 0.0, is_station=True, layer=layer))
         link.stations = way[: below - above - 1]
+        link.shared = min(known, len(link.stations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,11 @@ class Step:
 
 def steps_of(links: Sequence[Link]) -> list[Step]:
     """Return the pieces of all links, those that are shared once."""
-    found: dict[tuple[int, int, float, float], Step] = {}
+    found: list[Step] = []
     for link in links:
         way = [link.source, *link.stations, link.target]
-        for position, (upper, lower) in enumerate(zip(way, way[1:], strict=False)):
+        for position in range(link.shared, len(way) - 1):
             upper_x = link.source_x if position == 0 else 0.0
             lower_x = link.target_x if position == len(way) - 2 else 0.0
-            found.setdefault((upper, lower, upper_x, lower_x), Step(upper, lower, upper_x, lower_x))
-    return list(found.values())
+            found.append(Step(way[position], way[position + 1], upper_x, lower_x))
+    return found

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from clika_ref.pictures.layers import Item, Step
 
 SWEEPS = 8
-"""Down and up again: pictures of networks hardly change after four."""
+"""Down and up in turn: pictures of networks hardly change after four."""
+
+MOST_STEPS = 200_000
+"""Sorted in all sweeps together, a second or two; a picture of more is a thicket in whatever order."""
 
 
 def ordered_layers(items: Sequence[Item], steps: Sequence[Step]) -> list[list[int]]:
@@ -24,7 +27,7 @@ def ordered_layers(items: Sequence[Item], steps: Sequence[Step]) -> list[list[in
     above, below = _neighbours(items, steps)
     place = _places(layers)
     best, fewest = layers, _crossings(steps, items, place, len(layers))
-    for sweep in range(SWEEPS):
+    for sweep in range(min(SWEEPS, MOST_STEPS // max(len(steps), 1) + 1)):
         if not fewest:
             break
         is_down = sweep % 2 == 0

@@ -31,6 +31,8 @@ from clika_ref.pictures.style import (
 HEADLINE, LEGEND_ROW, SWATCH = 17.0, 22.0, 13.0
 """Size of the letters of the title of a picture, height of a row of its legend, and size of a colour in it."""
 
+INTEGERS_LEGEND = "a tensor read as integers"
+
 SHEET = f"""
 text {{ font-family: {FONT}; font-size: {LETTER:g}px; fill: {INK}; white-space: pre; }}
 .headline {{ font-size: {HEADLINE:g}px; font-weight: bold; }}
@@ -52,14 +54,14 @@ def write_svg(drawing: Drawing) -> bytes:
     width = max(whole.width, *(extent for extent, _ in legend)) + 2 * MARGIN
     height = top + whole.height + 2 * MARGIN
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.9g}" height="{height:.9g}" '
+        f'viewBox="0 0 {width:.9g} {height:.9g}">',
         f"<title>{escape(drawing.title)}</title>",
         f"<style>{SHEET}</style>",
         *markers(),
-        f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
+        f'<rect width="{width:.9g}" height="{height:.9g}" fill="#ffffff"/>',
         *(line for _, line in legend),
-        f'<g transform="translate({(width - whole.width) / 2:g} {top:g})">',
+        f'<g transform="translate({(width - whole.width) / 2:.9g} {top:.9g})">',
         *content(whole),
         "</g>",
         "</svg>",
@@ -85,24 +87,23 @@ def _header(drawing: Drawing) -> Iterator[tuple[float, str]]:
     extent = width_of_text(drawing.title, HEADLINE) + MARGIN
     yield (
         extent + width_of_text(drawing.subtitle),
-        f'<text x="{MARGIN:g}" y="{y:g}"><tspan class="headline">{title}</tspan>'
-        f'<tspan class="faint" dx="{MARGIN:g}">{rest}</tspan></text>',
+        f'<text x="{MARGIN:.9g}" y="{y:.9g}"><tspan class="headline">{title}</tspan>'
+        f'<tspan class="faint" dx="{MARGIN:.9g}">{rest}</tspan></text>',
     )
     for role in drawing.roles:
         y += LEGEND_ROW
         colours = COLOURS[role]
-        swatch = f'<rect x="{MARGIN:g}" y="{y - SWATCH + 2:g}" width="{SWATCH:g}" height="{SWATCH:g}" rx="2" '
+        swatch = f'<rect x="{MARGIN:.9g}" y="{y - SWATCH + 2:.9g}" width="{SWATCH:.9g}" height="{SWATCH:.9g}" rx="2" '
         yield (
             width_of_text(role.value) + MARGIN + SWATCH,
-            f'{swatch}fill="{colours.title}"/><text x="{MARGIN + SWATCH + PADDING:g}" y="{y:g}">{role.value}</text>',
+            f'{swatch}fill="{colours.title}"/><text x="{MARGIN + SWATCH + PADDING:.9g}" y="{y:.9g}">{role.value}</text>',
         )
     if drawing.has_integers:
         y += LEGEND_ROW
-        line = f'<path class="edge integers" d="M{MARGIN:g} {y - 4:g}h{SWATCH:g}"/>'
-        text = "a tensor read as integers"
+        line = f'<path class="edge integers" d="M{MARGIN:.9g} {y - 4:.9g}h{SWATCH:.9g}"/>'
         yield (
-            width_of_text(text) + MARGIN + SWATCH,
-            f'{line}<text x="{MARGIN + SWATCH + PADDING:g}" y="{y:g}">{text}</text>',
+            width_of_text(INTEGERS_LEGEND) + MARGIN + SWATCH,
+            f'{line}<text x="{MARGIN + SWATCH + PADDING:.9g}" y="{y:.9g}">{INTEGERS_LEGEND}</text>',
         )
 
 
@@ -111,7 +112,7 @@ def content(found: Arrangement, depth: int = 0) -> Iterator[str]:
     for number, route in enumerate(found.routes):
         yield _route(found, route, number)
     for member in found.members:
-        place = f'transform="translate({member.x:g} {member.y:g})"'
+        place = f'transform="translate({member.x:.9g} {member.y:.9g})"'
         if isinstance(member.content, Box):
             yield from _box(member.content, member, place)
         else:
@@ -119,7 +120,7 @@ def content(found: Arrangement, depth: int = 0) -> Iterator[str]:
 
 
 def _route(found: Arrangement, route: Route, number: int) -> str:
-    line = "".join(f"{letter}{' '.join(f'{value:g}' for value in values)}" for letter, values in path_of(found, route))
+    line = "".join(f"{letter}{' '.join(f'{value:.9g}' for value in values)}" for letter, values in path_of(found, route))
     kind, tip = ("edge integers", "tip-integers") if route.edge.is_integers else ("edge", "tip")
     ends_at_box = route.target is not None and isinstance(found.members[route.target].content, Box)
     marker = f' marker-end="url(#{tip})"' if ends_at_box else ""
@@ -134,12 +135,12 @@ def _group(inner: Arrangement, place: str, depth: int) -> Iterator[str]:
     width, height = inner.width, inner.height
     ground = GROUP_GROUNDS[depth % len(GROUP_GROUNDS)]
     yield f'<g class="group" data-key="{escape(inner.group.key)}" {place}>'
-    yield f'<rect class="frame ground" width="{width:g}" height="{height:g}" rx="6" fill="{ground}"/>'
+    yield f'<rect class="frame ground" width="{width:.9g}" height="{height:.9g}" rx="6" fill="{ground}"/>'
     yield '<g class="members">'
     yield from content(inner, depth + 1)
     yield "</g>"
-    yield f'<g class="title"><rect class="frame band" width="{width:g}" height="{inner.band:g}" rx="6"/>'
-    yield f'<text x="{PADDING:g}" y="{inner.band - 8:g}">{title}</text>'
+    yield f'<g class="title"><rect class="frame band" width="{width:.9g}" height="{inner.band:.9g}" rx="6"/>'
+    yield f'<text x="{PADDING:.9g}" y="{inner.band - 8:.9g}">{title}</text>'
     yield f"<title>{title}</title></g></g>"
 
 
@@ -148,18 +149,18 @@ def _box(box: Box, member: Placed, place: str) -> Iterator[str]:
     yield f'<g class="box" data-key="{escape(box.key)}" data-role="{box.role.name.lower()}" {place}>'
     yield f"<title>{escape(box.told)}</title>"
     yield (
-        f'<rect class="ground" width="{width:g}" height="{height:g}" rx="5" fill="{colours.ground}" '
+        f'<rect class="ground" width="{width:.9g}" height="{height:.9g}" rx="5" fill="{colours.ground}" '
         f'stroke="{colours.title}" stroke-width="{2 if box.role is Role.INTERFACE else 1}"/>'
     )
-    yield f'<path d="M0 {HEADER:g}V5a5 5 0 0 1 5 -5H{width - 5:g}a5 5 0 0 1 5 5V{HEADER:g}z" fill="{colours.title}"/>'
-    yield f'<text class="kind" x="{PADDING:g}" y="{HEADER - 7:g}">{escape(box.kind)}</text>'
+    yield f'<path d="M0 {HEADER:.9g}V5a5 5 0 0 1 5 -5H{width - 5:.9g}a5 5 0 0 1 5 5V{HEADER:.9g}z" fill="{colours.title}"/>'
+    yield f'<text class="kind" x="{PADDING:.9g}" y="{HEADER - 7:.9g}">{escape(box.kind)}</text>'
     if box.badge:
         x = width - PADDING
-        yield f'<text class="badge" text-anchor="end" x="{x:g}" y="{HEADER - 7:g}">{escape(box.badge)}</text>'
+        yield f'<text class="badge" text-anchor="end" x="{x:.9g}" y="{HEADER - 7:.9g}">{escape(box.badge)}</text>'
     indent = PADDING + labels_width(box)
     for number, (label, text) in enumerate(box.rows, 1):
         y = HEADER + number * ROW
-        faint = f'<tspan class="faint" x="{PADDING:g}">{escape(label)}</tspan>' if label else ""
+        faint = f'<tspan class="faint" x="{PADDING:.9g}">{escape(label)}</tspan>' if label else ""
         x = indent if label else PADDING
-        yield f'<text y="{y:g}">{faint}<tspan x="{x:g}">{escape(text)}</tspan></text>'
+        yield f'<text y="{y:.9g}">{faint}<tspan x="{x:.9g}">{escape(text)}</tspan></text>'
     yield "</g>"
