@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from clika_ref.pictures.coordinates import choose_places
 from clika_ref.pictures.drawing import Box, Drawing, Edge, Group
@@ -68,13 +69,17 @@ def arrange(drawing: Drawing) -> Arrangement:
     return _arranged(drawing.root, _Ways(drawing), depth=0)
 
 
+_Way: TypeAlias = "tuple[str | None, str | None, Edge]"
+"""What leads through a group: source and target among its members, None for its borders."""
+
+
 class _Ways:
     """Which edges pass which group: those that enter it, leave it, or lead from one of its members to another."""
 
     def __init__(self, drawing: Drawing) -> None:
         self._path: dict[str, tuple[str, ...]] = {}
-        self.inside: dict[str, list[tuple[str | None, str | None, Edge]]] = {}
-        """By group: source and target among its members, None for its borders, each way once."""
+        self.inside: dict[str, list[_Way]] = {}
+        """By group, each way once."""
         self._note(drawing.root, ())
         seen: set[tuple[str, str | None, str | None, str]] = set()
         for edge in drawing.edges:
@@ -122,7 +127,15 @@ def _arranged(group: Group, ways: _Ways, depth: int) -> Arrangement:
     layers = ordered_layers(items, steps)
     choose_places(items, layers, steps, [link.stations for link in links])
     _measure(found, items, layers, steps)
-    _fill(found, items, inner, links, inside, (entering, leaving))
+    first = len(entering)
+    found.members = [
+        Placed(member, item.x, 0.0, item.width, item.height, item.layer)
+        for member, item in zip(inner, items[first:], strict=False)
+    ]
+    found.routes = [_route(way, link, items, first) for way, link in zip(inside, links, strict=True)]
+    found.entries = {name: items[i].x for i, name in enumerate(entering)}
+    found.exits = {name: items[first + len(inner) + i].x for i, name in enumerate(leaving)}
+    stack(found)
     return found
 
 
@@ -131,7 +144,7 @@ def _extent(member: Box | Arrangement) -> tuple[float, float]:
 
 
 def _link(
-    way: tuple[str | None, str | None, Edge],
+    way: _Way,
     inner: Sequence[Box | Arrangement],
     index: dict[str, int],
     borders: tuple[Sequence[str], Sequence[str]],
@@ -172,42 +185,26 @@ def _measure(found: Arrangement, items: Sequence[Item], layers: Sequence[Sequenc
         item.x = round(item.x + shift, 1)
 
 
-def _fill(
-    found: Arrangement,
-    items: Sequence[Item],
-    inner: Sequence[Box | Arrangement],
-    links: Sequence[Link],
-    inside: Sequence[tuple[str | None, str | None, Edge]],
-    borders: tuple[Sequence[str], Sequence[str]],
-) -> None:
-    """Put members, routes and borders into an arrangement whose layers are measured."""
-    entering, leaving = borders
-    first = len(entering)
-    found.entries = {name: items[i].x for i, name in enumerate(entering)}
-    found.exits = {name: items[first + len(inner) + i].x for i, name in enumerate(leaving)}
-    found.members = [
-        Placed(member, item.x, 0.0, item.width, item.height, item.layer)
-        for member, item in zip(inner, items[first:], strict=False)
-    ]
-    for link, (source, target, edge) in zip(links, inside, strict=True):
-        start, end = items[link.source], items[link.target]
-        columns = [(start.x + link.source_x, start.layer)]
-        columns += [(items[i].x, items[i].layer) for i in link.stations]
-        columns = [*columns[link.shared :], (end.x + link.target_x, end.layer)]
-        begins = source is not None and not link.shared
-        ends = (link.source - first if begins else None, None if target is None else link.target - first)
-        found.routes.append(Route(edge, *ends, [(round(x, 1), layer) for x, layer in columns]))
-    stack(found, has_entries=bool(entering), has_exits=bool(leaving))
+def _route(way: _Way, link: Link, items: Sequence[Item], first: int) -> Route:
+    """Return where a link leads, once all items have their places; members begin at index ``first``."""
+    source, target, edge = way
+    start, end = items[link.source], items[link.target]
+    columns = [(start.x + link.source_x, start.layer)]
+    columns += [(items[i].x, items[i].layer) for i in link.stations]
+    columns = [*columns[link.shared :], (end.x + link.target_x, end.layer)]
+    begins = source is not None and not link.shared
+    ends = (link.source - first if begins else None, None if target is None else link.target - first)
+    return Route(edge, *ends, [(round(x, 1), layer) for x, layer in columns])
 
 
-def stack(found: Arrangement, *, has_entries: bool, has_exits: bool) -> None:
+def stack(found: Arrangement) -> None:
     """Lay the layers of a group below each other, and each member into the middle of its layer."""
-    y = found.band + (MARGIN if found.band and not has_entries else 0.0)
+    y = found.band + (MARGIN if found.band and not found.entries else 0.0)
     found.tops = []
     for height, gap in zip(found.heights, found.gaps, strict=True):
         found.tops.append(y)
         y += height + gap
-    found.height = y + (MARGIN if found.band and not has_exits else 0.0)
+    found.height = y + (MARGIN if found.band and not found.exits else 0.0)
     for member in found.members:
         room = found.heights[member.layer] - member.height
         member.y = round(found.tops[member.layer] + room / 2, 1)

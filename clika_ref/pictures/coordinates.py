@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from clika_ref.pictures.layers import Item, Step
 
@@ -14,11 +15,11 @@ BETWEEN_BOXES, BESIDE_STATION = 26.0, 16.0
 """Pixels between neighbours of a layer."""
 
 PLAIN, STRAIGHT, BENT = 20.0, 0.5, 0.1
-"""What it counts that a step is straight: most between neighbours, which are the way that people follow; links that pass
-others go around them, and are straightened in the end."""
+"""What it counts that a step is straight: most between neighbours, which are the way that people follow; links that
+pass others go around them, and are straightened in the end."""
 
 Wishes = Mapping[int, Sequence[tuple[int, float, float]]]
-"""By item: one that it is linked to, by how much its own left side is then to the right of that one's, what it counts."""
+"""By item: each that it is linked to, how far to the right of that one's its left side would be, and what it counts."""
 
 
 def choose_places(
@@ -62,8 +63,10 @@ def _wishes(items: Sequence[Item], steps: Sequence[Step]) -> tuple[Wishes, Wishe
 
 def _rooms(items: Sequence[Item], layer: Sequence[int]) -> list[float]:
     """Return what lies behind each item of a layer at least."""
-    pairs = zip(layer, layer[1:], strict=False)
-    found = [BESIDE_STATION if items[a].is_station or items[b].is_station else BETWEEN_BOXES for a, b in pairs]
+    found = [
+        BESIDE_STATION if items[before].is_station or items[behind].is_station else BETWEEN_BOXES
+        for before, behind in pairwise(layer)
+    ]
     return [*found, 0.0]
 
 

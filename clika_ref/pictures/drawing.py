@@ -1,4 +1,4 @@
-"""What a picture shows, before anybody knows where: boxes, the groups that they lie in, and what leads from one to another."""
+"""What a picture shows, before anybody knows where: boxes, the groups around them, and the edges between them."""
 
 from __future__ import annotations
 

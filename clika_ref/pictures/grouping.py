@@ -21,7 +21,8 @@ def grouped(boxes: Sequence[tuple[Box, Sequence[str]]], name: str) -> Group:
     """Return boxes in the groups of their modules.
 
     A group holds what follows each other: a module that is called twice, with others between, is two groups. So no two
-    groups need each other, and all can be drawn from top to bottom. A module of one box gets no frame around it, but gives it its name.
+    groups need each other, and all can be drawn from top to bottom. A module of one box gets no frame around it, but
+    gives it its name.
 
     Args:
         boxes: in an order in which each can be computed, with the paths of their modules, outermost first.

@@ -52,7 +52,7 @@ def _of_constant(made: Node, integers: Value) -> str:
 
 
 def _scale(node: Node) -> str:
-    """Return how a half of a pair scales: ``scale 0.0123, zero point 3``, or that each channel has a scale of its own."""
+    """Return how a half of a pair scales: ``scale 0.0123, zero point 3``, or that each channel has its own scale."""
     if node.attrs["axis"] is not None:
         return "per channel"
     scale, *rest = (_number(operand) for operand in node.inputs[1:])

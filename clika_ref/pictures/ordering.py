@@ -69,7 +69,7 @@ def _swept(
         for index in layer:
             linked = neighbours.get(index)
             means[index] = sum(place[i] + x for i, x in linked) / len(linked) if linked else place[index] + 0.5
-        layer.sort(key=lambda index: (means[index], place[index]))  # noqa: B023 - sorts at once
+        layer.sort(key=lambda index: (means[index], place[index]))
         place.update((index, position) for position, index in enumerate(layer))
     return found
 

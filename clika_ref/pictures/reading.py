@@ -69,7 +69,9 @@ def _edges(target: str, values: Sequence[Value], keys: dict[Value, str]) -> Iter
 
 def _input_box(value: Value) -> Box:
     rows = [("name", shortened(value.name)), ("type", shortened(str(value.type)))]
-    return Box(f"input {value.name}", "input", "", rows, [("name", value.name), ("type", str(value.type))], Role.INTERFACE)
+    return Box(
+        f"input {value.name}", "input", "", rows, [("name", value.name), ("type", str(value.type))], Role.INTERFACE
+    )
 
 
 def _results(graph: Graph) -> Iterator[tuple[Box, Value]]:

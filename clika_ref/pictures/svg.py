@@ -51,15 +51,15 @@ def write_svg(drawing: Drawing) -> bytes:
     whole = arrange(drawing)
     legend = list(_header(drawing))
     top = MARGIN * 2 + HEADLINE + LEGEND_ROW * (len(legend) - 1)
-    width = max(whole.width, *(extent for extent, _ in legend)) + 2 * MARGIN
-    height = top + whole.height + 2 * MARGIN
+    width = round(max(whole.width, *(extent for extent, _ in legend)) + 2 * MARGIN, 1)
+    height = round(top + whole.height + 2 * MARGIN, 1)
+    size = f'width="{width}" height="{height}"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.9g}" height="{height:.9g}" '
-        f'viewBox="0 0 {width:.9g} {height:.9g}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}">',
         f"<title>{escape(drawing.title)}</title>",
         f"<style>{SHEET}</style>",
         *markers(),
-        f'<rect width="{width:.9g}" height="{height:.9g}" fill="#ffffff"/>',
+        f'<rect {size} fill="#ffffff"/>',
         *(line for _, line in legend),
         f'<g transform="translate({(width - whole.width) / 2:.9g} {top:.9g})">',
         *content(whole),
@@ -84,27 +84,22 @@ def _header(drawing: Drawing) -> Iterator[tuple[float, str]]:
     """Return the title and the legend of a picture: lines, and how far each reaches."""
     y = MARGIN + HEADLINE
     title, rest = escape(drawing.title), escape(drawing.subtitle)
-    extent = width_of_text(drawing.title, HEADLINE) + MARGIN
-    yield (
-        extent + width_of_text(drawing.subtitle),
-        f'<text x="{MARGIN:.9g}" y="{y:.9g}"><tspan class="headline">{title}</tspan>'
-        f'<tspan class="faint" dx="{MARGIN:.9g}">{rest}</tspan></text>',
-    )
+    line = f'<tspan class="headline">{title}</tspan><tspan class="faint" dx="{MARGIN:g}">{rest}</tspan>'
+    extent = width_of_text(drawing.title, HEADLINE) + MARGIN + width_of_text(drawing.subtitle)
+    yield extent, f'<text x="{MARGIN:g}" y="{y:g}">{line}</text>'
+    behind = MARGIN + SWATCH + PADDING
+    for mark, text in _legend(drawing):
+        y += LEGEND_ROW
+        shown = f'<g transform="translate({MARGIN:g} {y - SWATCH + 2:g})">{mark}</g>'
+        yield behind + width_of_text(text), f'{shown}<text x="{behind:g}" y="{y:g}">{text}</text>'
+
+
+def _legend(drawing: Drawing) -> Iterator[tuple[str, str]]:
+    """Return what stands for each colour that occurs, and what it means."""
     for role in drawing.roles:
-        y += LEGEND_ROW
-        colours = COLOURS[role]
-        swatch = f'<rect x="{MARGIN:.9g}" y="{y - SWATCH + 2:.9g}" width="{SWATCH:.9g}" height="{SWATCH:.9g}" rx="2" '
-        yield (
-            width_of_text(role.value) + MARGIN + SWATCH,
-            f'{swatch}fill="{colours.title}"/><text x="{MARGIN + SWATCH + PADDING:.9g}" y="{y:.9g}">{role.value}</text>',
-        )
+        yield f'<rect width="{SWATCH:g}" height="{SWATCH:g}" rx="2" fill="{COLOURS[role].title}"/>', role.value
     if drawing.has_integers:
-        y += LEGEND_ROW
-        line = f'<path class="edge integers" d="M{MARGIN:.9g} {y - 4:.9g}h{SWATCH:.9g}"/>'
-        yield (
-            width_of_text(INTEGERS_LEGEND) + MARGIN + SWATCH,
-            f'{line}<text x="{MARGIN + SWATCH + PADDING:.9g}" y="{y:.9g}">{INTEGERS_LEGEND}</text>',
-        )
+        yield f'<path class="edge integers" d="M0 {SWATCH / 2:g}h{SWATCH:g}"/>', INTEGERS_LEGEND
 
 
 def content(found: Arrangement, depth: int = 0) -> Iterator[str]:
@@ -120,7 +115,9 @@ def content(found: Arrangement, depth: int = 0) -> Iterator[str]:
 
 
 def _route(found: Arrangement, route: Route, number: int) -> str:
-    line = "".join(f"{letter}{' '.join(f'{value:.9g}' for value in values)}" for letter, values in path_of(found, route))
+    line = "".join(
+        f"{letter}{' '.join(f'{value:.9g}' for value in values)}" for letter, values in path_of(found, route)
+    )
     kind, tip = ("edge integers", "tip-integers") if route.edge.is_integers else ("edge", "tip")
     ends_at_box = route.target is not None and isinstance(found.members[route.target].content, Box)
     marker = f' marker-end="url(#{tip})"' if ends_at_box else ""
@@ -152,7 +149,8 @@ def _box(box: Box, member: Placed, place: str) -> Iterator[str]:
         f'<rect class="ground" width="{width:.9g}" height="{height:.9g}" rx="5" fill="{colours.ground}" '
         f'stroke="{colours.title}" stroke-width="{2 if box.role is Role.INTERFACE else 1}"/>'
     )
-    yield f'<path d="M0 {HEADER:.9g}V5a5 5 0 0 1 5 -5H{width - 5:.9g}a5 5 0 0 1 5 5V{HEADER:.9g}z" fill="{colours.title}"/>'
+    corners = f"M0 {HEADER:g}V5a5 5 0 0 1 5 -5H{width - 5:.9g}a5 5 0 0 1 5 5V{HEADER:g}z"
+    yield f'<path d="{corners}" fill="{colours.title}"/>'
     yield f'<text class="kind" x="{PADDING:.9g}" y="{HEADER - 7:.9g}">{escape(box.kind)}</text>'
     if box.badge:
         x = width - PADDING
