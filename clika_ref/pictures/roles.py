@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.explanation import Explanation, planned_precisions
-from clika_ref.lora.adapters import adapters_of
+from clika_ref.lora.adapters import BESIDE
 from clika_ref.pictures.drawing import Role
 from clika_ref.precisions import FLOAT, FUSED, INTEGERS
 from clika_ref.quantization.quantizing import Plan
@@ -39,9 +39,10 @@ def precisions(graph: Graph, plan: Plan | None, explanation: Explanation | None)
         _join_absorbed(graph, plan.scheme, found)
     if explanation is not None:
         _take_word(graph, explanation, found)
-    for adapter in adapters_of(graph):
-        for node in adapter.nodes:
-            found[node] = Precision(Role.ADAPTER, f"rank {adapter.rank}")
+    for node in graph.nodes:
+        if node.kind in BESIDE.values():
+            up = node.inputs[3]
+            found[node] = Precision(Role.ADAPTER, f"rank {up.type.shape[1]}")
     return found
 
 

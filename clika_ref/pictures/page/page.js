@@ -65,7 +65,7 @@ function place(group) {
       const { folded, title, nodes } = member.group;
       member.element.classList.toggle("folded", Boolean(folded));
       member.element.querySelector(":scope > .ground").setAttribute("height", member.height);
-      member.element.querySelector(":scope > .title text").textContent = folded ? `+ ${title}  ${nodes} nodes` : title;
+      member.element.querySelector(":scope > .title text").textContent = folded ? `+ ${title}  ${nodes} nodes` : `\u2212 ${title}`;
       member.element.querySelector(":scope > .title").setAttribute("aria-expanded", String(!folded));
       if (!folded) place(member.group);
     }
