@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml")), ROOT / "conformance/pyproject.toml"]
+PROJECTS = [
+    ROOT / "pyproject.toml",
+    *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+    ROOT / "conformance/pyproject.toml",
+]
 
 
 def data_of(project: Path) -> dict[str, list[str]]:

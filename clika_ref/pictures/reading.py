@@ -76,7 +76,7 @@ def _input_box(value: Value) -> Box:
 
 def _results(graph: Graph) -> Iterator[tuple[Box, Value]]:
     """Return a box for each output, and for each buffer that a call overwrites, with what it holds."""
-    found = [("output", f"output {index}", value) for index, value in enumerate(graph.outputs)]
+    found = [("output", str(index), value) for index, value in enumerate(graph.outputs)]
     found += [("state", name, value) for name, value in graph.state.items()]
     for kind, name, value in found:
         read = held(value)

@@ -61,7 +61,7 @@ def _join_absorbed(graph: Graph, scheme: QuantizationScheme, found: dict[Node, P
     for node in graph.nodes:
         first = node.inputs[0] if node.inputs else None
         layer = first.producer if isinstance(first, Value) else None
-        if layer is None or layer not in found or not absorbs(scheme, node.kind, node.attrs):
+        if layer is None or layer.kind not in scheme.layers or not absorbs(scheme, node.kind, node.attrs):
             continue
         is_alone = all(use.user is node for use in layer.outputs[0].uses)
         if is_alone and found[layer].role is Role.INTEGERS and found[node].role is Role.FLOAT:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -98,7 +99,7 @@ print(*(hashlib.sha256(FORMATS[suffix](drawing)).hexdigest() for suffix in (".sv
 def test_the_same_graph_gives_the_same_bytes_in_any_process():
     def digests(seed):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", DIGEST, os.path.dirname(__file__)]
+        command = [sys.executable, "-c", DIGEST, str(Path(__file__).parent)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
 
     own = [hashlib.sha256(FORMATS[suffix](drawing_of(residual(3)))).hexdigest() for suffix in (".svg", ".html", ".dot")]

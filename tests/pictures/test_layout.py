@@ -95,7 +95,11 @@ def test_ways_lead_down(page):
 def test_as_many_tips_touch_a_box_as_it_reads_values(graph, page):
     for node in graph.nodes:
         box = page.box(f"node {node.name}")
-        tips = [w for w in page.ways if w.has_tip and abs(w.end[1] - box.y) < NEAR and box.x <= w.end[0] <= box.x + box.width]
+        tips = [
+            w
+            for w in page.ways
+            if w.has_tip and abs(w.end[1] - box.y) < NEAR and box.x <= w.end[0] <= box.x + box.width
+        ]
         made = {v for v in node.inputs if not v.is_constant}
         assert len(tips) == len(made)
 
@@ -114,7 +118,8 @@ def test_a_chain_is_straight():
     for _ in range(5):
         value = put(graph, plus, value, 1.0)
     page = Page(write_svg(drawing_of(graph)))
-    assert {round(box.x + box.width / 2, 1) for box in page.boxes} == {page.ways[0].start[0]}
+    middles = [box.x + box.width / 2 for box in page.boxes]
+    assert max(middles) - min(middles) < NEAR
 
 
 def test_the_way_past_a_block_is_straight_and_so_is_the_way_through_it():

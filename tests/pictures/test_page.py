@@ -1,4 +1,4 @@
-"""The HTML form: one file that needs nothing else, with all that its script looks for; and what it does in a browser."""
+"""The HTML form: one file that needs nothing else, with all that its script looks for; and what it does in browsers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A compiled module draws itself: in float, in integers, explained, pruned, with adapters; and shows itself in notebooks."""
+"""A compiled module draws itself: in float, in integers, explained, pruned, with adapters; notebooks show it."""
 
 import copy
 import re
@@ -82,10 +82,14 @@ def test_an_explanation_of_another_kind_is_refused(module, tmp_path):
 
 def test_a_pruned_module_shows_what_is_left(tmp_path):
     module = traced()
-    module.clika_prune(PruningSettings(mask_type="structured", pruning_sensitivity_threshold=0.5), calibration_inputs=batches())
+    module.clika_prune(
+        PruningSettings(mask_type="structured", pruning_sensitivity_threshold=0.5), calibration_inputs=batches()
+    )
     width = module.graph.constants["first.weight"].type.shape[0]
     assert width < 64
-    assert f"float32[{width}, 32]" in Page(module.clika_visualize(tmp_path / "model.svg").read_bytes()).texts("node linear")
+    assert f"float32[{width}, 32]" in Page(module.clika_visualize(tmp_path / "model.svg").read_bytes()).texts(
+        "node linear"
+    )
 
 
 def test_adapters_have_a_colour_of_their_own(tmp_path):
