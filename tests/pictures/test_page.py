@@ -110,8 +110,16 @@ def browser():
 def page(browser, tmp_path):
     shown = browser.new_page(viewport={"width": 1200, "height": 900})
     faults = []
-    shown.on("pageerror", faults.append)
-    shown.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+
+    def note(fault):  # playwright leaves a mark on what it calls, which a method of a list does not take
+        faults.append(fault)
+
+    def note_errors(message):
+        if message.type == "error":
+            faults.append(message.text)
+
+    shown.on("pageerror", note)
+    shown.on("console", note_errors)
     shown.goto(draw(residual(), tmp_path / "model.html").as_uri())
     yield shown
     assert not faults
@@ -135,7 +143,7 @@ def test_in_a_browser_a_click_on_its_title_folds_a_module_and_another_unfolds_it
     title = page.locator('[data-key="group body 1"] > .title')
     title.click()
     assert height(page, "group body 1") < before / 5
-    assert title.text_content().startswith("+ body  6 nodes")
+    assert title.locator("text").text_content() == "+ body  6 nodes"
     assert page.locator('[data-key="node layer_5"]').bounding_box()["y"] < below
     assert not page.locator('[data-key="node layer_1"]').is_visible()
     title.click()
