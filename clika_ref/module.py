@@ -10,13 +10,12 @@ from typing import Any, Self
 
 import torch
 
-from clika_ref.adapted_module import AdaptedModule
 from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
 from clika_ref.calling import Method, forward_under, level_of_the_user
 from clika_ref.capture.calibration_inputs import Unread
 from clika_ref.capture.inputs import pack
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ClikaWarning, ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
@@ -29,6 +28,7 @@ from clika_ref.exporting.export import ExportRequest, export, target_for
 from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.input_checks import check_inputs
+from clika_ref.pictured_module import PicturedModule
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX, Norms
@@ -47,7 +47,7 @@ IDLE_DROPOUTS = (
 )
 
 
-class ClikaModule(AdaptedModule):
+class ClikaModule(PicturedModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
@@ -178,7 +178,8 @@ class ClikaModule(AdaptedModule):
         super().train(mode)
         hold_buffers_of_first(self)
         if mode and self._clika_idle_dropouts:
-            warnings.warn(IDLE_DROPOUTS.format(self._require_graph().name, self._clika_idle_dropouts), stacklevel=2)
+            msg = IDLE_DROPOUTS.format(self._require_graph().name, self._clika_idle_dropouts)
+            warnings.warn(msg, ClikaWarning, stacklevel=2)
             self._clika_idle_dropouts = 0
         if self._clika_quantized is None:
             return self
@@ -242,7 +243,7 @@ class ClikaModule(AdaptedModule):
                 f"{self.graph.name} is called {called}, but was compiled {compiled}, and computes as it would there; "
                 "compile it where it is called"
             )
-            warnings.warn(msg, stacklevel=2 if torch.compiler.is_compiling() else level_of_the_user())
+            warnings.warn(msg, ClikaWarning, 2 if torch.compiler.is_compiling() else level_of_the_user())
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         """Refuse inputs that the graph was not made for: it would return wrong numbers in silence."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from clika_ref.core.errors import PassError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 Data: TypeAlias = "torch.Tensor | Callable[[], torch.Tensor]"
 """The elements of a constant, or the function that computes them."""
+
+SHOWN = 200
+"""Lines of a graph that a notebook shows: more are no help, and slow."""
 
 
 class Use(NamedTuple):
@@ -41,12 +45,7 @@ class Value:
     __slots__ = ("_data", "_uses", "index", "name", "producer", "type")
 
     def __init__(
-        self,
-        type: TensorType,
-        name: str,
-        producer: Node | None = None,
-        index: int = 0,
-        data: Data | None = None,
+        self, type: TensorType, name: str, producer: Node | None = None, index: int = 0, data: Data | None = None
     ) -> None:
         self.type = type
         self.name = name
@@ -199,6 +198,12 @@ class Graph:
         lines += [f"  {node!r}" for node in self.nodes]
         lines += [f"  state {name} <- %{value.name}" for name, value in self.state.items()]
         return "\n".join([*lines, f"  return {', '.join('%' + v.name for v in self.outputs)}"])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first lines."""
+        lines = str(self).splitlines()
+        rest = [f"and {len(lines) - SHOWN:,} lines more"] if len(lines) > SHOWN else []
+        return "<pre>" + escape("\n".join([*lines[:SHOWN], *rest])) + "</pre>"
 
     # Building
 
