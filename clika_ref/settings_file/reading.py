@@ -186,7 +186,7 @@ class _Reader:
     def _layer(self, layer: str, entry: Entry) -> dict[str, Any]:
         where, found = f"{LAYERS}.{layer}", dict[str, Any]()
         is_empty = entry.value is None and not entry.text  # which has nothing that is otherwise
-        if is_empty or not is_mapping(entry, where, self.problems):
+        if is_empty or not is_mapping(entry, where, self.problems) or entry.value is None:
             return found
         names = {section: tuple(f.name for f in dataclasses.fields(kind)) for section, kind in OF_LAYER.items()}
         for name, held in entry.value.items():
