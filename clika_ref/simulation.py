@@ -37,7 +37,7 @@ PREFIX = "clika/quantization/"
 
 @dataclass(frozen=True)
 class Quantized:
-    """How a module is quantized: for which target, and with which scales."""
+    """How a module is quantized: for which target, and by which plan, which has the scales."""
 
     target: str
     plan: Plan

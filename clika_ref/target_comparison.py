@@ -56,6 +56,7 @@ class TargetComparison:
     """One row for each target; printed, a table."""
 
     rows: Sequence[TargetFacts]
+    """The facts of each target, in the order in which they were asked for."""
 
     def __str__(self) -> str:
         refusals = [f"{row.target}: {row.refusal}" for row in self.rows if row.refusal]

@@ -1,4 +1,4 @@
-"""A pass of one's own between two stages: what do integers gain where every SiLU becomes a Hardswish before calibration?
+"""A pass between two stages: what do integers gain where every SiLU becomes a Hardswish before calibration?
 
 `python examples/insert_a_pass.py` takes ten seconds. docs/how-it-works.md shows what each stage hands to the next.
 """

@@ -119,7 +119,7 @@ def test_every_field_of_a_public_dataclass_is_documented(public, capsys):
         for field in dataclasses.fields(p.found)
         if not field.name.startswith("_")
     ]
-    wrong = [name for p, name, field in fields if field not in below(p.found) and not re.search(rf"\b{field}\b", p.doc)]
+    wrong = [name for p, name, field in fields if field not in below(p.found) and not re.search(rf"\b{field}\b", p.doc, re.IGNORECASE)]
     told("fields with a sentence of their own, or in that of their class", len(fields), wrong, capsys)
 
 

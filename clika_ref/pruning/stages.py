@@ -41,7 +41,9 @@ class WantedPruning:
     """What the user wants pruned."""
 
     settings: PruningSettings
+    """Those of the whole model."""
     layers: Mapping[str, LayerPruningSettings]
+    """What is otherwise for single layers, by their names."""
 
 
 @dataclass(frozen=True)

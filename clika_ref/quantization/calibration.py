@@ -75,8 +75,11 @@ class Calibration:
     """
 
     graph: Graph
+    """What is run: the model as it is going to be written."""
     table: RangeTable = field(default_factory=RangeTable)
+    """What its values held."""
     reservoir: Reservoir = field(default_factory=Reservoir)
+    """The first batches, on which algorithms are tried."""
     sizes: Counter[Sizes] = field(default_factory=Counter[Sizes])
     """Which sizes the batches had, and how many, those included that the reservoir has no room for."""
     model: str = ""

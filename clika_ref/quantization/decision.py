@@ -22,8 +22,11 @@ class LayerReport:
     """A line of the summary: what became of a layer, and why."""
 
     name: str
+    """Of the node in the graph."""
     scope: str
+    """The path of its module."""
     operator: str
+    """The name of its operator."""
     sensitivity: float | None
     """None where no target could compute it in integers, or the user skips it, so that it was not weighed."""
     reason: str
@@ -52,6 +55,7 @@ class WhatIf:
 
     threshold: float
     layers: int
+    """How many are in integers."""
     bytes: int
     """Of all weights and constants, which is the file but for its nodes and scales, some percent of a small one."""
     sqnr: float
@@ -63,8 +67,11 @@ class Quantization:
     """How one graph is quantized for one target."""
 
     plan: Plan
+    """The scales, by the names of values and layers."""
     layers: Sequence[LayerReport]
+    """A line for each layer."""
     what_if: Sequence[WhatIf]
+    """A line for each threshold at which one more layer becomes integers, the least first."""
     observer: str
     """What the ranges of values were chosen by; nothing where only weights are quantized."""
     bytes: int

@@ -36,7 +36,9 @@ class RangeTable:
     """
 
     values: dict[str, Statistics] = field(default_factory=dict[str, Statistics])
+    """The statistics of each value, by its name."""
     batches: int = 0
+    """How many were counted."""
     smoothing: dict[str, torch.Tensor] | None = None
     """What some values are divided by before they are quantized (`clika_ref.quantization.smoothing`), by their names.
 

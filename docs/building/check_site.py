@@ -1,6 +1,6 @@
-"""What the built site promises: each link and anchor leads somewhere, and no page fetches anything. Exit status 1 if not.
+"""What the built site promises: each link and anchor leads somewhere, and no page fetches anything.
 
-`python docs/building/check_site.py build/docs`
+`python docs/building/check_site.py build/docs` prints what is wrong; its exit status is 1 where anything is.
 """
 
 from __future__ import annotations

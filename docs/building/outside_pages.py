@@ -1,7 +1,7 @@
-"""What the pages link to outside ``docs/`` becomes pages of the site, so that each link leads somewhere.
+"""What the pages link to outside `docs/` becomes pages of the site, so that each link leads somewhere: a hook of mkdocs.
 
-A hook of mkdocs. ``ARCHITECTURE.md``, ``CONTRIBUTING.md`` and ``CHANGELOG.md`` become pages under their names, other
-files and folders pages below ``source/``. Links are written as readers of the repository follow them, and rewritten here.
+`ARCHITECTURE.md`, `CONTRIBUTING.md` and `CHANGELOG.md` become pages under their names, other files and folders pages
+below `source/`. Links are written as readers of the repository follow them, and rewritten here.
 """
 
 from __future__ import annotations
