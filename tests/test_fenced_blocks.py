@@ -10,9 +10,6 @@ NOT_RUN = {
     ("docs/conformance.md", "clika-ref conformance replay report/cases/NAME.zip"): (
         "NAME stands for a case of the reader's; docs/bring-up-a-target.md replays one"
     ),
-    ("docs/conformance.md", "arithmetic = ("): (
-        "a part of a class; conformance/tests/test_arithmetic.py states such ones, and judges by them"
-    ),
 }
 """By page and first line: what does not run, and why."""
 

@@ -30,7 +30,7 @@ LIMIT_VARIABLE = "CLIKA_REF_PLUGINS"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One installed plugin: its entry point, distribution and version; the operators, passes and targets that it adds."""
+    """One installed plugin: entry point, distribution and version; the operators, passes and targets that it adds."""
 
     name: str
     """Of the entry point."""

@@ -1,4 +1,4 @@
-"""What the pages link to outside `docs/` becomes pages of the site, so that each link leads somewhere: a hook of mkdocs.
+"""What the pages link to outside `docs/` becomes pages of the site, so that each link leads somewhere (hook of mkdocs).
 
 `ARCHITECTURE.md`, `CONTRIBUTING.md` and `CHANGELOG.md` become pages under their names, other files and folders pages
 below `source/`. Links are written as readers of the repository follow them, and rewritten here.
@@ -36,7 +36,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs names them
+def on_page_markdown(
+    markdown: str,
+    page: Page,
+    config: MkDocsConfig,  # noqa: ARG001 - mkdocs passes them by name
+    files: Files,  # noqa: ARG001
+) -> str:
     """Let each link lead to the page that its file has become."""
     place = page.file.src_uri
     name = next((told for told in TOLD if page_of(told) == place), f"docs/{place}")
