@@ -33,6 +33,7 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
         return
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "installed")  # as a new process would find it
     run = Run.begin(tmp_path)
     with imported_from(tmp_path):
         for block in blocks:
