@@ -58,9 +58,7 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """Every fenced block of a page, in order."""
     text, name = page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix()
-    found = [
-        Block(name, text.count("\n", 0, m.start()) + 1, m[1], m[2] or "", m[3]) for m in FENCE.finditer(text)
-    ]
+    found = [Block(name, text.count("\n", 0, m.start()) + 1, m[1], m[2] or "", m[3]) for m in FENCE.finditer(text)]
     fences = len(re.findall(r"^\s*`{3,}", text, re.MULTILINE))
     assert fences == 2 * len(found), f"{name} has a block that no test sees: write ```language at the start of a line"
     return found
@@ -147,7 +145,9 @@ class Run:
 
 def dry(line: str) -> str:
     """A line of a console as it is tried: commands of make are shown by it and not run, as CI itself is one."""
-    return f"make --dry-run --directory={ROOT} {line.partition(' ')[2]} > /dev/null" if line.startswith("make ") else line
+    return (
+        f"make --dry-run --directory={ROOT} {line.partition(' ')[2]} > /dev/null" if line.startswith("make ") else line
+    )
 
 
 @contextlib.contextmanager

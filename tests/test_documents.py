@@ -111,9 +111,10 @@ def test_every_method_that_documents_name_exists():
     text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS if document.parent != ROOT)
     named = set(re.findall(r"`(?:module\.|ClikaModule\.)?(clika_(?!ref)\w+)", text))
     known = {*dir(ClikaModule), *clika_ref.__all__}
-    of_the_past = {"clika_ace", "clika_compression", "clika_compress", "clika_resume", "clika_deploy", "clika_digest"}
+    of_the_past = {"clika_ace", "clika_compress", "clika_resume", "clika_deploy"}
+    of_others = {"clika_compile_options", "clika_digest"}  # an argument, and an entry of a file
     assert len(named) > 20
-    assert named - known - of_the_past == MISSING, "say of each name what is true of it now"
+    assert named - known - of_the_past - of_others == MISSING, "say of each name what is true of it now"
 
 
 def test_the_code_of_contributing_is_that_of_the_example():

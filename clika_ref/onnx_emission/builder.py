@@ -184,7 +184,7 @@ class OnnxBuilder:
     def constant(
         self, data: torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, dtype: torch.dtype
     ) -> ir.Value:
-        """Return a constant; equal constants are stored once."""
+        """Return a constant of the shape of ``data``; equal constants are stored once."""
         exact = (
             data if isinstance(data, torch.Tensor) else np.asarray(data)
         )  # torch would make float32 of Python floats

@@ -77,7 +77,7 @@ def pruned(
     Args:
         graph: of a module, float.
         wanted: what the user chose.
-        inputs: batches, one at least, by which sensitivities are found.
+        inputs: batches, one at least, with a tensor for each input of the graph; by them sensitivities are found.
         operators: of the registry.
         log: what it tells.
 

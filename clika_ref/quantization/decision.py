@@ -34,9 +34,9 @@ class LayerReport:
     widths: tuple[int, int]
     """Bits of its weight and of what it reads, were it quantized."""
     bytes_before: int
-    """Of its weight as it is."""
+    """Bytes of its weight as it is."""
     bytes_quantized: int
-    """Of its weight, were it quantized."""
+    """Bytes of its weight, were it quantized."""
 
     @property
     def bits(self) -> tuple[int, int]:
@@ -45,7 +45,7 @@ class LayerReport:
 
     @property
     def bytes_after(self) -> int:
-        """Of its weight."""
+        """Bytes of its weight."""
         return self.bytes_before if self.reason else self.bytes_quantized
 
 
@@ -54,6 +54,7 @@ class WhatIf:
     """What another threshold would give."""
 
     threshold: float
+    """The share of the outputs' square that a single layer may change: ``quantization_sensitivity_threshold``."""
     layers: int
     """How many are in integers."""
     bytes: int

@@ -40,7 +40,7 @@ class GoalTrial:
 
     @property
     def bytes(self) -> int:
-        """Of the file, as `WhatIf` counts them."""
+        """How many bytes the file has, as `WhatIf` counts them."""
         return self.found.bytes
 
 

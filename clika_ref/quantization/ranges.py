@@ -79,7 +79,7 @@ class RangeTable:
             file.write(blob)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return what `read` takes: a document, and tensors, the counts and what is smoothed."""
+        """Return what `read` takes: a document, and tensors: ``counts[values, bins]``, and factors ``[channels]``."""
         document = {
             "version": VERSION,
             "model": self.model,
@@ -116,7 +116,7 @@ class RangeTable:
 
         Args:
             document: as it was returned.
-            tensors: likewise.
+            tensors: likewise: ``counts[values, bins]``, and factors ``[channels]`` of what is smoothed.
             where: from which file they are, for messages.
 
         Raises:
