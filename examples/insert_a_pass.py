@@ -13,6 +13,8 @@ from clika_ref.capture.callables import callee_of
 from clika_ref.capture.capturing import capture
 from clika_ref.capture.inputs import model_calls
 from clika_ref.core.execution import interpret
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Node, Value
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import load_registry
 from clika_ref.core.rewriting import apply_rules, rule
@@ -21,25 +23,22 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.simulation import quantized_graph
 from clika_ref.wanted import Wanted
 
-SETTINGS, DEPLOYMENT = QuantizationSettings(), DeploymentSettings_ONNXRuntime_ONNX()
-
 
 @rule("silu")
-def silu_to_hardswish(node, build):
+def silu_to_hardswish(node: Node, build: Builder) -> Value:
     """``hardswish(x)`` for ``silu(x)``: other numbers, so it is no pass that a plugin may add, but an experiment."""
     return build("hardswish", node.inputs[0])
 
 
 def main(model: nn.Module, data: list[Tensor]) -> None:
     """Print the SQNR of integers against float, as the model is and with the pass in between."""
-    registry, callee = load_registry(), callee_of(model)
-    wanted = Wanted(target_for(DEPLOYMENT, registry), SETTINGS)
+    registry, callee, log, batches = load_registry(), callee_of(model), CompilationLog(), [[x] for x in data[1:]]
+    wanted = Wanted(target_for(DeploymentSettings_ONNXRuntime_ONNX(), registry), QuantizationSettings())
     for name, rules in {"as it is": [], "with Hardswish": [silu_to_hardswish]}.items():
         graph = capture(callee, model_calls(callee, data[:1]), registry).graph
         Pipeline.of(registry.passes, registry.operators, Phase.CLEAN).run(graph)
         fired = apply_rules(graph, rules, registry.operators)  # the pass of one's own
-        calibration, batches = to_calibrate(graph, wanted, registry), [[x] for x in data[1:]]
-        stages = calibrated(calibration, batches, wanted, registry, CompilationLog(), model=graph)
+        stages = calibrated(to_calibrate(graph, wanted, registry), batches, wanted, registry, log, model=graph)
         integers = quantized_graph(graph, stages.decided().plan, wanted.target, registry)
         (exact,), (found,), original = interpret(graph, data[:1])[0], interpret(integers, data[:1])[0], model(data[0])
         own, whole = sqnr(exact, found), sqnr(original, found)

@@ -33,6 +33,7 @@ WRITTEN = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
 SHOWN = ("text", "output")
 """What is no code: pictures in letters, and what a block before printed."""
 
+BASH = shutil.which("bash") or "bash"
 CHECKER, OPTIONS = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -122,7 +123,7 @@ class Run:
         )
         script += f"\npwd > {shlex.quote(str(self.folder / '.place'))}"
         how: Any = {"cwd": self.place, "env": self._environment(), "capture_output": True, "text": True}
-        done = subprocess.run(["bash", "-c", script], check=False, **how)
+        done = subprocess.run([BASH, "-c", script], check=False, **how)
         assert done.returncode == 0, f"{block.place}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         self.place = Path((self.folder / ".place").read_text(encoding="utf-8").strip())
         return done.stdout

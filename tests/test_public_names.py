@@ -2,8 +2,8 @@
 
 import ast
 import dataclasses
-
 import inspect
+import itertools
 import pkgutil
 import re
 import textwrap
@@ -135,7 +135,7 @@ def below(found: type) -> set[str]:
     for owner in found.__mro__:
         if owner.__module__.startswith("clika_ref"):
             body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
-            for line, following in zip(body, body[1:], strict=False):
+            for line, following in itertools.pairwise(body):
                 is_told = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
                 if is_told and isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                     names.add(line.target.id)

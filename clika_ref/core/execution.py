@@ -101,7 +101,7 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 
 
 def kept(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 - FX passes it by position
-    """Return what a call finds in state, of any shape, that it overwrites: a copy if shared, or if autograd may save it.
+    """Return what a call finds in state, of any shape, that it overwrites: a copy if shared, or if autograd may save.
 
     Autograd refuses to go backward through what was written since; without it, no cache of inference is copied.
     """
