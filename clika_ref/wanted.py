@@ -78,7 +78,11 @@ class Wanted:
 
     @property
     def scheme(self) -> QuantizationScheme:
-        """What the target computes in integers, with the width of weights that the user chose."""
+        """What the target computes in integers, with the width of weights that the user chose.
+
+        Raises:
+            TargetError: it states no scheme, as it computes in float.
+        """
         scheme = scheme_of(self.target)
         if scheme is None:
             msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"

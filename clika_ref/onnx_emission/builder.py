@@ -134,7 +134,11 @@ class OnnxBuilder:
         return self.results[0].dtype if first is None else self.dtype(first)
 
     def require(self, opset: int) -> None:
-        """Begin again with a newer opset, unless the model is written for it already."""
+        """Begin again with a newer opset, unless the model is written for it already.
+
+        Raises:
+            NewerOpsetError: it is not; whoever writes the model catches this.
+        """
         if self.opset < opset:
             raise NewerOpsetError(opset)
 
