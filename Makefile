@@ -14,11 +14,12 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help demo test conformance mutants alarms lint format package lowest bench bench-ptq bench-targets bench-training clean
+.PHONY: help demo test docs conformance mutants alarms lint format package lowest bench bench-ptq bench-targets bench-training clean
 
 help:
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
 	@echo "make test    run every test"
+	@echo "make docs    build the documentation into build/docs, and check its links"
 	@echo "make conformance  hold every operator and pass against eager PyTorch, in ONNX Runtime"
 	@echo "make mutants  count which seeded faults the conformance suite finds (about 50 minutes)"
 	@echo "make alarms  count what it says against targets that are right (about 90 minutes)"
@@ -38,6 +39,11 @@ demo: $(VENV)/runtime.stamp
 # One thread for each of the two workers: torch's own threads would fight over the cores. No test may reach the network.
 test: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+
+# Warnings are errors, and nothing is fetched. The note that is silenced advertises another program.
+docs: $(VENV)/development.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+	$(BIN)/python docs/building/check_site.py build/docs
 
 conformance: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance run --target onnxruntime --profile quick --out build/conformance

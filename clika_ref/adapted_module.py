@@ -100,7 +100,7 @@ class AdaptedModule(PrunedModule):
                 log.requires_grad_(False)
 
     def clika_lora_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the adapters alone, under the names that the package ``peft`` gives them, for safetensors to write.
+        """Return the adapters alone, two matrices for each layer, by names of the package ``peft``, for safetensors.
 
         Raises:
             ModelError: the module has no adapters.
@@ -116,7 +116,7 @@ class AdaptedModule(PrunedModule):
         return adapter_config(self._with_adapters())
 
     def clika_load_lora_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Take over adapters that `clika_lora_state_dict` returned, or the package ``peft`` wrote.
+        """Take over adapters, two matrices for each layer, that `clika_lora_state_dict` returned, or ``peft`` wrote.
 
         Raises:
             ModelError: the module has no adapters, or others; all that does not fit is named, and nothing is taken

@@ -44,7 +44,9 @@ class LayerSettings(CheckedSettings):
     """
 
     quantization_settings: LayerQuantizationSettings | None = None
+    """How far it is quantized."""
     pruning_settings: LayerPruningSettings | None = None
+    """How far it is pruned."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "quantization_settings": _a_or_none(LayerQuantizationSettings),

@@ -18,7 +18,7 @@ KINDS = ("ulp", "dot", "norm", "softmax", "interpolation", "compose")
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A floating format that is no dtype of PyTorch; its fields mean what they mean in `torch.finfo`."""
+    """A float format that is no dtype of PyTorch: ``name``, ``eps``, ``smallest_normal``, ``max`` of `torch.finfo`."""
 
     name: str
     eps: float

@@ -37,8 +37,11 @@ class NodeFacts:
     """One node of the graph as it is written."""
 
     name: str
+    """Of the node in the graph as it is written."""
     scope: str
+    """The path of its module."""
     operator: str
+    """The name of its operator."""
     products: int
     """How many numbers it multiplies and adds up on the example; 0 for what is no layer. For a transposed convolution
     it counts the zeros between its inputs as well."""
@@ -71,6 +74,7 @@ class Explanation:
 
     target: str
     nodes: Sequence[NodeFacts]
+    """The facts of each, in order."""
 
     def share(self, *, planned: bool = False) -> float:
         """Return which share of the products of all layers runs in integers, or was planned to."""

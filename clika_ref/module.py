@@ -89,7 +89,7 @@ class ClikaModule(PicturedModule):
         """Keep what compilation was given or took; of this, copies and state dicts have the sizes of the examples only.
 
         Args:
-            examples: the inputs to compare artifacts on.
+            examples: the inputs to compare artifacts on, one tensor for each input of the graph.
             timings: seconds.
             are_data: whether the examples are the calibration inputs, and not a few of them, or only shaped like them.
             unread: calibration inputs that were given beside them.

@@ -113,8 +113,11 @@ class LayerPruningSettings(CheckedSettings):
     """Let the layer keep all that it returns, and all weights of these; what it reads may go with the layers before."""
 
     mask_type: str | None = None
+    """What goes, as for the model."""
     pruning_sensitivity_threshold: float | None = None
+    """The share of the outputs' square that may change by what goes of this layer."""
     sparsity: float | None = None
+    """The share of it that goes at most."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "skip_pruning": flag,

@@ -24,7 +24,9 @@ class Integers:
     """A kind of integers that stand for floats."""
 
     bits: int = 8
+    """How many each has."""
     is_signed: bool = False
+    """Whether some are negative."""
     is_symmetric: bool = False
     """Whether as much is covered below 0 as above: signed ones have the zero point 0 whatever the range is, unsigned
     ones their middle, but 0 where nothing lies below."""
@@ -53,6 +55,7 @@ class WeightsOnly:
     layers: frozenset[str] = field(default_factory=_none)
     """Operators whose weight it reads so."""
     bits: frozenset[int] = frozenset({4, 8})
+    """How wide they may be."""
     blocks: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]], hash=False)
     """Of a width that is named here, how many neighbours may share a scale, 0 for a whole row; of others any number."""
     rounds_inputs: bool = False
@@ -81,6 +84,7 @@ class QuantizationScheme:
     """
 
     activations: Integers
+    """Of a value between layers, one scale for all of it."""
     weights: Integers
     """Of a weight, one scale for each output channel."""
     layers: frozenset[str] = field(default_factory=_none)

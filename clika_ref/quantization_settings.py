@@ -153,7 +153,9 @@ class LayerQuantizationSettings(CheckedSettings):
     """Leave float all that comes behind the layer, and the layer."""
 
     weights_num_bits: int | list[int] | None = None
+    """Bits of its weight, or a list of which it takes one."""
     activations_num_bits: int | None = None
+    """Bits of what it reads."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "skip_quantization": flag,

@@ -158,7 +158,7 @@ class SavedModule(nn.Module):
         return graph
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the graph, the signature and the buffers that the original does not save, as bytes."""
+        """Return the graph, the signature and the buffers that the original does not save, as ``uint8[bytes]``."""
         document, tensors = self._described(self._clika_quantized)
         return write_extra_state(document, {**non_persistent(self), **tensors})
 
@@ -177,7 +177,7 @@ class SavedModule(nn.Module):
         return document, tensors
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Leave the graph as it is: it is rebuilt before the weights are loaded."""
+        """Leave the graph as it is, whatever ``uint8[bytes]`` say: it is rebuilt before the weights are loaded."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """Load weights, as a module of its own or as a part of another; what PyTorch calls for every module.

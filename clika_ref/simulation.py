@@ -37,7 +37,7 @@ PREFIX = "clika/quantization/"
 
 @dataclass(frozen=True)
 class Quantized:
-    """How a module is quantized: for which target, and with which scales."""
+    """How a module is quantized: for which target, and by which plan, which has the scales."""
 
     target: str
     plan: Plan
@@ -47,14 +47,14 @@ class Quantized:
     """What was decided of each layer; None where that is not known, as of what was saved."""
 
     def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return what `read` takes: a document, and tensors under names that no weight has."""
+        """Return what `read` takes: a document, and the elements of the plan under names that no weight has."""
         document, tensors = plan_to_json(self.plan)
         told = {"target": self.target, "plan": document, "model": self.model}
         return told, {f"{PREFIX}{n}": t for n, t in tensors.items()}
 
     @classmethod
     def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Quantized:
-        """Read what `saved` returned, among other tensors.
+        """Read what `saved` returned, among other tensors of any shape.
 
         Raises:
             ModelError: it is of another version, or damaged.

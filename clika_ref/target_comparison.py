@@ -75,6 +75,7 @@ class TargetComparison:
     """One row for each target; printed, a table."""
 
     rows: Sequence[TargetFacts]
+    """The facts of each target, in the order in which they were asked for."""
 
     @property
     def table(self) -> Table[TargetFacts]:

@@ -19,6 +19,7 @@ class Violation:
     node: str
     """The name of the node, or of what it makes where it has none; nothing where the file as a whole is meant."""
     message: str
+    """What is wrong there, and what to do."""
 
     def __str__(self) -> str:
         return f"[{self.rule}] {self.node or 'the file'}: {self.message}"

@@ -20,10 +20,13 @@ class Wanted:
     """How the user wants a model quantized, and for which target."""
 
     target: Target
+    """Where the model will run, as deployment settings configured it."""
     given: QuantizationSettings
     """As the user gave them: what they leave to the target, another one may do otherwise."""
     layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
+    """What is otherwise for single layers, by their names."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+    """Which algorithms are tried."""
 
     def __post_init__(self) -> None:
         """Find out what cannot be had before the data is read.
@@ -75,7 +78,11 @@ class Wanted:
 
     @property
     def scheme(self) -> QuantizationScheme:
-        """What the target computes in integers, with the width of weights that the user chose."""
+        """What the target computes in integers, with the width of weights that the user chose.
+
+        Raises:
+            TargetError: it states no scheme, as it computes in float.
+        """
         scheme = scheme_of(self.target)
         if scheme is None:
             msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"

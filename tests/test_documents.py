@@ -1,33 +1,35 @@
-"""The documents: their code runs or stands in the project, their links lead somewhere, their quotations are true."""
+"""The documents: their commands exist, their links lead somewhere, their quotations are true, and each is in the site.
+
+What their code does is in `test_fenced_blocks.py`.
+"""
 
 import ast
 import dataclasses
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from fenced_blocks import PAGES as DOCUMENTS
+from fenced_blocks import ROOT, blocks_of
 from typer.testing import CliRunner
 
+import clika_ref
 from clika_ref import ClikaModule, Settings
 from clika_ref.command_line import cli
 from clika_ref.command_line.endings import MEANINGS
 from clika_ref.pictures.drawing import Role
 from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums, WeightsOnly
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = [ROOT / "plugins/example/clika_ref_example" / name for name in ("plugin.py", "reference.py")]
 PLACEHOLDER = "…"
 
 
 def blocks(document: Path, language: str) -> list[str]:
     """The fenced blocks of one language in a document."""
-    return fenced(document.read_text(encoding="utf-8"), language)
+    return [block.text for block in blocks_of(document) if block.language == language]
 
 
 def fenced(text: str, language: str) -> list[str]:
@@ -41,21 +43,9 @@ def below(document: Path, heading: str) -> str:
     return re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def test_the_quickstart_runs_as_it_stands(tmp_path):
-    code, _ = blocks(ROOT / "README.md", "python")
+def test_the_quickstart_takes_ten_lines():
+    code, *_ = blocks(ROOT / "README.md", "python")
     assert len([line for line in code.splitlines() if line]) <= 10
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "torch.Size([5, 8, 30, 30])\n"
-    assert (tmp_path / "model.onnx").exists()
-
-
-def test_what_the_readme_shows_of_quantization_runs_as_it_stands(tmp_path):
-    _, code = blocks(ROOT / "README.md", "python")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    written = onnx.load(tmp_path / "quantized.onnx")
-    assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
 
 
 def test_the_commands_of_the_documents_exist_in_the_makefile():
@@ -66,7 +56,7 @@ def test_the_commands_of_the_documents_exist_in_the_makefile():
         for text in blocks(d, "console")
         for word in re.findall(r"^make (\w+)", text, re.MULTILINE)
     }
-    assert named == {"demo", "test", "lint", "conformance", "mutants", "alarms"}
+    assert named == {"demo", "test", "lint", "conformance", "mutants", "alarms", "docs"}
     assert named <= targets
 
 
@@ -76,35 +66,60 @@ def test_the_help_of_the_makefile_names_every_target():
     assert re.findall(r'echo "make ([\w-]+) ', text) == phony.split()
 
 
-def test_the_command_lines_of_the_readme_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(ROOT)
-    lines = [line for text in blocks(ROOT / "README.md", "console") for line in text.splitlines()]
-    commands = [shlex.split(line)[1:] for line in lines if line.startswith("clika-ref ")]
-    wanted = ["compile", "quantize", "explain", "compare", "export", "check", "targets", "explain"]
-    assert [words[0] for words in commands] == wanted
-    for words in commands:
-        result = CliRunner().invoke(cli.app, words)
-        assert result.exit_code == 0, f"{words}\n{result.output}"
-    assert (tmp_path / "model.onnx").exists()
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_to_a_file_leads_to_one(document):
+def links_of(document: Path) -> list[str]:
+    """Where the links of a document lead, but for those to other places."""
     text = document.read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    anchors = {
-        re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-")
-        for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    }
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    found = [re.sub(r"\s+", " ", link) for link in re.findall(r"\]\(([^)]+)\)", prose)]
+    return [link for link in found if "://" not in link]
+
+
+def anchors_of(document: Path) -> set[str]:
+    """What can be linked to in a document: its headings, and the objects that it shows."""
+    text = document.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    shown = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings} | {*shown}
+
+
+def broken_links(document: Path) -> list[str]:
+    """The links of a document that lead nowhere."""
     broken = []
-    for link in (re.sub(r"\s+", " ", found) for found in links):
+    for link in links_of(document):
         path, _, anchor = link.partition("#")
-        if path and not (document.parent / path).exists():
-            broken.append(link)
-        if anchor and not path and anchor not in anchors:
-            broken.append(link)
+        place = document.parent / path if path else document
+        anchors = anchors_of(place) if place.suffix == ".md" and place.exists() else set()
+        is_inside = any(anchor.startswith(f"{shown}.") for shown in anchors if shown.startswith("clika_ref."))
+        if not place.exists() or (anchor and anchor not in anchors and not is_inside):
+            broken.append(f"{document.relative_to(ROOT)}: {link}")
+    return broken
+
+
+def test_every_link_of_the_documents_leads_somewhere(capsys):
+    count = sum(len(links_of(document)) for document in DOCUMENTS)
+    broken = [link for document in DOCUMENTS for link in broken_links(document)]
+    with capsys.disabled():
+        print(f"\n{count} links in {len(DOCUMENTS)} documents, {len(broken)} broken")
     assert broken == []
+
+
+def test_every_page_stands_in_the_navigation_of_the_site():
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"^ +- ([\w/-]+\.md)$", text.partition("\nnav:\n")[2], re.MULTILINE)
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
+    told = ["architecture.md", "changelog.md", "contributing.md"]  # of the root
+    assert sorted(named) == sorted([*pages, *told]), "a page that is in no menu is found by nobody"
+
+
+def test_every_method_that_documents_name_exists():
+    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS if document.parent != ROOT)
+    named = set(re.findall(r"`(?:module\.|ClikaModule\.)?(clika_(?!ref)\w+)", text))
+    known = {*dir(ClikaModule), *clika_ref.__all__}
+    of_the_past = {"clika_ace", "clika_compress", "clika_resume", "clika_deploy"}
+    of_others = {"clika_compile_options", "clika_digest"}  # an argument, and an entry of a file
+    assert len(named) > 20
+    assert named <= known | of_the_past | of_others, "say of each name what is true of it now"
 
 
 def test_the_code_of_contributing_is_that_of_the_example():
@@ -183,28 +198,13 @@ def test_the_bounds_of_the_numerics_page_are_those_of_the_code():
     assert "REASSOCIATION = 256" in (ROOT / "clika_ref/core/passes.py").read_text(encoding="utf-8")
 
 
-def test_the_loop_of_the_document_on_training_runs_as_it_stands(tmp_path):
-    (code,) = blocks(ROOT / "docs/training.md", "python")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    written = onnx.load(tmp_path / "trained.onnx")
-    assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
-
-
-def test_what_the_document_on_pictures_shows_runs_as_it_stands(tmp_path):
-    code = "\n".join(blocks(ROOT / "docs/pictures.md", "python"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"model.svg", "explained.html", "before.svg", "after.svg"}
-
-
 def test_the_colours_of_pictures_are_all_explained():
     shown = below(ROOT / "docs/pictures.md", "## Pictures")
     assert len(re.findall(r"^\| (?:green|grey|violet|brown|red|teal|blue) \|", shown, re.MULTILINE)) == len(Role)
 
 
 def test_the_settings_of_the_document_are_read_as_they_stand(tmp_path):
-    (text,) = blocks(ROOT / "docs/settings.md", "yaml")
+    _, text = blocks(ROOT / "docs/settings.md", "yaml")
     (tmp_path / "clika.yaml").write_text(text, encoding="utf-8")
     settings = Settings.load_from_path(tmp_path / "clika.yaml")
     assert settings.global_quantization_settings.weights_utilize_full_int_range is True

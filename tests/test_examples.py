@@ -9,6 +9,9 @@ from pathlib import Path
 
 import onnx
 import pytest
+import torch
+from test_house import code_lines
+from torch import nn
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -106,3 +109,18 @@ def test_two_processes_end_with_one_model(tmp_path):
     assert min(found.values()) > 90, done.stdout  # guessing gives 10
     assert found["integers"] >= found["quantized"] - 1
     assert place.stat().st_size > 5_000  # 24,000 weights of one byte, and less
+
+
+def test_a_pass_of_ones_own_is_put_between_two_stages_in_forty_lines(example, capsys):
+    torch.manual_seed(0)
+    inserting = example("insert_a_pass")
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
+    with torch.no_grad():
+        inserting.main(model, [torch.randn(4, 3, 8, 8) for _ in range(3)])
+    before, behind = capsys.readouterr().out.splitlines()
+    assert before.startswith("as it is: 0 nodes replaced")
+    assert behind.startswith("with Hardswish: 1 nodes replaced")
+    own, whole = (float(x) for x in re.findall(r"(-?[\d.]+) dB", behind))
+    assert own > whole, "integers are nearer to the float graph that they were made of, which is no longer the model"
+    source = (EXAMPLES / "insert_a_pass.py").read_text(encoding="utf-8")
+    assert code_lines(source) <= 40

@@ -38,10 +38,12 @@ class Captured:
 
     graph: Graph
     signature: Signature
+    """How a call of the model becomes inputs of the graph."""
     tracer: str
     calls: list[list[Any]]
     """The leaves of every tracing call."""
     notes: list[str] = field(default_factory=list)
+    """Lines for the full log."""
     warnings: list[str] = field(default_factory=list)
     """What the graph does not keep of the model."""
     slow_line: str | None = None

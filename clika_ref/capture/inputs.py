@@ -24,7 +24,9 @@ class ModelCall:
     """One call of the model."""
 
     args: tuple[Any, ...]
+    """Positional arguments."""
     kwargs: dict[str, Any]
+    """Arguments by name."""
 
     def copy(self) -> ModelCall:
         """Return the same call on copies of its tensors, so that a model that writes to its inputs harms nothing."""

@@ -14,6 +14,7 @@ class ErrorClass:
     """
 
     kind: str
+    """Which class it is, in a word."""
     ulps: float = 0.0
     companion: float | str | None = None
 

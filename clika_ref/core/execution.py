@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return the value of every symbol that is read from an input."""
+    """Return the length or number that each symbol stands for, read from one tensor for each input, in order."""
     by_name = {value.name: tensor for value, tensor in zip(graph.inputs, inputs, strict=True)}
     return {s.name: _read(s, by_name[s.side.name]) for s in graph.symbols.values() if s.side.name in by_name}
 
@@ -96,12 +96,12 @@ def to_fx(graph: Graph) -> fx.Graph:
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
-    """Return where a tensor lives (a function, so that FX can call it)."""
+    """Return where a tensor of any shape lives (a function, so that FX can call it)."""
     return tensor.device
 
 
 def kept(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 - FX passes it by position
-    """Return what a call finds in state that it overwrites: a copy, where a result shares it or autograd may save it.
+    """Return what a call finds in state, of any shape, that it overwrites: a copy if shared, or if autograd may save.
 
     Autograd refuses to go backward through what was written since; without it, no cache of inference is copied.
     """

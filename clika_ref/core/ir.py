@@ -75,7 +75,7 @@ class Value:
 
     @property
     def formula(self) -> Callable[[], torch.Tensor] | None:
-        """What computes the data of a constant when it is read, None where it is there; equal ones compute alike."""
+        """What computes the elements of a constant when they are read, None where they are there."""
         return self._data if callable(self._data) else None
 
     def __repr__(self) -> str:

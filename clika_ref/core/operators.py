@@ -32,8 +32,11 @@ class Parameter:
     """One operand of an operator's schema; attributes are kept as a plain dict of defaults."""
 
     name: str
+    """Of the reference's own parameter."""
     optional: bool
+    """Whether None may stand here."""
     variadic: bool
+    """Whether it takes any number of tensors."""
     literal: bool
     """Whether a Python number may stand here instead of a tensor."""
 

@@ -59,10 +59,15 @@ class PassReport:
     """What one run of a pass did."""
 
     name: str
+    """Of the pass."""
     removed: int
+    """How many nodes fewer there are; negative where there are more."""
     removes: str
+    """What the log calls that which is gone."""
     seconds: float
+    """That it took."""
     changed: bool
+    """Whether the revision of the graph rose."""
 
 
 ROUND_LIMIT = 20
@@ -75,6 +80,7 @@ class Pipeline:
 
     passes: tuple[Pass, ...]
     operators: Mapping[str, Operator]
+    """Those of the registry, from which passes make nodes."""
     check_inputs: Sequence[torch.Tensor] | None = field(default=None)
     """With inputs given, the graph is run after each pass, and a pass that changes numbers is named."""
 
@@ -143,7 +149,7 @@ eager and a runtime, which reassociates more than any pass.
 
 
 def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> None:
-    """Compare outputs before and after a pass within the error class that it states.
+    """Compare outputs before and after a pass, one tensor for each, within the error class that it states.
 
     Raises:
         PassError: they differ.

@@ -30,9 +30,10 @@ LIMIT_VARIABLE = "CLIKA_REF_PLUGINS"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One installed plugin: its entry point, its distribution, and what it adds."""
+    """One installed plugin: entry point, distribution and version; the operators, passes and targets that it adds."""
 
     name: str
+    """Of the entry point."""
     distribution: str
     version: str
     operators: tuple[Operator, ...] = ()
@@ -45,13 +46,14 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All operators, passes and targets in force, each under its name."""
+    """All operators, passes and targets in force, each under its name, and the plugins that they are of."""
 
     plugins: tuple[Plugin, ...]
     operators: Mapping[str, Operator]
     passes: Mapping[str, Pass]
     targets: Mapping[str, Target]
     overloads: Mapping[torch._ops.OpOverload | str, Operator] = field(repr=False)
+    """Operators by the ATen calls that they serve."""
 
     def operator_for(self, overload: torch._ops.OpOverload) -> Operator | None:
         """Return the operator that an ATen call maps to."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A rule's answer where it does not apply: why, and how near it came (the number of conditions that held)."""
+    """A rule's answer where it does not apply: the ``reason``, and its ``closeness``: how many conditions held."""
 
     reason: str
     closeness: int = 0
@@ -31,7 +31,7 @@ class Skip:
 class Rule:
     """One rewrite: ``rewrite(node, build)`` returns the values that replace the node's outputs, or a `Skip`.
 
-    ``kinds`` names the operators whose nodes it is shown. Made by `rule`.
+    ``kinds`` names the operators whose nodes it is shown, ``name`` is what errors and origins call it. Made by `rule`.
     """
 
     name: str

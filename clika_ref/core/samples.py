@@ -18,7 +18,7 @@ INTEGRAL = (torch.int64, torch.int32, torch.uint8, torch.int8)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of finitely many values; the first is the plainest, to which a failing case shrinks."""
+    """One of finitely many ``options``; the first is the plainest, to which a failing case shrinks."""
 
     options: tuple[Any, ...]
 
@@ -41,10 +41,10 @@ class Floats:
 
 @dataclass(frozen=True, slots=True)
 class TensorDescription:
-    """A tensor to be drawn: ``shape`` given or of a rank within ``rank``, elements typically in ``[low, high]``.
+    """A tensor of one of ``dtypes``: of this ``shape``, or of a rank within ``rank`` with sides within ``side``.
 
-    ``domain`` is the legal range of elements; special values outside it are never tried. NaN lies in every range of
-    floats unless ``nan`` is false. ``unique`` asks for elements without ties.
+    Elements typically lie in ``[low, high]``; ``domain`` is their legal range, and special values outside it are never
+    tried. NaN lies in every range of floats unless ``nan`` is false. ``unique`` asks for elements without ties.
     """
 
     dtypes: tuple[torch.dtype, ...]
@@ -64,7 +64,10 @@ class TensorDescription:
 
 @dataclass(frozen=True, slots=True)
 class TensorSample:
-    """A drawn tensor: dtype and shape are decided, elements are filled in by the driver."""
+    """A drawn tensor: dtype and shape are decided, elements are filled in by the driver.
+
+    ``low``, ``high``, ``domain``, ``nan`` and ``unique`` are as in `TensorDescription`.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -82,7 +85,7 @@ class TensorSample:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an operator: operands (values, samples, numbers or None) and attributes."""
+    """One call of an operator: operands (values, samples, numbers or None), and ``attrs``, its attributes by name."""
 
     operands: tuple[Any, ...]
     attrs: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -34,7 +34,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A named length or number: its inclusive range (None: no end), the side it is read from, a legal example."""
+    """A length or number with a ``name``: its range, ``low`` to ``high`` (None: no end), its side, an example of it."""
 
     name: str
     low: int | None

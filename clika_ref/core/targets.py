@@ -20,9 +20,13 @@ class Artifact:
     """A compiled model on disk and what is known of it."""
 
     path: Path
+    """Of the file."""
     target: str
+    """The name of the target that wrote it."""
     input_names: tuple[str, ...]
+    """Of the inputs in the file, in order."""
     output_names: tuple[str, ...]
+    """Of the outputs in the file, in order."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Such as its ``bytes``, and ``warnings``, which an export logs."""
 

@@ -18,6 +18,7 @@ class QuantizationTrait:
     """
 
     kind: str
+    """Which way it is, in a word."""
     weight: int | None = None
     axis: int | None = None
     bias: int | None = None

@@ -47,7 +47,7 @@ class Origin:
     """Where a node comes from: module paths, the user's own source lines, and the rules it went through.
 
     ``scopes`` runs from the outermost module to the innermost (``("encoder", "encoder.layers.0")``); the root module is
-    left out. ``lines`` holds ``file:line`` entries, the innermost call last.
+    left out. ``lines`` holds ``file:line`` entries, the innermost call last, and ``history`` the rules in their order.
     """
 
     scopes: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ def compare_artifact(
     examples: Sequence[Sequence[torch.Tensor]],
     expected: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
 ) -> str:
-    """Run an artifact on every example; return one sentence for the log.
+    """Run an artifact on every example, one tensor for each input; return one sentence for the log.
 
     Raises:
         DisagreementError: it differs beyond rounding; the message names the first node that does.

@@ -216,6 +216,8 @@ def lower_for(
 ) -> list[PassReport]:
     """Lower a clone up to where the integers of a plan are put into it: smoothed, adapters merged or beside layers.
 
+    With ``check_inputs``, one tensor for each input, each pass is held to the numbers before it.
+
     Adapters tell layers apart whose weights are equal, so that these must not become one.
     """
     aside = set_aside(graph, is_quantized=plan is not None)

@@ -134,7 +134,11 @@ class OnnxBuilder:
         return self.results[0].dtype if first is None else self.dtype(first)
 
     def require(self, opset: int) -> None:
-        """Begin again with a newer opset, unless the model is written for it already."""
+        """Begin again with a newer opset, unless the model is written for it already.
+
+        Raises:
+            NewerOpsetError: it is not; whoever writes the model catches this.
+        """
         if self.opset < opset:
             raise NewerOpsetError(opset)
 
@@ -184,7 +188,7 @@ class OnnxBuilder:
     def constant(
         self, data: torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, dtype: torch.dtype
     ) -> ir.Value:
-        """Return a constant; equal constants are stored once."""
+        """Return a constant of the shape of ``data``; equal constants are stored once."""
         exact = (
             data if isinstance(data, torch.Tensor) else np.asarray(data)
         )  # torch would make float32 of Python floats

@@ -41,7 +41,9 @@ class WantedPruning:
     """What the user wants pruned."""
 
     settings: PruningSettings
+    """Those of the whole model."""
     layers: Mapping[str, LayerPruningSettings]
+    """What is otherwise for single layers, by their names."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def pruned(
     Args:
         graph: of a module, float.
         wanted: what the user chose.
-        inputs: batches, one at least, by which sensitivities are found.
+        inputs: batches, one at least, with a tensor for each input of the graph; by them sensitivities are found.
         operators: of the registry.
         log: what it tells.
 

@@ -75,8 +75,11 @@ class Calibration:
     """
 
     graph: Graph
+    """What is run: the model as it is going to be written."""
     table: RangeTable = field(default_factory=RangeTable)
+    """What its values held."""
     reservoir: Reservoir = field(default_factory=Reservoir)
+    """The first batches, on which algorithms are tried."""
     sizes: Counter[Sizes] = field(default_factory=Counter[Sizes])
     """Which sizes the batches had, and how many, those included that the reservoir has no room for."""
     model: str = ""
@@ -122,7 +125,7 @@ class Calibration:
             self._means[place] = means
 
     def means(self, place: int) -> Mapping[str, Tensor]:
-        """Return the `channel_means` of layers with a bias, by their names, in a batch of the reservoir.
+        """Return the `channel_means`, ``float32[channels]``, of layers with a bias, by their names, in a batch kept.
 
         The first batches are run for that once only, in the pass over the data.
         """
@@ -138,7 +141,7 @@ class Calibration:
         return replace(self, graph=graph, model=model, _means={})
 
     def begins_with(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether a batch is the first of those that were counted, as far as that is known."""
+        """Whether a batch, one tensor for each input, is the first of those counted, as far as that is known."""
         return self.table.first in ("", batch_fingerprint(inputs))
 
     def begin_anew(self, graph: Graph) -> None:
@@ -151,7 +154,7 @@ class Calibration:
         self.table, self.graph, self._means = table, graph, {}
 
     def keep(self, inputs: Sequence[Tensor]) -> None:
-        """Remember the sizes of a batch, and the batch itself where there is room."""
+        """Remember the sizes of a batch, one tensor for each input, and the batch itself where there is room."""
         self.sizes[sizes_of(self.graph, inputs)] += 1
         self.reservoir.offer(inputs)
 
@@ -168,7 +171,7 @@ class Calibration:
         return [weight.device for _ in self.graph.inputs]
 
     def refuse_infinite(self, inputs: Sequence[Tensor]) -> None:
-        """Refuse a next batch that is no data; inside a model, infinities make masks, and an input may be one.
+        """Refuse a next batch, one tensor for each input, that is no data; infinities may be those of a mask.
 
         Raises:
             ModelError: NaN or an infinity is among the inputs, but for one of nothing else than 0 and -infinity.

@@ -23,8 +23,11 @@ class LayerReport:
     """A line of the summary: what became of a layer, and why."""
 
     name: str
+    """Of the node in the graph."""
     scope: str
+    """The path of its module."""
     operator: str
+    """The name of its operator."""
     sensitivity: float | None
     """None where no target could compute it in integers, or the user skips it, so that it was not weighed."""
     reason: str
@@ -32,9 +35,9 @@ class LayerReport:
     widths: tuple[int, int]
     """Bits of its weight and of what it reads, were it quantized."""
     bytes_before: int
-    """Of its weight as it is."""
+    """Bytes of its weight as it is."""
     bytes_quantized: int
-    """Of its weight, were it quantized."""
+    """Bytes of its weight, were it quantized."""
 
     @property
     def bits(self) -> tuple[int, int]:
@@ -43,7 +46,7 @@ class LayerReport:
 
     @property
     def bytes_after(self) -> int:
-        """Of its weight."""
+        """Bytes of its weight."""
         return self.bytes_before if self.reason else self.bytes_quantized
 
 
@@ -52,7 +55,9 @@ class WhatIf:
     """What another threshold would give."""
 
     threshold: float
+    """The share of the outputs' square that a single layer may change: ``quantization_sensitivity_threshold``."""
     layers: int
+    """How many are in integers."""
     bytes: int
     """Of all weights and constants, which is the file but for its nodes and scales, some percent of a small one."""
     sqnr: float
@@ -90,8 +95,11 @@ class Quantization:
     """How one graph is quantized for one target; printed, a table of its layers and one of other thresholds."""
 
     plan: Plan
+    """The scales, by the names of values and layers."""
     layers: Sequence[LayerReport]
+    """A line for each layer."""
     what_if: Sequence[WhatIf]
+    """A line for each threshold at which one more layer becomes integers, the least first."""
     observer: str
     """What the ranges of values were chosen by; nothing where only weights are quantized."""
     bytes: int

@@ -23,10 +23,13 @@ class GoalTrial:
     threshold: float
     """The ``quantization_sensitivity_threshold`` that gives it; infinite where it leaves no layer float."""
     found: Quantization
+    """What was decided."""
     score: float
+    """Of the user, of which more is better."""
     drop: float
     """By how much the score is below that of the float model."""
     is_within: bool
+    """Whether the drop is ``max_drop`` at most."""
 
     @property
     def layers(self) -> int:
@@ -35,7 +38,7 @@ class GoalTrial:
 
     @property
     def bytes(self) -> int:
-        """Of the file, as `WhatIf` counts them."""
+        """How many bytes the file has, as `WhatIf` counts them."""
         return self.found.bytes
 
 
@@ -64,9 +67,11 @@ class GoalSearch:
     baseline: float = math.nan
     """The score of the float model."""
     trials: list[GoalTrial] = field(default_factory=list[GoalTrial])
+    """Each quantization that was scored, in order."""
     reason: str = ""
     """Once it is done: why no more is quantized; nothing where no threshold would quantize more."""
     is_done: bool = False
+    """Whether the search came to its end, and was not interrupted."""
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.max_drop, int | float) and not isinstance(self.max_drop, bool)

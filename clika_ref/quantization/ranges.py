@@ -36,7 +36,9 @@ class RangeTable:
     """
 
     values: dict[str, Statistics] = field(default_factory=dict[str, Statistics])
+    """The statistics of each value, by its name."""
     batches: int = 0
+    """How many were counted."""
     smoothing: dict[str, torch.Tensor] | None = None
     """What some values are divided by before they are quantized (`clika_ref.quantization.smoothing`), by their names.
 
@@ -77,7 +79,7 @@ class RangeTable:
             file.write(blob)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return what `read` takes: a document, and tensors, the counts and what is smoothed."""
+        """Return what `read` takes: a document, and tensors: ``counts[values, bins]``, and factors ``[channels]``."""
         document = {
             "version": VERSION,
             "model": self.model,
@@ -114,7 +116,7 @@ class RangeTable:
 
         Args:
             document: as it was returned.
-            tensors: likewise.
+            tensors: likewise: ``counts[values, bins]``, and factors ``[channels]`` of what is smoothed.
             where: from which file they are, for messages.
 
         Raises:

@@ -1,0 +1,162 @@
+"""The fenced blocks of a page of the documentation, and how those of one page run in order, in one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+FENCE = re.compile(r'^```(\w+)(?: title="([\w./-]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+"""A block: its language, the file that it is, if any, and what it says."""
+
+RUNNING = ("python", "console")
+WRITTEN = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
+"""Languages of data, and what reads them."""
+
+SHOWN = ("text", "output")
+"""What is no code: pictures in letters, and what a block before printed."""
+
+BASH = shutil.which("bash") or "bash"
+CHECKER, OPTIONS = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    title: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def first(self) -> str:
+        return self.text.partition("\n")[0]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Every fenced block of a page, in order."""
+    text, name = page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix()
+    found = [Block(name, text.count("\n", 0, m.start()) + 1, m[1], m[2] or "", m[3]) for m in FENCE.finditer(text)]
+    fences = len(re.findall(r"^\s*`{3,}", text, re.MULTILINE))
+    assert fences == 2 * len(found), f"{name} has a block that no test sees: write ```language at the start of a line"
+    return found
+
+
+@dataclass
+class Run:
+    """Runs the blocks of one page in a folder of its own, which holds a copy of ``examples/``."""
+
+    folder: Path
+    place: Path
+    """Where the console stands, which a block may leave elsewhere for those behind it."""
+    namespace: dict[str, Any]
+    printed: str = ""
+    """By the block that ran last."""
+
+    @classmethod
+    def begin(cls, folder: Path) -> Run:
+        shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+        return cls(folder, folder, {"__name__": "page"})
+
+    def take(self, block: Block) -> None:
+        """Do with a block what a reader would."""
+        if block.title:
+            place = self.folder / block.title
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            self.printed = self._python(block)
+        elif block.language == "console":
+            self.printed = self._console(block)
+        elif block.language == "output":
+            found, wanted = self.printed, block.text
+            difference = CHECKER.output_difference(doctest.Example("", wanted), found, OPTIONS)
+            assert CHECKER.check_output(wanted, found, OPTIONS), f"{block.place}: {difference}"
+        if block.language in WRITTEN:
+            WRITTEN[block.language](block.text)
+
+    def _python(self, block: Block) -> str:
+        if block.text.startswith(">>> "):
+            return self._session(block)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            # Lines of errors are those of the page.
+            source = "\n" * block.line + block.text
+            exec(compile(source, str(ROOT / block.page), "exec"), self.namespace)  # noqa: S102 - it is what is tested
+        return printed.getvalue()
+
+    def _session(self, block: Block) -> str:
+        told: list[str] = []
+        test = doctest.DocTestParser().get_doctest(block.text, self.namespace, block.place, block.page, block.line)
+        runner = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False)
+        failed = runner.run(test, out=told.append, clear_globs=False).failed
+        self.namespace.update(test.globs)
+        assert not failed, "".join(told)
+        return ""
+
+    def _console(self, block: Block) -> str:
+        lines = re.sub(r"\\\n\s*", "", block.text).splitlines()
+        script = "\n".join(
+            f"{{ {dry(line)}\n}} || {{ echo >&2 {shlex.quote(f'failed: {line}')}; exit 1; }}" for line in lines if line
+        )
+        script += f"\npwd > {shlex.quote(str(self.folder / '.place'))}"
+        how: Any = {"cwd": self.place, "env": self._environment(), "capture_output": True, "text": True}
+        done = subprocess.run([BASH, "-c", script], check=False, **how)
+        assert done.returncode == 0, f"{block.place}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        self.place = Path((self.folder / ".place").read_text(encoding="utf-8").strip())
+        return done.stdout
+
+    def _environment(self) -> dict[str, str]:
+        """What ``pip install .`` installs lies in the folder, and nothing is fetched."""
+        installed = str(self.folder / "installed")
+        paths = [installed, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        pip = {"TARGET": installed, "NO_DEPS": "1", "NO_INDEX": "1", "NO_BUILD_ISOLATION": "0", "QUIET": "1"}
+        return {
+            **os.environ,
+            **{f"PIP_{name}": value for name, value in pip.items()},
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "COLUMNS": "120",
+        }
+
+
+def dry(line: str) -> str:
+    """A line of a console as it is tried: commands of make are shown by it and not run, as CI itself is one."""
+    return (
+        f"make --dry-run --directory={ROOT} {line.partition(' ')[2]} > /dev/null" if line.startswith("make ") else line
+    )
+
+
+@contextlib.contextmanager
+def imported_from(folder: Path) -> Iterator[None]:
+    """Forget in the end what was imported from a folder: another page may have a file of that name."""
+    try:
+        yield
+    finally:
+        for name, module in [*sys.modules.items()]:
+            if str(getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}"):
+                del sys.modules[name]

@@ -1,0 +1,86 @@
+"""Every fenced block of the documents runs as it stands, page by page; the few that do not are listed with a reason."""
+
+from collections import Counter
+
+import onnx
+import pytest
+from fenced_blocks import PAGES, ROOT, RUNNING, SHOWN, WRITTEN, Block, Run, blocks_of, imported_from
+
+NOT_RUN = {
+    ("docs/conformance.md", "clika-ref conformance replay report/cases/NAME.zip"): (
+        "NAME stands for a case of the reader's; docs/bring-up-a-target.md replays one"
+    ),
+}
+"""By page and first line: what does not run, and why."""
+
+QUOTED = {"CONTRIBUTING.md": "plugins/example/clika_ref_example"}
+"""Pages whose code stands word for word in files of a folder (`test_documents.py`), which are tested where they lie."""
+
+ELSEWHERE = {"docs/command-line.md"}
+"""Pages whose lines end with statuses that they state, and run in `test_documents.py`."""
+
+INTEGERS = {"README.md": "quantized.onnx", "docs/training.md": "trained.onnx", "docs/tutorial.md": "digits.onnx"}
+"""Pages that promise a file in integers, and its name."""
+
+
+def runs(block: Block) -> bool:
+    """Whether a block is to do what it says here."""
+    is_quoted = block.page in QUOTED and block.language == "python"
+    return not is_quoted and block.page not in ELSEWHERE and (block.page, block.first) not in NOT_RUN
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    blocks = [block for block in blocks_of(page) if runs(block)]
+    if not {block.language for block in blocks} - {"text"}:
+        return
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "installed")  # as a new process would find it
+    run = Run.begin(tmp_path)
+    with imported_from(tmp_path):
+        for block in blocks:
+            run.take(block)
+    if name := INTEGERS.get(page.relative_to(ROOT).as_posix()):
+        written = onnx.load(tmp_path / name)
+        assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
+
+
+def test_every_block_is_one_that_runs_is_read_is_quoted_or_is_listed(capsys):
+    blocks = [block for page in PAGES for block in blocks_of(page)]
+    languages = Counter(block.language for block in blocks)
+    assert not languages.keys() - {*RUNNING, *WRITTEN, *SHOWN}, "no test knows what to do with one of these languages"
+    code = [block for block in blocks if block.language not in SHOWN]
+    left_out = [block for block in code if (block.page, block.first) in NOT_RUN]
+    assert {(block.page, block.first) for block in left_out} == NOT_RUN.keys(), "remove what is not there any more"
+    quoted = [block for block in code if block not in left_out and not runs(block)]
+    with capsys.disabled():
+        print(f"\n{len(blocks)} fenced blocks on {len(PAGES)} pages: {dict(languages)}")
+        print(f"of {len(code)} of code, {len(quoted)} stand in files that tests run, {len(left_out)} do not run:")
+        for block in left_out:
+            print(f"  {block.place} {block.first!r}: {NOT_RUN[block.page, block.first]}")
+
+
+def test_a_block_whose_output_is_another_one_is_told_with_its_line(tmp_path):
+    run = Run.begin(tmp_path)
+    run.take(Block("page.md", 3, "python", "", "print(1 + 1)\n"))
+    run.take(Block("page.md", 7, "output", "", "2\n"))
+    with pytest.raises(AssertionError, match=r"page\.md:11"):
+        run.take(Block("page.md", 11, "output", "", "3\n"))
+
+
+def test_a_command_that_fails_fails_the_page_and_one_after_it_does_not_hide_that(tmp_path):
+    run = Run.begin(tmp_path)
+    run.take(Block("page.md", 3, "console", "", 'false; echo "exit status $?"\n'))
+    assert run.printed == "exit status 1\n"
+    with pytest.raises(AssertionError, match=r"(?s)page\.md:7.*failed: false"):
+        run.take(Block("page.md", 7, "console", "", "false\ntrue\n"))
+
+
+def test_a_session_shares_the_names_of_the_blocks_around_it(tmp_path):
+    run = Run.begin(tmp_path)
+    run.take(Block("page.md", 3, "python", "", "x = 2\n"))
+    run.take(Block("page.md", 7, "python", "", ">>> y = x + 1\n>>> y\n3\n"))
+    run.take(Block("page.md", 12, "python", "", "assert y == 3\n"))
+    with pytest.raises(AssertionError, match="Expected"):
+        run.take(Block("page.md", 15, "python", "", ">>> y\n4\n"))
