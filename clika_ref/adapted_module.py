@@ -57,7 +57,7 @@ class AdaptedModule(PrunedModule):
         registry, graph = self._clika_registry or load_registry(), self.graph.clone()
         with CompilationLog.open(self._clika_logs_dir) as log:
             found = attach(graph, lora_settings or LoraSettings(), registry.operators, log)
-            self._clika_timings.update(log.timings)
+            self._keep_told(log)
         own, wanted = self._learned, self._clika_wanted
         quantized = own and self._with_scales_beside(own, graph)
         self._exchange(graph)

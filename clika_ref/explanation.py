@@ -117,7 +117,7 @@ def explain(
     with tempfile.TemporaryDirectory() as folder:
         runs = target.explain(target.compile(written, Path(folder) / "model"))
     products, scheme = _products(written, inputs), scheme_of(target)
-    planned, moving = _planned(written, scheme), scheme.moving if scheme else frozenset[str]()
+    planned, moving = planned_precisions(written, scheme), scheme.moving if scheme else frozenset[str]()
     facts: list[NodeFacts] = []
     for node in written.nodes:
         if node.kind not in PAIR:
@@ -132,8 +132,8 @@ def explain(
     return Explanation(place_of(target), facts)
 
 
-def _planned(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
-    """Return the nodes that read nothing but integers, biases aside, and layers that read a weight in few bits.
+def planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
+    """Return what nodes are planned in: those that read nothing but integers, biases aside, or a weight in few bits.
 
     Elementwise ones read no number beside them either: ``x * 3`` is computed in float.
     """

@@ -14,6 +14,10 @@ from clika_ref.capture.inputs import pack
 
 sys.path.insert(0, str(Path(__file__).parent))  # the importlib mode of pytest leaves the folder of a test off the path
 
+from browser import browser, open_page
+
+__all__ = ["browser", "open_page"]
+
 
 def call(function, element):
     """Return what a function returns for an element of ``tracing_inputs``, and its arguments after the call."""

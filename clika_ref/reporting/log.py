@@ -37,12 +37,13 @@ class CompilationLog:
     """What happened while a model was compiled; a context manager that closes the file.
 
     ``timings`` holds the seconds of each stage in the order in which the stages began; a stage that ran twice counts
-    the sum. Made by `open`; without arguments, a log that only keeps time.
+    the sum. ``warnings`` holds the text of each. Made by `open`; without arguments, a log that only keeps these.
     """
 
     def __init__(self, path: Path | None = None, file: TextIO | None = None, console: Console | None = None) -> None:
         self.path = path
         self.timings: dict[str, float] = {}
+        self.warnings: list[str] = []
         self._file = file
         self._console = console
         self._stages: list[Stage] = []
@@ -104,6 +105,7 @@ class CompilationLog:
 
     def warning(self, text: str) -> None:
         """Write a warning to the console, in yellow, and to the file."""
+        self.warnings.append(text)
         self.detail(f"Warning: {text}")
         self._print(f"Warning: {text}", style="yellow")
 
