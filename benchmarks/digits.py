@@ -71,14 +71,17 @@ FOUR_BITS = {
     )
 }
 
+LIVE = {"batch_norm": "live"}
+"""What is pruned has other statistics than before."""
+
 ROADS: Mapping[str, Road] = {
     "INT8": Road(convolutional, INTEGERS, 0.0),
     "INT8, depthwise": Road(depthwise, INTEGERS, 0.0, epochs=30, rate=3e-4),
     "INT4 weights": Road(dense, FOUR_BITS, 0.5),
-    "2:4": Road(convolutional, {"pruning_settings": PruningSettings("2:4", None)}, 0.2, rate=1e-3),
+    "2:4": Road(convolutional, {"pruning_settings": PruningSettings("2:4", None)} | LIVE, 0.2, rate=1e-3),
     "half of the channels": Road(
         convolutional,
-        {"pruning_settings": PruningSettings("structured", None, 0.5)},
+        {"pruning_settings": PruningSettings("structured", None, 0.5)} | LIVE,
         0.5,
         epochs=30,
         rate=3e-3,

@@ -1,4 +1,4 @@
-"""What ``import clika_ref`` adds to ``import torch``, in fresh interpreters, and what it must not load."""
+"""What ``import clika_ref`` adds to ``import torch``, what the command line takes, and what neither must load."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ STATEMENTS = {
     "torch": "import torch",
     "clika_ref": "import torch, clika_ref",
     "clika_compile": "import torch; from clika_ref import clika_compile",
+    "command line": "from clika_ref.command_line import cli",
 }
 
 PROGRAM = """
@@ -54,3 +55,5 @@ def run(rounds: int = 9) -> None:
     print_table(("statement", "median", "added", f"loaded of {', '.join(UNWANTED)}"), rows, title="Import")
     for name in ("clika_ref", "clika_compile"):
         print(f"{STATEMENTS[name]}: seconds added to torch: {verdict(added[name], LIMIT_S)}")
+    alone = statistics.median(found["command line"])
+    print(f"{STATEMENTS['command line']}: seconds, without torch: {verdict(alone, LIMIT_S)}")

@@ -226,6 +226,11 @@ class QuantizedModule(CheckpointedModule):
         return summary(self._clika_quantized and self._clika_quantized.found)
 
     @property
+    def clika_quantization(self) -> Quantization | None:
+        """What was decided of each layer, and what other thresholds would give; None where `clika_summary` raises."""
+        return self._clika_quantized and self._clika_quantized.found
+
+    @property
     def _learned(self) -> Quantized | None:
         """How the module is quantized, with the scales that were learned since."""
         own = self._clika_quantized

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from clika_ref.command_line.arguments import example_input, load_model
+from clika_ref.command_line.arguments import load_model
+from clika_ref.command_line.data import example_input
 from clika_ref.core.errors import ModelError
 
 numbers = itertools.count()
@@ -114,7 +115,10 @@ def test_every_kind_of_dtype_can_be_drawn(dtype):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1x", r"--input '1x': cannot read '1x'; write sides joined by x \(1x3x224x224\), a dtype before a colon"),
+        (
+            "1x",
+            r"--input '1x': cannot read '1x'; write sides joined by x \(1x3x224x224\) or a file x\.npy, a dtype before",
+        ),
         ("", r"--input '': cannot read ''; write sides"),
         ("1x2,,3", r"--input '1x2,,3': cannot read ''"),
         ("-1x3", r"cannot read '-1x3'"),

@@ -1,5 +1,6 @@
 """The command line: what it prints, what it hands on, and how it ends."""
 
+import errno
 import importlib
 import importlib.metadata
 import json
@@ -15,10 +16,12 @@ import torch
 from typer.testing import CliRunner
 
 import clika_ref
-from clika_ref.command_line import cli, inspection
-from clika_ref.core.errors import ModelError
+from clika_ref.command_line import cli, explaining, inspection
+from clika_ref.core.errors import ModelError, PluginError, TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import Plugin
+from clika_ref.core.targets import Artifact
+from clika_ref.disagreement import DisagreementError
 
 
 @pytest.fixture
@@ -35,7 +38,11 @@ def compiled(monkeypatch):
 
     def stand_in(model, **arguments):
         seen.model, seen.arguments = model, arguments
-        return SimpleNamespace(clika_export=lambda path: (seen.exported.append(path), path.write_bytes(b"abc")))
+        return SimpleNamespace(clika_export=export, timings={"Capturing": 0.5})
+
+    def export(path):
+        seen.exported.append(path)
+        return Artifact(path, "onnxruntime", ("input",), ("output",), {"bytes": path.write_bytes(b"abc")})
 
     monkeypatch.setattr(clika_ref, "clika_compile", stand_in)
     return seen
@@ -55,13 +62,15 @@ def installed(monkeypatch):
     """Stand in for what is installed."""
     plugin = Plugin("mine", "my-distribution", "1.2", operators=(relu,))
     found = {"failures": (), "left_out": ()}
-    monkeypatch.setattr(inspection, "installed_plugins", lambda: inspection.Installed((plugin,), **found))
+    for module in (inspection, explaining):
+        monkeypatch.setattr(module, "installed_plugins", lambda: inspection.Installed((plugin,), **found))
     return found
 
 
 def test_help_names_the_commands_and_their_options(run):
     out = run("--help").stdout
-    assert all(command in out for command in ("compile", "plugins", "explain"))
+    assert all(command in out for command in cli.COMMANDS)
+    assert "Exit status: 0 done; 1 the answer is bad" in " ".join(out.split())
     out = run("compile", "--help").stdout
     for option in ("--input", "--output", "--target", "--logs-dir", "--seed", "--static", "--train-mode", "--dry-run"):
         assert option in out
@@ -75,7 +84,7 @@ def test_version_is_that_of_the_distribution(run):
 def test_a_keyword_that_forward_does_not_have_is_named_beside_those_that_it_has(run, monkeypatch):
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     result = run("compile", "torch.nn:Sigmoid", "--input", "image=1x1x8x8", "--dry-run")
-    assert result.exit_code == 2
+    assert result.exit_code == 3
     assert "no argument 'image': forward takes input" in result.stderr
 
 
@@ -117,8 +126,8 @@ def test_the_seed_fixes_weights_and_inputs(run, compiled, tmp_path, monkeypatch)
 
 
 def test_a_target_of_a_plugin_is_handed_on_by_name(run, compiled, tmp_path):
-    run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "mine")
-    assert compiled.arguments["deployment_settings"].target == "mine"
+    run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "interpreter")
+    assert compiled.arguments["deployment_settings"].target == "interpreter"
 
 
 def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):
@@ -134,7 +143,7 @@ def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):
     [
         (["torch.nn:Sigmoid", "--input", "1x3"], "give -o FILE to write to, or --dry-run"),
         (["torch.nn:Sigmoid", "--input", "1x3", "-o", "gone/m"], "there is no folder gone to write to; make it first"),
-        (["torch.nn:Sigmoid", "-o", "m"], "Missing option '--input'"),
+        (["torch.nn:Sigmoid", "-o", "m"], "error: give --input: a shape such as 1x3x224x224, or a file of inputs"),
         (["torch.nn:Sigmod", "--input", "1x3", "-o", "m"], "error: torch.nn ("),
         (["torch.nn:Sigmoid", "--input", "1xa", "-o", "m"], "error: --input '1xa': cannot read '1xa'; write sides"),
     ],
@@ -159,13 +168,13 @@ def test_an_error_for_the_reader_is_its_message_and_its_notes(run, monkeypatch):
     error.add_note("while compiling it")
     monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
-    assert (result.exit_code, result.stderr) == (2, "error: the model has no outputs\nwhile compiling it\n")
+    assert (result.exit_code, result.stderr) == (3, "error: the model has no outputs\nwhile compiling it\n")
 
 
 def test_debug_shows_the_traceback(run, monkeypatch):
     monkeypatch.setattr(clika_ref, "clika_compile", failing(ModelError("the model has no outputs")))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "--debug")
-    assert result.exit_code == 2
+    assert result.exit_code == 3
     assert result.stderr.startswith("Traceback (most recent call last):")
     assert result.stderr.endswith("ModelError: the model has no outputs\n")
 
@@ -177,11 +186,36 @@ def test_words_that_no_terminal_can_show_are_escaped():
     assert (result.returncode, result.stdout.splitlines()[0]) == (0, "half \\ud800")
 
 
-def test_a_bug_of_ours_is_not_dressed_up(run, monkeypatch):
-    bug = ZeroDivisionError("a bug")
-    monkeypatch.setattr(clika_ref, "clika_compile", failing(bug))
+def test_a_bug_of_ours_is_called_one_in_a_line_and_shown_where_debug_asks_for_it(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(ZeroDivisionError("a bug.")))
+    words = ("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    result = run(*words)
+    said = "error: ZeroDivisionError: a bug; this is a bug of clika-ref or of a plugin; --debug shows where, which a "
+    assert (result.exit_code, result.stderr) == (70, f"{said}report of it needs\n")
+    shown = run(*words, "--debug")
+    assert shown.exit_code == 70
+    assert shown.stderr.startswith("Traceback (most recent call last):")
+    assert shown.stderr.endswith("ZeroDivisionError: a bug.\n")
+
+
+def test_an_artifact_that_disagrees_ends_with_1_and_a_broken_plugin_with_3(run, monkeypatch):
+    for error, status in ((DisagreementError("off by 1"), 1), (PluginError("it is broken"), 3), (TargetError("no"), 3)):
+        monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
+        result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+        assert (result.exit_code, result.stderr) == (status, f"error: {error}\n")
+
+
+def test_an_interrupt_ends_with_130_and_one_line(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(KeyboardInterrupt()))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
-    assert result.exception is bug
+    said = "interrupted: no file was left half written, and what was there before is as it was\n"
+    assert (result.exit_code, result.stderr) == (130, said)
+
+
+def test_a_pipe_that_is_closed_is_no_bug(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    assert (result.exit_code, result.stderr) == (1, "")
 
 
 def test_plugins_lists_what_each_adds(run, installed):
@@ -199,15 +233,15 @@ def test_plugins_writes_json(run, installed):
     assert found["failures"] == []
 
 
-def test_plugins_tells_failures_and_ends_with_2(run, installed):
+def test_plugins_tells_failures_and_ends_with_1(run, installed):
     installed["failures"] = ("'broken' = b.plugin (b 0.1): ImportError: no [c]",)
     installed["left_out"] = ("unwanted",)
     result = run("plugins")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "cannot be used: 'broken' = b.plugin (b 0.1): ImportError: no [c]" in result.stdout
     assert "unwanted is installed but left out by $CLIKA_REF_PLUGINS" in result.stdout
     result = run("plugins", "--json")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert json.loads(result.stdout)["failures"] == list(installed["failures"])
 
 
@@ -330,7 +364,7 @@ def test_check_names_each_rule_that_a_file_breaks_and_says_what_else_it_cannot_d
         ([str(path), "--target", "onnxruntime"], "the target onnxruntime has no rules for files; these have: tensorrt"),
         ([str(tmp_path / "none.onnx"), "--target", "tensorrt"], "there is no file"),
         ([str(tmp_path), "--target", "tensorrt"], "is a folder; give the file of a model in it"),
-        ([__file__, "--target", "tensorrt"], "cannot be read as an ONNX file"),
+        ([__file__, "--target", "tensorrt"], "names no model: write the module and what makes the model in it"),
     ):
         result = run("check", *words)
         assert result.exit_code == 2

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from typer.testing import CliRunner
 
 from clika_ref import ClikaModule, Settings
 from clika_ref.command_line import cli
+from clika_ref.command_line.endings import MEANINGS
 from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums, WeightsOnly
 
 ROOT = Path(__file__).parents[1]
@@ -78,10 +80,11 @@ def test_the_command_lines_of_the_readme_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     lines = [line for text in blocks(ROOT / "README.md", "console") for line in text.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("clika-ref ")]
-    assert [words[0] for words in commands] == ["compile", "plugins", "explain", "check"]
+    wanted = ["compile", "quantize", "explain", "compare", "export", "check", "targets", "explain"]
+    assert [words[0] for words in commands] == wanted
     for words in commands:
         result = CliRunner().invoke(cli.app, words)
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == 0, f"{words}\n{result.output}"
     assert (tmp_path / "model.onnx").exists()
 
 
@@ -206,3 +209,29 @@ def test_the_loop_of_the_document_on_several_processes_names_what_there_is():
     }
     assert {name for name in calls if name.startswith("clika_")} == {"clika_gather", "clika_export"}
     assert all(hasattr(ClikaModule, name) for name in calls if name.startswith("clika_"))
+
+
+def test_the_command_lines_of_the_manual_run_as_they_stand_and_end_as_it_says(tmp_path, monkeypatch):
+    document = ROOT / "docs/command-line.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_model", raising=False)
+    (model,) = blocks(document, "python")
+    (tmp_path / "my_model.py").write_text(model, encoding="utf-8")
+    np.save("x.npy", np.random.default_rng(0).standard_normal((40, 64), dtype=np.float32))
+    lines = [line for text in blocks(document, "console") for line in text.splitlines()]
+    assert {shlex.split(line)[1] for line in lines} == {*cli.COMMANDS}
+    for line in lines:
+        command, _, status = line.partition("  # ends with ")
+        result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
+        assert result.exit_code == int(status or 0), f"{command}\n{result.output}"
+
+
+def test_the_manual_of_the_command_line_names_every_command_and_exit_status():
+    text = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (\d+) \| (.+) \|$", below(ROOT / "docs/command-line.md", "## Exit status"), re.MULTILINE)
+    assert table == [(str(int(status)), meaning) for status, meaning in MEANINGS.items()]
+    named = {
+        word for cell in re.findall(r"^\| \[?(`.+?`)", text, re.MULTILINE) for word in re.findall(r"`([\w-]+)", cell)
+    }
+    assert {*cli.COMMANDS} <= named

@@ -29,8 +29,18 @@ def ours(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any)
     compiled(model, calibration, DeploymentSettings_ONNXRuntime_ONNX()).clika_export(path)
 
 
-def compiled(model: torch.nn.Module, calibration: list[Batch], deployment: BaseDeploymentSettings) -> ClikaModule:
-    """Return a module that is quantized for a target with the default settings."""
+def ours_for_latency(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+    """Compile for ONNX Runtime, layers left in float where they are timed and integers are no faster, and export."""
+    from clika_ref import DeploymentSettings_ONNXRuntime_ONNX  # noqa: PLC0415 - as in `ours`
+
+    made = compiled(model, calibration, DeploymentSettings_ONNXRuntime_ONNX(), optimize_for="latency")
+    made.clika_export(path)
+
+
+def compiled(
+    model: torch.nn.Module, calibration: list[Batch], deployment: BaseDeploymentSettings, **options: Any
+) -> ClikaModule:
+    """Return a module that is quantized for a target with the default settings, but for some options."""
     from clika_ref import (  # noqa: PLC0415 - what a road does not need must not cost it memory
         ClikaCompileOptions,
         QuantizationSettings,
@@ -44,7 +54,7 @@ def compiled(model: torch.nn.Module, calibration: list[Batch], deployment: BaseD
         calibration_inputs=calibration,
         quantization_settings=QuantizationSettings(),
         deployment_settings=deployment,
-        clika_compile_options=ClikaCompileOptions(compare_after_export=False),
+        clika_compile_options=ClikaCompileOptions(compare_after_export=False, **options),
         discard_input_model=True,
     )
 

@@ -30,12 +30,13 @@ class Runtime:
 FLOORS = ("fp32", "floor")
 """Roads that quantize nothing; the second one writes no file."""
 
-OURS = "ours"
+OURS, OURS_FOR_LATENCY = "ours", "ours, for latency"
+"""Our roads: with the default settings, and with ``optimize_for="latency"``, which is only walked with small nets."""
 
 
 def peers_of(runtime: str) -> tuple[str, ...]:
     """Return the roads of others."""
-    return tuple(name for name in RUNTIMES[runtime].roads if name not in (*FLOORS, OURS))
+    return tuple(name for name in RUNTIMES[runtime].roads if name not in (*FLOORS, OURS, OURS_FOR_LATENCY))
 
 
 def _in_onnxruntime(path: Path) -> Run:
@@ -62,6 +63,7 @@ RUNTIMES: dict[str, Runtime] = {
             "fp32": quantizers.floating,
             "floor": quantizers.floor,
             OURS: quantizers.ours,
+            OURS_FOR_LATENCY: quantizers.ours_for_latency,
             "ort-default": quantizers.ort_default,
             "ort-best": quantizers.ort_best,
             "ort-dynamic": quantizers.ort_dynamic,

@@ -1,95 +1,112 @@
-"""What the command line names: the model behind ``package.module:factory``, and example inputs by their shapes."""
+"""What MODEL names on the command line: a factory, a saved module or an ONNX file, and what is made of each."""
 
 from __future__ import annotations
 
-import difflib
-import re
+from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from clika_ref.core.errors import ModelError
+import clika_ref
+from clika_ref.command_line.endings import MisuseError
 from clika_ref.importing import find_object
 
-INPUT_FORM = (
-    "write sides joined by x (1x3x224x224), a dtype before a colon (int64:1x128), a keyword before an equals sign "
-    "(input_ids=int64:1x128), `scalar` for no sides, and commas between the inputs of one call"
-)
+ONNX_SUFFIX = ".onnx"
 
-PART = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>\w+):)?(?P<shape>\d+(?:x\d+)*|scalar)")
 
-DTYPES = {
-    name: dtype
-    for name, dtype in vars(torch).items()
-    if isinstance(dtype, torch.dtype) and str(dtype) == f"torch.{name}"  # leaves out aliases: long, half
-}
+class Kind(Enum):
+    """What a word names."""
+
+    FACTORY = "a model that Python makes"
+    SAVED = "a saved module"
+    ONNX = "an ONNX file"
+
+
+def kind_of(text: str) -> Kind:
+    """Return what a word names.
+
+    Raises:
+        MisuseError: it is a folder, or reads like a file that is not there.
+    """
+    path = Path(text)
+    if path.is_dir():
+        msg = f"{text} is a folder; give the file of a model in it"
+        raise MisuseError(msg)
+    if path.suffix == ".py" or (":" in text and not path.exists()):
+        return Kind.FACTORY
+    if path.exists():
+        return Kind.ONNX if path.suffix.lower() == ONNX_SUFFIX else Kind.SAVED
+    if path.suffix == ONNX_SUFFIX or len(path.parts) > 1:
+        msg = f"there is no file {text}"
+        raise MisuseError(msg)
+    return Kind.FACTORY
+
+
+def require(text: str, wanted: Sequence[Kind], remedy: str) -> Kind:
+    """Return what a word names, which a command takes some kinds of.
+
+    Args:
+        text: the word.
+        wanted: the kinds.
+        remedy: what to do with another one.
+
+    Raises:
+        MisuseError: it is of another kind.
+    """
+    kind = kind_of(text)
+    if kind not in wanted:
+        msg = f"{text} is {kind.value}; {remedy}"
+        raise MisuseError(msg)
+    return kind
 
 
 def load_model(text: str) -> torch.nn.Module:
     """Return the module that ``package.module:factory`` names: an instance, a class or a callable without arguments.
 
     Raises:
-        ModelError: there is no such thing, it fails, or it makes no module.
+        MisuseError: there is no such thing, it fails, or it makes no module.
     """
     place, _, path = text.partition(":")
     if not path or place.endswith(".py") or "/" in place:
         hint = f"{Path(place).stem}:{path or 'Net'}" if place.endswith(".py") else "package.module:Net"
         msg = f"{text!r} names no model: write the module and what makes the model in it, for example {hint}"
-        raise ModelError(msg)
-    made = find_object(place, path, ModelError, remedy="; --debug shows where")
+        raise MisuseError(msg)
+    made = find_object(place, path, MisuseError, remedy="; --debug shows where")
     if not isinstance(made, torch.nn.Module) and callable(made):
-        made = _call(text, made)
+        made = called(text, made)
     if not isinstance(made, torch.nn.Module):
         msg = f"{text} is a {type(made).__name__}; name a torch.nn.Module, its class, or a function that returns one"
-        raise ModelError(msg)
+        raise MisuseError(msg)
     return made
 
 
-def _call(text: str, factory: Any) -> Any:
+def called(text: str, factory: Callable[[], Any]) -> Any:
+    """Return what the function behind a name returns.
+
+    Raises:
+        MisuseError: it raises.
+    """
     try:
         return factory()
     except Exception as error:
         msg = f"{text}() raised {type(error).__name__}: {error}; --debug shows where. It is called without arguments."
-        raise ModelError(msg) from error
+        raise MisuseError(msg) from error
 
 
-def example_input(text: str) -> Any:
-    """Return one element of tracing inputs: ``1x3x8x8``, ``int64:1x128``, ``1x3,int64:1``, ``x=1x3,mask=bool:1``.
-
-    Floats are drawn from the normal distribution, integers from 0 and 1, which are legal as indices of nearly anything.
+def compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:
+    """Return a model as a ClikaModule: as it was saved, or compiled in float from what makes it.
 
     Raises:
-        ModelError: the text has another form, or names an unknown dtype.
+        MisuseError: it is to be compiled, and no inputs are given.
+        ModelError: it cannot be compiled, or loaded.
     """
-    args: list[torch.Tensor] = []
-    kwargs: dict[str, torch.Tensor] = {}
-    for part in text.split(","):
-        found = PART.fullmatch(part.strip())
-        if found is None:
-            msg = f"--input {text!r}: cannot read {part!r}; {INPUT_FORM}"
-            raise ModelError(msg)
-        name, dtype, shape = found["name"], found["dtype"] or "float32", found["shape"]
-        if dtype not in DTYPES:
-            near = difflib.get_close_matches(dtype, DTYPES, n=1) or ["float32"]
-            msg = f"--input {text!r}: PyTorch has no dtype {dtype!r}; did you mean {near[0]}?"
-            raise ModelError(msg)
-        if name in kwargs or (name is None and kwargs):
-            problem = f"{name!r} is given twice" if name else f"{part!r} has no keyword but follows one that has"
-            msg = f"--input {text!r}: {problem}; keywords come last, each once"
-            raise ModelError(msg)
-        tensor = _draw(DTYPES[dtype], [] if shape == "scalar" else [int(side) for side in shape.split("x")])
-        if name is None:
-            args.append(tensor)
-        else:
-            kwargs[name] = tensor
-    if args and kwargs:
-        return (*args, kwargs)
-    return kwargs or (args[0] if len(args) == 1 else tuple(args))
-
-
-def _draw(dtype: torch.dtype, sides: list[int]) -> torch.Tensor:
-    if dtype.is_floating_point or dtype.is_complex:
-        drawn = torch.complex64 if dtype.is_complex else torch.float32  # float8 and others cannot be drawn directly
-        return torch.randn(sides, dtype=drawn).to(dtype)
-    return torch.randint(2, sides).to(dtype)
+    if kind_of(text) is Kind.SAVED:
+        return clika_ref.ClikaModule.clika_load(text)
+    model = load_model(text)
+    if not inputs:
+        msg = f"{text} is to be compiled, which takes --input: a shape such as 1x3x224x224, or a file of inputs"
+        raise MisuseError(msg)
+    module: Any = clika_ref.clika_compile(model, tracing_inputs=inputs)
+    return module

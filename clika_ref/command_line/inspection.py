@@ -6,20 +6,18 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from clika_ref.command_line.endings import MisuseError
 from clika_ref.core import hooks
-from clika_ref.core.errors import ModelError, PluginError, TargetError
+from clika_ref.core.errors import PluginError
 from clika_ref.core.operators import Operator, schema_text
 from clika_ref.core.registry import LIMIT_VARIABLE, Plugin, Registry, build_registry, load_registry
 from clika_ref.core.traits import QuantizationTrait
-from clika_ref.exporting.export import target_named
-from clika_ref.settings import full_name
-from clika_ref.violations import Violation, checker_of
 
 KINDS = ("operators", "passes", "targets")
 
@@ -84,7 +82,7 @@ def find_operator(registry: Registry, text: str) -> Operator:
     """Return the operator of a name, or the one that an ATen call such as ``aten.conv2d.default`` maps to.
 
     Raises:
-        ModelError: there is none; near names are given.
+        MisuseError: there is none; near names are given.
     """
     wanted = text.removeprefix("torch.ops.").replace("::", ".")
     if wanted in registry.operators:
@@ -97,7 +95,7 @@ def find_operator(registry: Registry, text: str) -> Operator:
     near = difflib.get_close_matches(wanted, known, n=5) or [name for name in known if wanted in name][:5]
     hint = f"; near it are {', '.join(near)}" if near else ""
     msg = f"no installed plugin declares an operator {text!r}{hint}; `clika-ref plugins --names` lists all"
-    raise ModelError(msg)
+    raise MisuseError(msg)
 
 
 def facts_of(registry: Registry, op: Operator) -> Iterator[tuple[str, str]]:
@@ -136,22 +134,3 @@ def location(function: Callable[..., Any] | None) -> str:
     path = Path(code.co_filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}:{code.co_firstlineno}"
-
-
-def rules_broken(file: Path, target: str) -> Sequence[Violation]:
-    """Return the rules of a target that a file breaks.
-
-    Raises:
-        TargetError: there is no such target, it has no rules, or it cannot read the file.
-        ModelError: there is no such file, or it is a folder.
-    """
-    registry = load_registry()
-    check = checker_of(target_named(full_name(target), registry))
-    if check is None:
-        having = ", ".join(sorted(name for name, found in registry.targets.items() if checker_of(found))) or "none"
-        msg = f"the target {target} has no rules for files; these have: {having}"
-        raise TargetError(msg)
-    if not file.is_file():
-        msg = f"{file} is a folder; give the file of a model in it" if file.is_dir() else f"there is no file {file}"
-        raise ModelError(msg)
-    return check(file)

@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 import torch
 
 from clika_ref.comparison import differences
-from clika_ref.core.errors import ClikaError, TargetError
+from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Artifact, Target
+from clika_ref.disagreement import DisagreementError
 from clika_ref.emulation import place_of
 
 AGREEMENT = 1024.0
@@ -39,7 +40,7 @@ def compare_artifact(
     """Run an artifact on every example; return one sentence for the log.
 
     Raises:
-        TargetError: it differs beyond rounding; the message names the first node that does.
+        DisagreementError: it differs beyond rounding; the message names the first node that does.
     """
     problem = target.missing()
     if problem is not None:
@@ -61,7 +62,7 @@ def compare_artifact(
                 f"{place_of(target)} computes something else than the module on input {number}: {shown}. "
                 f"{culprit}. No file was put in place; compile with compare_after_export=False to look at one"
             )
-            raise TargetError(msg)
+            raise DisagreementError(msg)
     return f"equal to the module within float rounding on {len(examples)} inputs in {place_of(target)}"
 
 

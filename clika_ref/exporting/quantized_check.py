@@ -8,10 +8,10 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.targets import Artifact, Target
+from clika_ref.disagreement import DisagreementError
 from clika_ref.emulation import place_of
 from clika_ref.exporting.layer_check import first_broken_layer
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
@@ -49,8 +49,8 @@ def compare_quantized(
         expected: the float model.
 
     Raises:
-        TargetError: the artifact is further from the float model than its graph is; the message names the first layer
-            that differs by itself.
+        DisagreementError: the artifact is further from the float model than its graph is; the message names the
+            first layer that differs by itself.
     """
     problem = target.missing()
     if problem is not None:
@@ -73,7 +73,7 @@ def compare_quantized(
             f"planned. {first_broken_layer(target, graph, examples[0])}. "
             "No file was put in place; compile with compare_after_export=False to look at one"
         )
-        raise TargetError(msg)
+        raise DisagreementError(msg)
     told = f"{whole.by_artifact:.1f} dB over {samples} samples in {place_of(target)}, simulated {whole.by_graph:.1f} dB"
     exactly = f", {decibels(whole.signal, whole.exact):.1f} dB without what it rounds as it multiplies"
     return told + exactly * (whole.simulated != whole.exact)

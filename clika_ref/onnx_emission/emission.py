@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 IR_VERSION = 10
 """The ONNX file format version; 10 is read by every supported runtime and allows opset 21, for int4."""
 
+PRODUCER = "clika-ref"
+"""Who wrote a file, as it says itself."""
+
 SCOPE = "clika.scope"
 SOURCE = "clika.source"
 GUARDS = "clika.guards"
@@ -117,7 +120,7 @@ class _Emission:
             opset_imports={"": self.op.opset, **{d: 1 for d in sorted(self.op.domains) if d}},
         )
         guards = {GUARDS: "\n".join(map(str, self.graph.guards))} if self.graph.guards else {}
-        return ir.Model(onnx_graph, ir_version=IR_VERSION, producer_name="clika-ref", metadata_props=guards)
+        return ir.Model(onnx_graph, ir_version=IR_VERSION, producer_name=PRODUCER, metadata_props=guards)
 
     def _used_initializers(self) -> list[ir.Value]:
         return [v for v in self.op.initializers.values() if v.uses() or v.is_graph_output()]

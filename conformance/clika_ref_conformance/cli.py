@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clika_ref.command_line.cli import plain_errors
+from clika_ref.command_line.endings import Status, plain_errors
 from clika_ref_conformance.execution.interrupting import interruptible
 
 app = typer.Typer(
@@ -52,7 +52,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the run proves too little."""
-    with plain_errors(debug=debug), interruptible():
+    with plain_errors(debug=debug, refused=Status.MISUSED), interruptible():
         running, showing, profiles = (_late(name) for name in ("execution.run", "reporting.showing", "profiles"))
         request = running.RunRequest(
             target,
@@ -74,7 +74,7 @@ def replay(
     debug: Debug = False,
 ) -> None:
     """Run one case once more and judge it. Exit status: 0 it passes now, 1 it fails, 2 the file cannot be used."""
-    with plain_errors(debug=debug), interruptible():
+    with plain_errors(debug=debug, refused=Status.MISUSED), interruptible():
         raise typer.Exit(_late("reporting.alone").replay_alone(case, target, debug=debug))
 
 
@@ -86,7 +86,7 @@ def diff(
     debug: Debug = False,
 ) -> None:
     """Say what got worse, was fixed, is new and is gone. Exit status: 0 nothing got worse, 1 it did, 2 wrong usage."""
-    with plain_errors(debug=debug):
+    with plain_errors(debug=debug, refused=Status.MISUSED):
         raise typer.Exit(_late("reporting.reading").diff_and_show(old, new))
 
 
@@ -98,7 +98,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write the matrix of several targets side by side."""
-    with plain_errors(debug=debug):
+    with plain_errors(debug=debug, refused=Status.MISUSED):
         _late("reporting.reading").join_and_show(reports, out)
 
 
@@ -116,7 +116,7 @@ def mutants(
     debug: Debug = False,
 ) -> None:
     """Count which seeded faults the suite finds. Exit status: 0 enough with each seed, 1 too few, 2 wrong usage."""
-    with plain_errors(debug=debug), interruptible():
+    with plain_errors(debug=debug, refused=Status.MISUSED), interruptible():
         show = _late("mutants.showing").kill_and_show
         settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
         raise typer.Exit(show(tuple(word or ()), **settings))
@@ -138,7 +138,7 @@ def alarms(
     debug: Debug = False,
 ) -> None:
     """Run targets that are right, and count what fails. Exit status: 0 nothing, 1 something, 2 wrong usage."""
-    with plain_errors(debug=debug), interruptible():
+    with plain_errors(debug=debug, refused=Status.MISUSED), interruptible():
         show = _late("mutants.showing").sound_and_show
         settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}
         raise typer.Exit(show(target or SOUND, workers=workers, **settings))

@@ -171,8 +171,8 @@ def test_help_imports_neither_torch_nor_hypothesis():
 
 
 def test_a_command_of_another_distribution_that_cannot_be_loaded_costs_no_other(monkeypatch, capsys):
-    broken = EntryPoint("broken", "no_such_module:app", core.COMMANDS)
-    works = EntryPoint("works", "clika_ref_conformance.cli:app", core.COMMANDS)
+    broken = EntryPoint("broken", "no_such_module:app", core.GROUP)
+    works = EntryPoint("works", "clika_ref_conformance.cli:app", core.GROUP)
     monkeypatch.setattr(core.importlib.metadata, "entry_points", lambda group: [works, broken])
     joined = typer.Typer()
     core.join_commands(joined)

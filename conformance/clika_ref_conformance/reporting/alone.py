@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from clika_ref.command_line.cli import plain_errors
+from clika_ref.command_line.endings import Status, plain_errors
 from clika_ref.core.registry import load_registry
 from clika_ref.reporting.console import result_console
 from clika_ref_conformance.execution.blaming import heed_no_keyboard
@@ -58,7 +58,7 @@ def main() -> None:
     path, target, debug = sys.argv[1:]
     heed_no_keyboard()
     try:
-        with plain_errors(debug=bool(debug)):
+        with plain_errors(debug=bool(debug), refused=Status.MISUSED):
             _guard(read_reproducer(Path(path), load_registry()).profile)
             status = replay_and_show(Path(path), target)
     except typer.Exit as stated:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -36,6 +36,8 @@ MOVING = (SAME_SCALE, SHARED_SCALE)
 class OnnxRuntime:
     """ONNX Runtime on the CPU; ``optimize=False`` runs the file as it is written."""
 
+    runtime: ClassVar[str] = "onnxruntime"
+    suffixes: ClassVar[tuple[str, ...]] = (".onnx",)
     name: str = "onnxruntime"
     scheme: QuantizationScheme = field(default_factory=scheme_here)
     arithmetic: tuple[Arithmetic, ...] = field(default_factory=arithmetic_here)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -35,6 +35,8 @@ COMPARABLE: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUA
 class OpenVino:
     """OpenVINO on the CPU."""
 
+    runtime: ClassVar[str] = "openvino"
+    suffixes: ClassVar[tuple[str, ...]] = (".onnx", OWN_FORM)
     name: str = "openvino"
     scheme: QuantizationScheme = field(default_factory=scheme_here)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 from clika_ref_onnxruntime.target import OnnxRuntime, OnnxRuntimeRunner
@@ -34,6 +34,7 @@ from clika_ref_tensorrt.scheme import EXPLICIT
 class TensorRt:
     """TensorRT, or TensorRT-LLM, by the rules of explicit quantization."""
 
+    suffixes: ClassVar[tuple[str, ...]] = (".onnx",)
     name: str = "tensorrt"
     scheme: QuantizationScheme = EXPLICIT
     shapes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])

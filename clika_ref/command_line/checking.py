@@ -1,0 +1,43 @@
+"""What ``clika-ref check`` finds: rules of a target that a file breaks, or that of a model which would be written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from clika_ref.command_line.arguments import Kind, compiled, kind_of
+from clika_ref.command_line.choices import deployment
+from clika_ref.command_line.data import read_calls
+from clika_ref.command_line.endings import MisuseError
+from clika_ref.command_line.printed import working
+from clika_ref.core.registry import load_registry
+from clika_ref.exporting.export import target_for
+from clika_ref.violations import Violation, checker_of
+
+
+def rules_broken(text: str, target: str, inputs: Sequence[str]) -> Sequence[Violation]:
+    """Return the rules of a target that a file breaks; of a module, the file that an export would write.
+
+    Args:
+        text: what names the file, or the module.
+        target: whose rules.
+        inputs: to compile a model with that Python makes.
+
+    Raises:
+        MisuseError: there is no such file or target, or the target has no rules.
+        ModelError: the model cannot be compiled or loaded.
+        TargetError: the target cannot read the file, or refuses nodes of the model.
+    """
+    registry, settings = load_registry(), deployment(target)
+    check = checker_of(target_for(settings, registry))
+    if check is None:
+        having = ", ".join(sorted(name for name, found in registry.targets.items() if checker_of(found))) or "none"
+        msg = f"the target {target} has no rules for files; these have: {having}"
+        raise MisuseError(msg)
+    if kind_of(text) is Kind.ONNX:
+        with working("Checking"):
+            return check(Path(text))
+    module = compiled(text, [*read_calls(inputs)])
+    with tempfile.TemporaryDirectory() as folder:
+        return check(module.clika_export(Path(folder) / "model.onnx", deployment_settings=settings).path)

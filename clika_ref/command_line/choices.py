@@ -1,0 +1,176 @@
+"""What a command is to do: settings of a YAML file, and flags, which win over what stands there and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clika_ref.all_settings import LayerSettings, Settings
+from clika_ref.command_line.endings import MisuseError, as_misuse, note
+from clika_ref.core.registry import load_registry
+from clika_ref.exporting.export import target_named
+from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.settings import BaseDeploymentSettings, deployment_settings_named, full_name
+from clika_ref.settings_file.tree import Entry, Problems, read_tree, scalar
+
+DEPLOYMENT, QUANTIZATION = "deployment_settings", "global_quantization_settings"
+LAYERS, OPTIONS = "layer_settings", "clika_compile_options"
+"""Sections of a settings file."""
+
+DEFAULT_TARGET = "onnxruntime"
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What was written on the command line; None and nothing where it was not."""
+
+    target: str | None = None
+    options: Sequence[str] = ()
+    quantization: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of `QuantizationSettings`, each with the flag that it was written as, and its value."""
+    keep_float: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The settings of a command, and where a file states them."""
+
+    settings: Settings
+    flags: Flags
+    stated: Mapping[str, Entry]
+    """What a file states, by section, or by section and name: ``clika_compile_options.smoothing``."""
+    file: Path | None
+
+    @property
+    def has_target(self) -> bool:
+        """Whether flags or the file say where the model is to run."""
+        return self.flags.target is not None or DEPLOYMENT in self.stated
+
+    def overruled(self, name: str, flag: str, value: Any, before: Any) -> None:
+        """Say that a flag wins over what the file states otherwise."""
+        entry = self.stated.get(name)
+        if entry is not None and before != value:
+            note(f"{flag} wins over {name.partition('.')[2] or name} in line {entry.line} of {self.file}")
+
+
+def chosen(file: Path | None, flags: Flags) -> Chosen:
+    """Return the settings of a file, or the defaults, with what flags say in their place.
+
+    Raises:
+        MisuseError: the file or a flag is no setting, or no plugin provides the target.
+    """
+    with as_misuse():
+        settings = Settings.load_from_path(file) if file is not None else Settings()
+        found = Chosen(settings, flags, _stated(file) if file is not None else {}, file)
+        _choose_target(found, flags.target)
+        _choose_options(found, flags.options)
+        _choose_quantization(found, flags)
+    return found
+
+
+def deployment(target: str | None) -> BaseDeploymentSettings:
+    """Return the settings of a target that a plugin provides.
+
+    Raises:
+        MisuseError: none does.
+    """
+    with as_misuse():
+        target_named(full_name(DEFAULT_TARGET if target is None else target), load_registry())
+    return deployment_settings_named(DEFAULT_TARGET if target is None else target)
+
+
+def for_compile(found: Chosen) -> dict[str, Any]:
+    """Return the arguments of `clika_compile` that leave a model float; where a file asks for integers that is said."""
+    if QUANTIZATION in found.stated and found.settings.global_quantization_settings is not None:
+        note(
+            f"compile leaves the model float, and {QUANTIZATION} of {found.file} aside; `clika-ref quantize` heeds them"
+        )
+    arguments = found.settings.compile_arguments()
+    return arguments | {"quantization_settings": None, "layer_quantization_settings": None}
+
+
+def for_quantize(found: Chosen) -> dict[str, Any]:
+    """Return the arguments of `clika_compile` that quantize a model.
+
+    Raises:
+        MisuseError: the file says that the model stays float.
+    """
+    if found.settings.global_quantization_settings is None:
+        msg = (
+            f"{found.file} leaves the model float ({QUANTIZATION}: null); take that out, give --threshold, or use "
+            "`clika-ref compile`"
+        )
+        raise MisuseError(msg)
+    return found.settings.compile_arguments()
+
+
+def for_export(file: Path | None, target: str | None) -> BaseDeploymentSettings | None:
+    """Return where a saved module is to run, None where nothing says so; what else a file states is left aside.
+
+    Raises:
+        MisuseError: the file or the flag is no setting, or no plugin provides the target.
+    """
+    found = chosen(file, Flags(target))
+    others = [name for name in found.stated if "." not in name and name != DEPLOYMENT]
+    if others:
+        note(f"export heeds {DEPLOYMENT} of {file} alone; {', '.join(others)} change nothing")
+    return found.settings.deployment_settings if found.has_target else None
+
+
+def _stated(file: Path) -> dict[str, Entry]:
+    """Return the sections of a file, and what stands in them."""
+    root = read_tree(file, Problems(file))
+    sections: dict[str, Entry] = root.value if isinstance(root.value, dict) else {}
+    found = dict(sections)
+    for name, section in sections.items():
+        if isinstance(section.value, dict):
+            found |= {f"{name}.{key}": entry for key, entry in section.value.items()}
+    return found
+
+
+def _choose_target(found: Chosen, target: str | None) -> None:
+    before = found.settings.deployment_settings
+    if target is None:
+        found.settings.deployment_settings = before or deployment(None)
+        return
+    given = deployment(target)
+    if before is not None and before.target == given.target:
+        return  # with what the file says of it
+    if before is not None:
+        found.overruled(f"{DEPLOYMENT}.target_framework", f"--target {target}", given.target, before.target)
+    found.settings.deployment_settings = given
+
+
+def _choose_options(found: Chosen, texts: Sequence[str]) -> None:
+    options = found.settings.clika_compile_options
+    for text in texts:
+        name, is_named, value = text.partition("=")
+        if not is_named:
+            msg = f"--option {text!r} says no value; write NAME=VALUE, such as smoothing=off"
+            raise MisuseError(msg)
+        given = scalar(value)
+        if hasattr(options, name):
+            found.overruled(f"{OPTIONS}.{name}", f"--option {text}", given, getattr(options, name))
+        options = options.with_extra({name: given})
+    found.settings.clika_compile_options = options
+
+
+def _choose_quantization(found: Chosen, flags: Flags) -> None:
+    settings = found.settings
+    if flags.quantization and settings.global_quantization_settings is None:
+        first = next(iter(flags.quantization.values()))[0]
+        found.overruled(QUANTIZATION, first, QuantizationSettings(), None)
+        settings.global_quantization_settings = QuantizationSettings()
+    before = settings.global_quantization_settings
+    if before is not None and flags.quantization:
+        for name, (flag, value) in flags.quantization.items():
+            found.overruled(f"{QUANTIZATION}.{name}", flag, value, getattr(before, name))
+        values = {name: value for name, (_, value) in flags.quantization.items()}
+        settings.global_quantization_settings = replace(before, **values)
+    for layer in flags.keep_float:
+        before_of_layer = settings.layer_settings.get(layer, LayerSettings())
+        of_layer = replace(before_of_layer, quantization_settings=LayerQuantizationSettings(skip_quantization=True))
+        found.overruled(f"{LAYERS}.{layer}", f"--keep-float {layer}", of_layer, before_of_layer)
+        settings.layer_settings = {**settings.layer_settings, layer: of_layer}

@@ -1,0 +1,215 @@
+"""What ``clika-ref compare`` runs: two models on the same inputs, or a saved module for several targets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import clika_ref
+from clika_ref.agreement import Agreement, agreement_of
+from clika_ref.capture.callables import callee_of
+from clika_ref.capture.inputs import pack
+from clika_ref.command_line.arguments import Kind, kind_of, load_model, require
+from clika_ref.command_line.artifacts import artifact_of, read_onnx
+from clika_ref.command_line.choices import deployment
+from clika_ref.command_line.data import DTYPES, draw, read_calls, redrawn
+from clika_ref.command_line.endings import MisuseError, note
+from clika_ref.command_line.graphs import onnx_types
+from clika_ref.core.errors import ClikaError, ModelError
+from clika_ref.core.registry import load_registry
+from clika_ref.core.targets import Artifact, Runner
+from clika_ref.exporting.export import target_for
+from clika_ref.signature import flatten_call
+from clika_ref.target_comparison import TargetComparison
+
+UNKNOWN_SIDE = 2
+"""How long a dynamic side is where nobody gives inputs: 1 is what models treat otherwise."""
+
+ANY_KEYWORDS = inspect.Signature([inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)])
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One of two models: what runs it, what its outputs are called, and inputs that it takes."""
+
+    run: Callable[[Any], list[torch.Tensor]]
+    output_names: Sequence[str]
+    dummy: Callable[[], Any] | None
+    """Makes inputs of the right shapes; None where nothing says what these are."""
+    unknown_sides: int = 0
+    """How many sides of these are a guess."""
+
+
+def subject_of(text: str, target: str | None) -> Subject:
+    """Return what a word names, ready to run.
+
+    Args:
+        text: the word.
+        target: which runs it, if it is an ONNX file.
+
+    Raises:
+        MisuseError: it names nothing, or no plugin provides the target.
+        ModelError: it cannot be loaded.
+        TargetError: the runtime is missing, or rejects the file.
+    """
+    kind = kind_of(text)
+    if kind is Kind.ONNX:
+        return _of_artifact(Path(text), target)
+    if kind is Kind.SAVED:
+        module = clika_ref.ClikaModule.clika_load(text).eval()
+        return Subject(_runs(text, module), (), lambda: redrawn(module.clika_generate_dummy_inputs()))
+    return Subject(_runs(text, load_model(text).eval()), (), None)
+
+
+def _runs(name: str, module: torch.nn.Module) -> Callable[[Any], list[torch.Tensor]]:
+    parameters = callee_of(module).parameters
+
+    def run(element: Any) -> list[torch.Tensor]:
+        call = pack(parameters, element).copy()
+        try:
+            with torch.no_grad():
+                returned = module(*call.args, **call.kwargs)
+        except ClikaError:
+            raise
+        except Exception as error:
+            msg = f"{name} raised {type(error).__name__} on {_shown(element)}: {error}; --debug shows where"
+            raise ModelError(msg) from error
+        return [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+
+    return run
+
+
+def _of_artifact(path: Path, name: str | None) -> Subject:
+    target = target_for(deployment(name), load_registry())
+    artifact = artifact_of(path, target.name)
+    runner = target.load(artifact)
+    sides = [side for told in _inputs_of(path) for side in told["shape"]]
+    unknown = sum(not isinstance(side, int) for side in sides)
+    run = partial(_run, runner, artifact)
+    return Subject(run, artifact.output_names, partial(_drawn, path), unknown)
+
+
+def _run(runner: Runner, artifact: Artifact, element: Any) -> list[torch.Tensor]:
+    return runner(_in_order(artifact, element))
+
+
+def _in_order(artifact: Artifact, element: Any) -> list[torch.Tensor]:
+    """Return the tensors of a call in the order of a file's inputs: by position first, then by keyword.
+
+    Raises:
+        ModelError: they are not those that the file takes.
+    """
+    parts = element if isinstance(element, tuple) else (element,)
+    keywords: dict[str, Any] = parts[-1] if parts and isinstance(parts[-1], dict) else {}
+    given = pytree.tree_leaves(parts[:-1] if keywords else parts)
+    _, _, names, leaves = flatten_call(ANY_KEYWORDS, (), keywords)
+    named = {name: leaf for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor | int)}
+    rest = artifact.input_names[len(given) :]
+    if set(named) != set(rest) or len(given) > len(artifact.input_names):
+        msg = f"{artifact.path} takes {', '.join(artifact.input_names)}, and the call is {_shown(element)}"
+        raise ModelError(msg)
+    return [torch.as_tensor(leaf) for leaf in (*given, *(named[name] for name in rest))]
+
+
+def _shown(element: Any) -> str:
+    """Return a call in words: the shapes of its tensors."""
+    shapes = pytree.tree_map_only(
+        torch.Tensor, lambda t: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}", element
+    )
+    return str(shapes).replace("'", "")
+
+
+def _drawn(path: Path) -> dict[str, torch.Tensor]:
+    """Return random inputs of the shapes that a file states, by name.
+
+    Raises:
+        MisuseError: a file states none that could be drawn.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for told in _inputs_of(path):
+        dtype = DTYPES.get(told["dtype"])
+        if dtype is None:
+            msg = (
+                f"{path} takes {told['name']} of type {told['dtype'] or 'unknown'}, which cannot be drawn; give --input"
+            )
+            raise MisuseError(msg)
+        found[told["name"]] = draw(dtype, [side if isinstance(side, int) else UNKNOWN_SIDE for side in told["shape"]])
+    return found
+
+
+def _inputs_of(path: Path) -> list[dict[str, Any]]:
+    graph = read_onnx(path).graph
+    held = {tensor.name for tensor in graph.initializer}
+    return onnx_types(value for value in graph.input if value.name not in held)
+
+
+def calls_for(subjects: Sequence[Subject], inputs: Sequence[str], batch_size: int | None) -> Any:
+    """Return the calls to compare on: those that are given, or one that is drawn as one of the two takes it.
+
+    Raises:
+        MisuseError: none are given, and neither says what it takes; or they cannot be read.
+    """
+    if inputs:
+        return read_calls(inputs, batch_size=batch_size)
+    for subject in sorted(subjects, key=lambda subject: subject.unknown_sides):
+        if subject.dummy is not None:
+            note("compared on random numbers; --input says on what else")
+            return [subject.dummy()]
+    msg = "give --input: nothing says what these models take; a shape such as 1x3x224x224, or a file of inputs"
+    raise MisuseError(msg)
+
+
+def held_against(first: Subject, second: Subject, calls: Iterable[Any]) -> Agreement:
+    """Return how near the second is to the first; outputs are called as either calls them.
+
+    Raises:
+        ModelError: they do not take the same inputs, or do not return the same number of tensors.
+        TargetError: a runtime fails.
+    """
+    return agreement_of(first.run, second.run, calls, first.output_names or second.output_names)
+
+
+def compared_targets(text: str, targets: Sequence[str]) -> TargetComparison:
+    """Return what several targets make of a saved module.
+
+    Raises:
+        MisuseError: it is none, or no plugin provides a target.
+        ModelError: it was saved without the inputs that this takes.
+    """
+    require(text, [Kind.SAVED], "give two models to compare, or a saved module and targets")
+    module = clika_ref.ClikaModule.clika_load(text)
+    return module.clika_compare_targets(*map(deployment, targets))
+
+
+def agreement_as_json(found: Agreement, least: float | None) -> dict[str, Any]:
+    """Return how near two models are as plain data."""
+    outputs = [
+        {
+            "name": output.name,
+            "elements": output.elements,
+            "largest": output.largest,
+            "largest_difference": output.worst,
+            "sqnr_db": output.sqnr,
+            "same_decisions": output.decisions,
+            "beyond_rounding": output.beyond_rounding,
+        }
+        for output in found.outputs
+    ]
+    return {"inputs": found.inputs, "at_least_db": least, "agrees": agrees(found, least), "outputs": outputs}
+
+
+def agrees(found: Agreement, least: float | None) -> bool:
+    """Whether two models agree: within float rounding, or to so many decibels."""
+    return found.is_within_rounding if least is None else found.sqnr >= least
+
+
+def targets_as_json(found: TargetComparison) -> list[dict[str, Any]]:
+    """Return what targets make of a module as plain data."""
+    return [asdict(row) for row in found.rows]

@@ -1,0 +1,55 @@
+"""What tab completes beside commands, options and files: names of targets, and fields of options.
+
+Plugins of ours are known without loading them, which would take PyTorch and two seconds; those of others are loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, get_args, get_type_hints
+
+from clika_ref.core.hooks import GROUP
+from clika_ref.settings import DISTRIBUTIONS, SHORT_NAMES, ClikaCompileOptions
+
+WITHOUT_TARGETS = frozenset({"clika-ref-aten", "clika-ref-cleanup"})
+"""Distributions of ours that provide none."""
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Return the names of installed targets, and the short ones of these, that begin so."""
+    found = list(entry_points(group=GROUP))
+    ours = {_owner(entry) for entry in found}
+    names = [name for name, distribution in DISTRIBUTIONS.items() if distribution in ours]
+    names += [short for short, name in SHORT_NAMES.items() if name in names]
+    known = {*DISTRIBUTIONS.values(), *WITHOUT_TARGETS}
+    for entry in found:
+        if _owner(entry) not in known:
+            names += _targets_of(entry)
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_option(incomplete: str) -> list[str]:
+    """Return ``name=`` of the fields of `ClikaCompileOptions`, or ``name=value`` where these are a few words."""
+    name, is_named, _ = incomplete.partition("=")
+    hints = get_type_hints(ClikaCompileOptions)
+    if is_named:
+        values = ("true", "false") if hints.get(name) is bool else get_args(hints.get(name))
+        offered = [f"{name}={value}" for value in values if isinstance(value, str)]
+    else:
+        offered = [f"{field.name}=" for field in dataclasses.fields(ClikaCompileOptions)]
+    return [text for text in offered if text.startswith(incomplete)]
+
+
+def _owner(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else ""
+
+
+def _targets_of(entry: EntryPoint) -> list[str]:
+    """Return the names of the targets of a plugin; of one that is broken none, as words would end up in the line."""
+    registry: Any = importlib.import_module("clika_ref.core.registry")
+    try:
+        return list(registry.load_registry(entry.name).targets)
+    except Exception:  # noqa: BLE001 - whatever a plugin raises, `clika-ref plugins` tells it
+        return []

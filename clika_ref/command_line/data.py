@@ -1,0 +1,268 @@
+"""What DATA names on the command line: shapes to draw from, files of tensors, and functions that yield batches."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.command_line.arguments import called
+from clika_ref.command_line.endings import MisuseError, note
+from clika_ref.importing import find_object
+
+INPUT_FORM = (
+    "write sides joined by x (1x3x224x224) or a file x.npy, a dtype before a colon (int64:1x128), a keyword before an "
+    "equals sign (input_ids=int64:1x128), `scalar` for no sides, and commas between the inputs of one call; or "
+    "calls.npz, calls.safetensors, or package.module:function, which yields batches"
+)
+
+PART = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>\w+):)?(?:(?P<shape>\d+(?:x\d+)*|scalar)|(?P<file>.+\.npy))"
+)
+
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+ARCHIVES = (".npz", ".safetensors")
+"""Suffixes of files that hold all tensors of a call."""
+
+PICKLED = "what it holds is a pickle, which may run code and is not read, or nothing of NumPy's"
+
+POSITION = re.compile(r"arr_(\d+)")
+"""What ``numpy.savez(file, x, y)`` calls tensors that have no name; they stand by position."""
+
+DTYPES = {
+    name: dtype
+    for name, dtype in vars(torch).items()
+    if isinstance(dtype, torch.dtype) and str(dtype) == f"torch.{name}"  # leaves out aliases: long, half
+}
+
+
+def read_calls(texts: Sequence[str], option: str = "--input", *, batch_size: int | None = None) -> Iterable[Any]:
+    """Return elements of tracing or calibration inputs: a list, or where a function yields them, what reads them once.
+
+    Args:
+        texts: what was written.
+        option: behind which.
+        batch_size: into how many samples to cut what shapes and files hold; None leaves it whole.
+
+    Raises:
+        MisuseError: a text has another form, a file cannot be read, or there is no such function.
+    """
+    found = [_calls(text, option, batch_size) for text in texts]
+    if len(found) == 1:
+        return found[0]
+    if all(isinstance(calls, list) for calls in found):
+        return [call for calls in found for call in calls]
+    return chain.from_iterable(found)
+
+
+def warn_of_draws(texts: Sequence[str], option: str) -> None:
+    """Say that ranges of random numbers are none of the data, where shapes are all there is to calibrate with."""
+    drawn = [text for text in texts if _is_adraw(text)]
+    if drawn:
+        note(f"{option} {drawn[0]} draws random numbers, whose ranges are not those of your data")
+
+
+def _is_adraw(text: str) -> bool:
+    parts = [PART.fullmatch(part.strip()) for part in text.split(",")]
+    return any(part is not None and part["shape"] is not None for part in parts)
+
+
+def _calls(text: str, option: str, batch_size: int | None) -> Iterable[Any]:
+    if Path(text).suffix in ARCHIVES:
+        call = as_call(_read(Path(text), option))
+    elif FUNCTION.fullmatch(text) and PART.fullmatch(text) is None:
+        source = _source(text, option)
+        return telling(text, source) if isinstance(source, Iterator) else Batches(text, source)
+    else:
+        call = example_input(text, option)
+    return [call] if batch_size is None else in_batches(call, batch_size, f"{option} {text!r}")
+
+
+def example_input(text: str, option: str = "--input") -> Any:
+    """Return one call: ``1x3x8x8``, ``int64:1x128``, ``1x3,int64:1``, ``x=1x3,mask=bool:1``, ``float32:x.npy``.
+
+    Of shapes floats are drawn from the normal distribution, and integers from 0 and 1, which are legal as indices of
+    nearly anything.
+
+    Raises:
+        MisuseError: the text has another form, names an unknown dtype, or a file that cannot be read.
+    """
+    args: list[torch.Tensor] = []
+    kwargs: dict[str, torch.Tensor] = {}
+    for part in text.split(","):
+        found = PART.fullmatch(part.strip())
+        if found is None:
+            msg = f"{option} {text!r}: cannot read {part!r}; {INPUT_FORM}"
+            raise MisuseError(msg)
+        name, tensor = found["name"], _tensor(found, f"{option} {text!r}")
+        if name in kwargs or (name is None and kwargs):
+            problem = f"{name!r} is given twice" if name else f"{part!r} has no keyword but follows one that has"
+            msg = f"{option} {text!r}: {problem}; keywords come last, each once"
+            raise MisuseError(msg)
+        if name is None:
+            args.append(tensor)
+        else:
+            kwargs[name] = tensor
+    return _element(args, kwargs)
+
+
+def _element(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return args and kwargs as tracing inputs have them."""
+    if args and kwargs:
+        return (*args, dict(kwargs))
+    return dict(kwargs) or (args[0] if len(args) == 1 else tuple(args))
+
+
+def _tensor(part: re.Match[str], where: str) -> torch.Tensor:
+    dtype, shape, file = part["dtype"], part["shape"], part["file"]
+    if dtype is not None and dtype not in DTYPES:
+        near = difflib.get_close_matches(dtype, DTYPES, n=1) or ["float32"]
+        msg = f"{where}: PyTorch has no dtype {dtype!r}; did you mean {near[0]}?"
+        raise MisuseError(msg)
+    if file is not None:
+        (tensor,) = _read(Path(file), where).values()
+        return tensor if dtype is None else tensor.to(DTYPES[dtype])
+    return draw(DTYPES[dtype or "float32"], [] if shape == "scalar" else [int(side) for side in shape.split("x")])
+
+
+def draw(dtype: torch.dtype, sides: Sequence[int]) -> torch.Tensor:
+    """Return random numbers: normal ones, or 0 and 1 where they are integers."""
+    if dtype.is_floating_point or dtype.is_complex:
+        drawn = torch.complex64 if dtype.is_complex else torch.float32  # float8 and others cannot be drawn directly
+        return torch.randn([*sides], dtype=drawn).to(dtype)
+    return torch.randint(2, [*sides]).to(dtype)
+
+
+def redrawn(call: Any) -> Any:
+    """Return a call with random numbers in place of its floats."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: draw(t.dtype, t.shape) if t.is_floating_point() else t, call)
+
+
+# Files
+
+
+def _read(path: Path, where: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file by their names, of which that of a ``.npy`` file is empty."""
+    try:
+        return READERS[path.suffix](path)
+    except OSError as error:
+        msg = f"{where}: cannot read {path}: {error.strerror or error}"
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
+        reason = PICKLED if "pickle" in str(error) else error
+        msg = f"{where}: {path} holds no tensors that can be read: {reason}"
+    raise MisuseError(msg)
+
+
+def _read_npy(path: Path) -> dict[str, torch.Tensor]:
+    return {"": _from_numpy(np.load(path, allow_pickle=False))}
+
+
+def _read_npz(path: Path) -> dict[str, torch.Tensor]:
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: _from_numpy(archive[name]) for name in archive.files}
+
+
+def _from_numpy(array: Any) -> torch.Tensor:
+    return torch.from_numpy(
+        np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    )  # torch knows no other order
+
+
+READERS: Mapping[str, Callable[[Path], dict[str, torch.Tensor]]] = {
+    ".npy": _read_npy,
+    ".npz": _read_npz,
+    ".safetensors": safetensors.torch.load_file,
+}
+"""By suffix. None of them executes anything: arrays of Python's own objects, which are pickles, are refused."""
+
+
+def as_call(tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return tensors of a file as one call: ``arr_0``, ``arr_1`` and the like by position, others by keyword."""
+    numbered = {int(found[1]): t for name, t in tensors.items() if (found := POSITION.fullmatch(name))}
+    args = [numbered[number] for number in sorted(numbered)]
+    if "" in tensors:
+        return tensors[""]
+    return _element(args, {name: t for name, t in tensors.items() if POSITION.fullmatch(name) is None})
+
+
+def in_batches(call: Any, size: int, where: str) -> list[Any]:
+    """Return a call cut into calls of so many samples, along the first sides of its tensors; the last may be smaller.
+
+    Raises:
+        MisuseError: first sides differ, so that nobody knows how to cut them.
+    """
+    leaves, spec = pytree.tree_flatten(call)
+    counts = sorted({len(leaf) for leaf in leaves if leaf.ndim})
+    if len(counts) != 1:
+        msg = f"{where} cannot be cut into batches: its first sides are {', '.join(map(str, counts)) or 'none'}"
+        raise MisuseError(msg)
+    return [
+        pytree.tree_unflatten([leaf[start : start + size] if leaf.ndim else leaf for leaf in leaves], spec)
+        for start in range(0, counts[0], size)
+    ]
+
+
+# Functions
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of the user that can be read more than once, or counted, whose errors name them."""
+
+    name: str
+    source: Iterable[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return telling(self.name, self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type] - a TypeError where it has no length, as len() of it raises
+
+
+def telling(name: str, source: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches.
+
+    Raises:
+        MisuseError: what yields them fails.
+    """
+    try:
+        yield from source
+    except Exception as error:
+        msg = f"{name} raised {type(error).__name__}: {error}; --debug shows where"
+        raise MisuseError(msg) from error
+
+
+def _source(text: str, option: str) -> Iterable[Any]:
+    place, _, path = text.partition(":")
+    found: Any = find_object(place, path, MisuseError, remedy="; --debug shows where")
+    if callable(found) and (isinstance(found, type) or not hasattr(found, "__iter__")):
+        found = called(text, found)
+    if isinstance(found, Iterable) and not isinstance(found, torch.Tensor | Mapping | str):
+        return found
+    msg = f"{option} {text} is a {type(found).__name__}; name a list of batches, or a function that yields them"
+    raise MisuseError(msg)
+
+
+def one_call(texts: Sequence[str]) -> Any:
+    """Return the one call that texts stand for; None where there are none.
+
+    Raises:
+        MisuseError: they stand for several, or cannot be read.
+    """
+    calls = [*read_calls(texts)] if texts else []
+    if len(calls) > 1:
+        msg = f"--input stands for {len(calls)} calls where one is wanted; give one"
+        raise MisuseError(msg)
+    return calls[0] if calls else None

@@ -1,0 +1,112 @@
+"""How a command ends: its exit status, what is said on stderr, and nothing half done after Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import Annotated
+
+import typer
+
+from clika_ref.core.errors import ClikaError, ModelError
+from clika_ref.disagreement import DisagreementError
+
+
+class Status(IntEnum):
+    """The exit status of a command."""
+
+    DONE = 0
+    BAD = 1
+    MISUSED = 2
+    REFUSED = 3
+    BUG = 70  # EX_SOFTWARE of sysexits.h
+    INTERRUPTED = 130  # 128 and the number of SIGINT, as shells count
+
+
+MEANINGS: Mapping[Status, str] = {
+    Status.DONE: "done",
+    Status.BAD: "the answer is bad: a rule is broken, two things differ, a plugin or a target cannot be used",
+    Status.MISUSED: "wrong use: what was written, or a file that it names, does not say what to do",
+    Status.REFUSED: "refused: model, data, target and installation do not go together",
+    Status.BUG: "a bug of clika-ref or of a plugin",
+    Status.INTERRUPTED: "interrupted",
+}
+"""What each status means, for the help and the manual."""
+
+STATUSES = f"Exit status: {'; '.join(f'{status:d} {meaning}' for status, meaning in MEANINGS.items())}."
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+INTERRUPTION = "interrupted: no file was left half written, and what was there before is as it was"
+
+OF_OURS = "this is a bug of clika-ref or of a plugin; --debug shows where, which a report of it needs"
+
+
+class MisuseError(ModelError):
+    """What was written on the command line, or stands in a file that it names, does not say what is to be done."""
+
+
+@contextlib.contextmanager
+def as_misuse() -> Iterator[None]:
+    """Let what is wrong in the block count as wrong use: it reads what the user wrote.
+
+    Raises:
+        MisuseError: in place of any other error that is raised on purpose.
+    """
+    try:
+        yield
+    except MisuseError:
+        raise
+    except ClikaError as error:
+        misuse = MisuseError(str(error))
+        for note in getattr(error, "__notes__", ()):
+            misuse.add_note(note)
+        raise misuse from error
+
+
+@contextlib.contextmanager
+def plain_errors(*, debug: bool, refused: Status = Status.REFUSED) -> Iterator[None]:
+    """Turn what ends a command too early into words on stderr and an exit status.
+
+    Args:
+        debug: whether to show tracebacks.
+        refused: the status of an error that says nothing of its own.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        _say(INTERRUPTION)
+        raise typer.Exit(Status.INTERRUPTED) from interrupt
+    except ClikaError as error:
+        _tell(error, "\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), debug=debug)
+        raise typer.Exit(_status_of(error, refused)) from error
+    except (typer.Exit, typer.Abort, BrokenPipeError):  # `| head` closes a pipe, which typer knows how to end
+        raise
+    except Exception as error:
+        _tell(error, f"error: {type(error).__name__}: {str(error).rstrip('.')}; {OF_OURS}", debug=debug)
+        raise typer.Exit(Status.BUG) from error
+
+
+def _status_of(error: ClikaError, refused: Status) -> Status:
+    if isinstance(error, MisuseError):
+        return Status.MISUSED
+    return Status.BAD if isinstance(error, DisagreementError) else refused
+
+
+def _tell(error: Exception, text: str, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    else:
+        _say(text)
+
+
+def note(text: str) -> None:
+    """Say on stderr what the user may not expect."""
+    _say(f"note: {text}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201 - this is where words for the user go

@@ -1,0 +1,93 @@
+"""What ``clika-ref explain`` tells: of a model, what a target's runtime runs in integers; of an operator, its facts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from clika_ref.command_line.arguments import Kind, compiled, kind_of
+from clika_ref.command_line.artifacts import artifact_of, with_names
+from clika_ref.command_line.choices import deployment
+from clika_ref.command_line.data import read_calls
+from clika_ref.command_line.inspection import facts_of, find_operator, installed_plugins
+from clika_ref.command_line.printed import working
+from clika_ref.core.registry import build_registry, load_registry
+from clika_ref.emulation import place_of
+from clika_ref.explanation import UNNAMED, Explanation
+from clika_ref.exporting.export import target_for
+from clika_ref.reporting.tables import table_text
+
+BORDERS = ("QuantizeLinear", "DequantizeLinear", "Constant")
+"""Operators of a file that compute nothing of the model."""
+
+
+@dataclass(frozen=True)
+class FileExplanation:
+    """What a runtime makes of a file, in which nothing says what was planned; printed, a table."""
+
+    target: str
+    nodes: Sequence[dict[str, Any]]
+
+    def __str__(self) -> str:
+        rows = [(n["scope"] or n["name"], n["operator"], n["runs"], n["reason"]) for n in self.nodes]
+        return f"{table_text(('node', 'operator', 'runs in', 'why'), rows)}\n{self.target}"
+
+
+def is_model(subject: str) -> bool:
+    """Whether a word names a model, and not an operator: of these none has a single colon, or is a file."""
+    return Path(subject).exists() or "/" in subject or (":" in subject and "::" not in subject)
+
+
+def of_operator(text: str) -> list[tuple[str, str]]:
+    """Return what is known of an operator, by title.
+
+    Raises:
+        MisuseError: there is none; near names are given.
+    """
+    # Of the plugins that work: one that fails to load must not hide what another declares.
+    registry = build_registry(installed_plugins().plugins)
+    return list(facts_of(registry, find_operator(registry, text)))
+
+
+def of_model(text: str, inputs: Sequence[str], target: str | None) -> Explanation | FileExplanation:
+    """Return what the runtime of a target makes of each node.
+
+    Raises:
+        MisuseError: the word names no model, or no plugin provides the target.
+        ModelError: the model cannot be compiled or loaded.
+        TargetError: the target refuses a node, or its runtime is missing.
+    """
+    if kind_of(text) is Kind.ONNX:
+        return _of_file(Path(text), target)
+    module = compiled(text, [*read_calls(inputs)])
+    with working("Explaining"):
+        return module.clika_explain(None if target is None else deployment(target))
+
+
+def _of_file(path: Path, name: str | None) -> FileExplanation:
+    target = target_for(deployment(name), load_registry())
+    with working("Explaining"), tempfile.TemporaryDirectory() as folder:
+        named, owners = with_names(path, Path(folder))
+        runs = target.explain(artifact_of(named, target.name))
+    nodes: list[dict[str, Any]] = []
+    for key, owner in owners.items():
+        if owner.operator not in BORDERS:
+            precision, _, reason = runs.get(key, UNNAMED).partition(": ")
+            nodes.append({**asdict(owner), "products": None, "planned": None, "runs": precision, "reason": reason})
+    return FileExplanation(place_of(target), nodes)
+
+
+def as_json(found: Explanation | FileExplanation) -> dict[str, Any]:
+    """Return an explanation as plain data; of a file nobody knows what was planned, nor how many products there are."""
+    if isinstance(found, FileExplanation):
+        return {"target": found.target, "nodes": found.nodes, "share": None, "planned_share": None, "missed": None}
+    return {
+        "target": found.target,
+        "nodes": [asdict(node) for node in found.nodes],
+        "share": found.share(),
+        "planned_share": found.share(planned=True),
+        "missed": [node.name for node in found.missed],
+    }

@@ -1,0 +1,151 @@
+"""What ``clika-ref inspect`` shows: the graph of a module, or that of an ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+import clika_ref
+from clika_ref.command_line.artifacts import read_onnx
+from clika_ref.core.ir import Node, Value
+from clika_ref.onnx_emission.emission import SCOPE, SOURCE
+from clika_ref.reporting.tables import table_text
+
+
+@dataclass(frozen=True)
+class ShownGraph:
+    """A graph as text and as plain data."""
+
+    text: str
+    data: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return plain data: names, types and nodes, without weights."""
+        return self.data
+
+
+def module_graph(module: clika_ref.ClikaModule) -> ShownGraph:
+    """Return the graph of a module."""
+    graph = module.graph
+    held = [value.data for value in graph.constants.values()]
+    weights = sum(data.nbytes for data in held if data is not None)
+    target = module._clika_quantized.target if module._clika_quantized is not None else None
+    last = f"{len(graph):,} nodes, {weights / 1e6:,.1f} MB of weights"
+    if target is not None:
+        last += f", quantized for {target}: `clika-ref explain` shows which"
+    data = {
+        "name": graph.name,
+        "inputs": [_typed(value) for value in graph.inputs],
+        "outputs": [_typed(value) for value in graph.outputs],
+        "symbols": [str(symbol) for symbol in graph.symbols.values()],
+        "guards": [str(guard) for guard in graph.guards],
+        "nodes": [_node(node) for node in graph.nodes],
+        "weights_bytes": weights,
+        "quantized_for": target,
+    }
+    return ShownGraph(f"{graph}\n{last}", data)
+
+
+def _node(node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "operator": node.kind,
+        "inputs": [value.name if isinstance(value, Value) else str(value) for value in node.inputs],
+        "outputs": [_typed(value) for value in node.outputs],
+        "attributes": {name: str(value) for name, value in node.attrs.items()},
+        "scope": node.origin.scope,
+        "line": node.origin.line,
+    }
+
+
+def _typed(value: Value) -> dict[str, Any]:
+    return _named(value.name, str(value.type.dtype).removeprefix("torch."), value.type.shape)
+
+
+def _named(name: str, dtype: str, shape: Sequence[Any]) -> dict[str, Any]:
+    """Return a tensor as plain data; sides that are no numbers are expressions over the names of symbols."""
+    return {"name": name, "dtype": dtype, "shape": [side if isinstance(side, int) else str(side) for side in shape]}
+
+
+def onnx_graph(path: Path) -> ShownGraph:
+    """Return the graph of an ONNX file, ours or anybody's.
+
+    Raises:
+        ModelError: the file cannot be read as one.
+    """
+    model = read_onnx(path)
+    graph, held = model.graph, {tensor.name for tensor in model.graph.initializer}
+    known = {told["name"]: told for told in onnx_types((*graph.value_info, *graph.input, *graph.output))}
+    data = {
+        "name": graph.name,
+        "inputs": [known[value.name] for value in graph.input if value.name not in held],
+        "outputs": [known[value.name] for value in graph.output],
+        "symbols": sorted({side for v in graph.input for side in known[v.name]["shape"] if isinstance(side, str)}),
+        "guards": [entry.value for entry in model.metadata_props if entry.key == "clika.guards"],
+        "nodes": [_onnx_node(node, known) for node in graph.node],
+        "weights_bytes": sum(_bytes_of(tensor) for tensor in graph.initializer),
+        "quantized_for": None,
+    }
+    return ShownGraph(_as_text(data, model), data)
+
+
+def _as_text(data: Mapping[str, Any], model: Any) -> str:
+    versions = ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import)
+    rows = [
+        (n["name"], n["operator"], ", ".join(n["inputs"]), ", ".join(map(_shown, n["outputs"])), n["scope"])
+        for n in data["nodes"]
+    ]
+    return "\n".join(
+        [
+            f"graph {data['name']}({', '.join(map(_shown, data['inputs']))}), operator sets {versions}",
+            table_text(("node", "operator", "reads", "returns", "module"), rows),
+            f"return {', '.join(map(_shown, data['outputs']))}",
+            f"{len(rows):,} nodes, {data['weights_bytes'] / 1e6:,.1f} MB of weights",
+        ]
+    )
+
+
+def _shown(tensor: Mapping[str, Any]) -> str:
+    if not tensor["dtype"]:
+        return tensor["name"]
+    return f"{tensor['name']}: {tensor['dtype']}[{', '.join(map(str, tensor['shape']))}]"
+
+
+def _onnx_node(node: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    told = {entry.key: entry.value for entry in node.metadata_props}
+    return {
+        "name": node.name,
+        "operator": node.op_type,
+        "inputs": list(node.input),
+        "outputs": [known.get(name, _named(name, "", ())) for name in node.output],
+        "attributes": {
+            a.name: str(onnx.helper.printable_attribute(a)).partition("=")[2].strip() for a in node.attribute
+        },
+        "scope": told.get(SCOPE, ""),
+        "line": told.get(SOURCE, ""),
+    }
+
+
+def onnx_types(values: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return names, dtypes and shapes that a file states; a side that nothing is known of is a question mark."""
+    return [_of_onnx(value) for value in values]
+
+
+def _of_onnx(value: Any) -> dict[str, Any]:
+    tensor = value.type.tensor_type
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)) if tensor.elem_type else ""
+    shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim]
+    return _named(value.name, dtype, shape)
+
+
+def _bytes_of(tensor: Any) -> int:
+    """Return what a tensor takes in the file, or beside it."""
+    length = next((int(entry.value) for entry in tensor.external_data if entry.key == "length"), None)
+    return length if length is not None else len(tensor.raw_data) or tensor.ByteSize()

@@ -1,0 +1,92 @@
+"""The commands that judge: ``check`` holds a file against the rules of a target, ``compare`` two models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from clika_ref.command_line import options
+from clika_ref.command_line.endings import Debug, MisuseError, Status, plain_errors
+from clika_ref.command_line.printed import alone_on_stdout, counted, late, print_json, seed_all, working
+
+Other = Annotated[
+    str | None,
+    typer.Argument(metavar="OTHER", help="What is held against it, of the same kinds.", show_default=False),
+]
+
+AtLeast = Annotated[
+    float | None, typer.Option(metavar="DB", help="Agree from this SQNR on; without, only within float rounding.")
+]
+
+
+def check(
+    model: options.ModelOrOnnx,
+    *,
+    target: options.Target = None,
+    inputs: options.Inputs = None,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say which rules of a target a file breaks, and where; of another model, the file that would be exported."""
+    with plain_errors(debug=debug), alone_on_stdout():
+        if target is None:
+            raise MisuseError("give --target: whose rules are to be kept")
+        with working("Loading"):
+            seed_all(seed)
+            checking = late("checking")
+        found = checking.rules_broken(model, target, inputs or ())
+    if as_json:
+        print_json([{"rule": v.rule, "node": v.node, "message": v.message} for v in found])
+    else:
+        for violation in found:
+            typer.echo(str(violation))
+        typer.echo(f"{model} breaks rules of {target} in {len(found)} places" if found else f"{model} keeps them all")
+    if found:
+        raise typer.Exit(Status.BAD)
+
+
+def compare(
+    model: options.ModelOrOnnx,
+    other: Other = None,
+    *,
+    inputs: options.Inputs = None,
+    batch_size: options.BatchSize = None,
+    target: options.Targets = None,
+    at_least: AtLeast = None,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Run two models on the same inputs and say how far apart they are; or set targets side by side for a saved one."""
+    with plain_errors(debug=debug), alone_on_stdout():
+        with working("Loading"):
+            seed_all(seed)
+            comparing = late("comparing")
+        if other is None:
+            if not target or inputs or at_least is not None:
+                raise MisuseError("give a second model, or --target once for each target that a saved module is for")
+            with working("Comparing targets"):
+                found = comparing.compared_targets(model, target)
+            told, is_good = comparing.targets_as_json(found), not any(row.refusal for row in found.rows)
+        else:
+            found = _agreement(comparing, (model, other), target or [], (inputs or [], batch_size))
+            told, is_good = comparing.agreement_as_json(found, at_least), comparing.agrees(found, at_least)
+    if as_json:
+        print_json(told)
+    else:
+        typer.echo(str(found))
+    if not is_good:
+        raise typer.Exit(Status.BAD)
+
+
+def _agreement(comparing: Any, names: tuple[str, str], targets: list[str], given: tuple[list[str], int | None]) -> Any:
+    """Run two models, an ONNX file in the target that stands in its place, or in the only one."""
+    if len(targets) > len(names):
+        raise MisuseError(f"--target is given {len(targets)} times for two models; give it once, or once for each")
+    with working("Loading models"):
+        places = [targets[min(i, len(targets) - 1)] if targets else None for i in range(len(names))]
+        first, second = (comparing.subject_of(*pair) for pair in zip(names, places, strict=True))
+        calls = comparing.calls_for((first, second), *given)
+    return comparing.held_against(first, second, counted("Comparing", calls))

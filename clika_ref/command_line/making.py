@@ -1,0 +1,178 @@
+"""The commands that make something: ``compile``, ``quantize``, ``export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import clika_ref
+from clika_ref.command_line import options
+from clika_ref.command_line.endings import Debug, MisuseError, plain_errors
+from clika_ref.command_line.printed import alone_on_stdout, late, print_json, seed_all, working
+
+NO_INPUT = "give --input: a shape such as 1x3x224x224, or a file of inputs; two that differ make sides dynamic"
+
+
+def compile_model(
+    model: options.Model,
+    *,
+    inputs: options.Inputs = None,
+    output: options.Output = None,
+    target: options.Target = None,
+    settings: options.SettingsFile = None,
+    option: options.Option = None,
+    logs_dir: options.LogsDir = None,
+    seed: options.Seed = 0,
+    static: options.Static = False,
+    train_mode: options.TrainMode = False,
+    dry_run: options.DryRun = False,
+    no_compare: options.NoCompare = False,
+    as_json: options.AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Compile a model in float and write the artifact of a target."""
+    with plain_errors(debug=debug), alone_on_stdout(applies=not dry_run):
+        if dry_run and as_json:
+            raise MisuseError("--dry-run prints tables; `clika-ref inspect MODEL --json` has the graph for machines")
+        refuse_no_place({} if dry_run else {"-o": output}, "give -o FILE to write to, or --dry-run")
+        if not inputs:
+            raise MisuseError(NO_INPUT)
+        with working("Loading"):
+            seed_all(seed)
+            choices, arguments, data = late("choices"), late("arguments"), late("data")
+            arguments.require(model, [arguments.Kind.FACTORY], "`clika-ref export` writes artifacts of saved modules")
+            given = [*(option or ()), *(["compare_after_export=false"] if no_compare else ())]
+            found = choices.chosen(settings, choices.Flags(target, given))
+            made, examples = arguments.load_model(model), [*data.read_calls(inputs)]
+        how = {"dynamic": not static, "skip_eval_set_mode": train_mode, "is_dry_run": dry_run, "logs_dir": logs_dir}
+        module: Any = clika_ref.clika_compile(made, tracing_inputs=examples, **how, **choices.for_compile(found))
+        artifact = None if dry_run else module.clika_export(output)
+    if artifact is not None:
+        _show({"artifact": _facts(artifact), "seconds": module.timings}, as_json=as_json)
+
+
+def quantize(
+    model: options.Model,
+    *,
+    calibrate: options.Calibrate = None,
+    inputs: options.Inputs = None,
+    batch_size: options.BatchSize = None,
+    output: options.Output = None,
+    save: options.Save = None,
+    keep_inputs: options.KeepInputs = False,
+    target: options.Target = None,
+    settings: options.SettingsFile = None,
+    threshold: options.Threshold = None,
+    weights_bits: options.WeightsBits = None,
+    weights_only: options.WeightsOnly = None,
+    keep_float: options.KeepFloat = None,
+    option: options.Option = None,
+    logs_dir: options.LogsDir = None,
+    seed: options.Seed = 0,
+    dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Quantize a model on data, say what became of each layer and why, and write an artifact, the module, or both."""
+    with plain_errors(debug=debug), alone_on_stdout():
+        places: dict[str, Path | None] = {} if dry_run else {"-o": output, "--save": save}
+        refuse_no_place(places, "give -o FILE or --save FILE to write to, or --dry-run")
+        if keep_inputs and save is None:
+            raise MisuseError("--keep-inputs is about the file that --save writes; give that as well")
+        with working("Loading"):
+            seed_all(seed)
+            choices, quantizing = late("choices"), late("quantizing")
+            wanted = quantizing.quantization_flags(threshold, weights_bits, weights_only=weights_only)
+            found = choices.chosen(settings, choices.Flags(target, option or (), wanted, keep_float or ()))
+            subject = quantizing.subject_of(model, calibrate or (), inputs or (), batch_size)
+        module = quantizing.quantized(subject, found, logs_dir)
+        artifact, saved = _written(module, places, keep_inputs=keep_inputs)
+    written = {"artifact": artifact, "saved": saved, "seconds": module.timings}
+    _show({**quantizing.decided(module), **written}, as_json=as_json, before=f"{module.clika_summary()}\n\n")
+
+
+def export(
+    model: options.Saved,
+    *,
+    output: options.Output = None,
+    target: options.Target = None,
+    settings: options.SettingsFile = None,
+    inputs: options.Inputs = None,
+    fp16: options.Fp16 = False,
+    bf16: options.Bf16 = False,
+    keep_output: options.KeepOutput = None,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write the artifact of a saved module, for its own target or for another one, compared on --input if given."""
+    with plain_errors(debug=debug), alone_on_stdout():
+        refuse_no_place({"-o": output}, "give -o FILE to write to")
+        if fp16 and bf16:
+            raise MisuseError("--fp16 and --bf16 exclude each other; ask for one")
+        with working("Loading"):
+            seed_all(seed)
+            choices, arguments, data = late("choices"), late("arguments"), late("data")
+            arguments.require(model, [arguments.Kind.SAVED], "`clika-ref compile` or `quantize` makes files of it")
+            deployment = choices.for_export(settings, target)
+            example = data.one_call(inputs or ())
+            module = clika_ref.ClikaModule.clika_load(model)
+        form = clika_ref.export_configuration(export_fp16=fp16, export_bf16=bf16, keep_outputs_at_idx=keep_output)
+        with form:
+            artifact = module.clika_export(output, example, deployment_settings=deployment)
+    _show({"artifact": _facts(artifact), "seconds": module.timings}, as_json=as_json)
+
+
+def refuse_no_place(places: dict[str, Path | None], remedy: str) -> None:
+    """Notice before the work begins that its result would have no place.
+
+    Args:
+        places: by the flag that gives each; empty where nothing is to be written.
+        remedy: what to do where none is given.
+
+    Raises:
+        MisuseError: none is given, two are one, or a folder is not there.
+    """
+    given = {flag: path for flag, path in places.items() if path is not None}
+    if places and not given:
+        raise MisuseError(remedy)
+    if len({path.absolute() for path in given.values()}) < len(given):
+        raise MisuseError(f"{' and '.join(given)} name one file; give each its own")
+    for flag, path in given.items():
+        if not path.absolute().parent.is_dir():
+            msg = f"{flag}: there is no folder {path.parent} to write to; make it first"
+            raise MisuseError(msg)
+
+
+def _written(module: clika_ref.ClikaModule, places: dict[str, Path | None], *, keep_inputs: bool) -> list[Any]:
+    """Write an artifact, a saved module, or both; return what is known of each, None of what was not asked for."""
+    output, saved = places.get("-o"), places.get("--save")
+    artifact = None if output is None else _facts(module.clika_export(output))
+    if saved is not None:
+        with working("Saving"):
+            module.clika_save(saved, keep_calibration_inputs=keep_inputs)
+    return [artifact, None if saved is None else {"file": saved, "bytes": saved.stat().st_size}]
+
+
+def _facts(artifact: Any) -> dict[str, Any]:
+    """Return what is known of an artifact."""
+    return {
+        "file": artifact.path,
+        "target": artifact.target,
+        "bytes": artifact.facts.get("bytes"),
+        "inputs": artifact.input_names,
+        "outputs": artifact.output_names,
+    }
+
+
+def _show(result: dict[str, Any], *, as_json: bool, before: str = "") -> None:
+    """Print which files were written, behind what is told before, or for machines all that is known."""
+    if as_json:
+        print_json(result)
+        return
+    typer.echo(before, nl=False)
+    for written in (result["artifact"], result.get("saved")):
+        if written is not None:
+            typer.echo(f"{written['file']}  {written['bytes'] / 1e6:,.1f} MB")

@@ -1,0 +1,62 @@
+"""What commands print: a result on stdout, for people or for machines, and on stderr what takes a while."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from clika_ref.reporting.console import is_quiet, progress_console
+from clika_ref.reporting.progress import SimpleProgressBar
+
+
+def late(name: str) -> Any:
+    """Import a module of this package when a command needs it: torch takes a second, for which ``--help`` waits not."""
+    return importlib.import_module(f"clika_ref.command_line.{name}")
+
+
+def seed_all(seed: int) -> None:
+    """Let random weights and inputs from here on be those of a seed."""
+    importlib.import_module("torch").manual_seed(seed)
+
+
+def working(what: str) -> contextlib.AbstractContextManager[Any]:
+    """Show on stderr that something is going on, for as long as the block lasts; silent where nobody sees it move."""
+    console = progress_console()
+    if is_quiet() or not console.is_terminal:
+        return contextlib.nullcontext()
+    return console.status(f"{what} ...")
+
+
+def counted(what: str, each: Iterable[Any]) -> Iterable[Any]:
+    """Return what is iterated over, with a bar on stderr that counts; silent where nobody sees it move."""
+    return SimpleProgressBar(each, what, disable=not progress_console().is_terminal)
+
+
+@contextlib.contextmanager
+def alone_on_stdout(*, applies: bool = True) -> Iterator[None]:
+    """Let what a model or a library prints in the block go to stderr: stdout is for the result."""
+    with contextlib.redirect_stdout(sys.stderr) if applies else contextlib.nullcontext():
+        yield
+
+
+def print_json(result: Any) -> None:
+    """Write a result as JSON; numbers that JSON lacks, infinite ones and NaN, are null."""
+    typer.echo(json.dumps(_plain(result), indent=2, allow_nan=False))
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return {str(name): _plain(value) for name, value in item.items()}
+    if isinstance(item, Sequence) and not isinstance(item, str):
+        return [_plain(value) for value in item]
+    if isinstance(item, float):
+        return item if math.isfinite(item) else None
+    return str(item) if isinstance(item, Path) else item

@@ -1,0 +1,129 @@
+"""What ``clika-ref quantize`` does to a model that Python makes, or to one that was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import clika_ref
+from clika_ref.command_line.arguments import Kind, load_model, require
+from clika_ref.command_line.choices import DEPLOYMENT, LAYERS, QUANTIZATION, Chosen, for_quantize
+from clika_ref.command_line.data import read_calls, warn_of_draws
+from clika_ref.command_line.endings import MisuseError, note
+
+HEEDED = (DEPLOYMENT, QUANTIZATION, LAYERS)
+"""What of a settings file can be chosen anew for a module that is compiled already."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to quantize, and the data for it."""
+
+    model: Any
+    """A module of the user, or a ClikaModule."""
+    is_compiled: bool
+    calibration: Iterable[Any] | None
+    tracing: list[Any] | None
+
+
+def quantization_flags(
+    threshold: float | None, weights_bits: Sequence[int] | None, *, weights_only: bool | None
+) -> dict[str, tuple[str, Any]]:
+    """Return fields of `QuantizationSettings` that flags say, each with the flag as it was written and the value."""
+    found: dict[str, tuple[str, Any]] = {}
+    if threshold is not None:
+        found["quantization_sensitivity_threshold"] = (f"--threshold {threshold:g}", threshold)
+    if weights_bits:
+        shown = " ".join(f"--weights-bits {bits}" for bits in weights_bits)
+        found["weights_num_bits"] = (shown, weights_bits[0] if len(weights_bits) == 1 else [*weights_bits])
+    if weights_only is not None:
+        shown = "--weights-only" if weights_only else "--weights-and-values"
+        found["prefer_weights_only_quantization"] = (shown, weights_only)
+    return found
+
+
+def subject_of(text: str, calibrate: Sequence[str], inputs: Sequence[str], batch_size: int | None) -> Subject:
+    """Return what a word names, and data.
+
+    Raises:
+        MisuseError: it names no model, or there is no data for it, or too much.
+    """
+    kind = require(text, [Kind.FACTORY, Kind.SAVED], "only models that Python makes, and saved modules, are quantized")
+    if kind is Kind.FACTORY and not calibrate:
+        msg = f"give --calibrate DATA: {text} is quantized by what its values are on data, which is read once"
+        raise MisuseError(msg)
+    if kind is Kind.SAVED and inputs:
+        msg = f"{text} is compiled already, and --input says what to trace with; leave it out"
+        raise MisuseError(msg)
+    warn_of_draws(calibrate, "--calibrate")
+    calibration = read_calls(calibrate, "--calibrate", batch_size=batch_size) if calibrate else None
+    if kind is Kind.SAVED:
+        return Subject(clika_ref.ClikaModule.clika_load(text), True, calibration, None)
+    return Subject(load_model(text), False, calibration, [*read_calls(inputs)] if inputs else None)
+
+
+def quantized(subject: Subject, found: Chosen, logs_dir: Path | None) -> clika_ref.ClikaModule:
+    """Return the model as a module that computes in integers what the settings let.
+
+    Raises:
+        MisuseError: a file says that the model stays float, or options are given for a module that is compiled already.
+        ModelError: the model cannot be compiled, or the data does not fit it.
+    """
+    arguments = for_quantize(found)
+    if not subject.is_compiled:
+        data = {"tracing_inputs": subject.tracing, "calibration_inputs": subject.calibration}
+        module: Any = clika_ref.clika_compile(subject.model, **data, logs_dir=logs_dir, **arguments)
+        return module
+    _refuse_options(found)
+    subject.model._clika_logs_dir = logs_dir
+    subject.model.clika_initialize_algorithms(
+        arguments["quantization_settings"],
+        calibration_inputs=subject.calibration,
+        deployment_settings=arguments["deployment_settings"] if found.has_target else None,
+        layer_quantization_settings=arguments["layer_quantization_settings"],
+    )
+    return subject.model
+
+
+def _refuse_options(found: Chosen) -> None:
+    """Refuse options for a module that has its own, and say what else of a file comes too late."""
+    if found.flags.options:
+        msg = (
+            "--option says how a model is compiled, and this one is a saved module, with its own options; leave it out"
+        )
+        raise MisuseError(msg)
+    late = [name for name in found.stated if "." not in name and name not in HEEDED]
+    if late:
+        note(
+            f"{', '.join(late)} of {found.file} come too late for a module that is compiled already, and change nothing"
+        )
+
+
+def decided(module: clika_ref.ClikaModule) -> dict[str, Any]:
+    """Return what became of each layer and why, and what other thresholds would give."""
+    found = module.clika_quantization
+    assert found is not None
+    return {
+        "observer": found.observer,
+        "bytes": found.bytes,
+        "layers": [
+            {
+                "name": layer.name,
+                "scope": layer.scope,
+                "operator": layer.operator,
+                "weight_bits": layer.bits[0],
+                "value_bits": layer.bits[1],
+                "sensitivity": layer.sensitivity,
+                "bytes_before": layer.bytes_before,
+                "bytes_after": layer.bytes_after,
+                "reason": layer.reason,
+            }
+            for layer in found.layers
+        ],
+        "what_if": [
+            {"threshold": row.threshold, "layers": row.layers, "bytes": row.bytes, "sqnr_db": row.sqnr}
+            for row in found.what_if
+        ],
+    }
