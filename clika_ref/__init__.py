@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clika_ref.compiling import ModelArgType as ModelArgType
     from clika_ref.compiling import clika_compile as clika_compile
     from clika_ref.core.errors import ClikaError as ClikaError
+    from clika_ref.core.errors import ClikaWarning as ClikaWarning
     from clika_ref.core.errors import ModelError as ModelError
     from clika_ref.core.errors import PassError as PassError
     from clika_ref.core.errors import PluginError as PluginError
@@ -48,6 +49,7 @@ HOMES = {
     "ClikaCompileOptions": "settings",
     "ClikaError": "core.errors",
     "ClikaModule": "module",
+    "ClikaWarning": "core.errors",
     "DeploymentSettings_ONNXRuntime_ONNX": "settings",
     "DeploymentSettings_OpenVINO_ONNX": "settings",
     "DeploymentSettings_QNN": "settings",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -22,6 +22,59 @@ ModelArgType = torch.nn.Module | Callable[..., Any]
 AnyCallable = Callable[..., Any]
 
 
+# What is returned depends on two of the arguments; a type checker wants the others repeated to know it.
+@overload
+def clika_compile(
+    module_or_func: ModelArgType,
+    *,
+    tracing_inputs: Iterable[Any] | None = ...,
+    calibration_inputs: Iterable[Any] | None = ...,
+    deployment_settings: BaseDeploymentSettings | None = ...,
+    data_transform_fn: AnyCallable | None = ...,
+    forward_fn: ForwardFn | None = ...,
+    quantization_settings: QuantizationSettings | None = ...,
+    layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = ...,
+    pruning_settings: PruningSettings | None = ...,
+    layer_pruning_settings: Mapping[str, LayerPruningSettings] | None = ...,
+    distributed_training_settings: DistributedTrainingSettings | None = ...,
+    logs_dir: Path | str | None = ...,
+    clika_compile_options: ClikaCompileOptions | None = ...,
+    discard_input_model: bool = ...,
+    is_model_pretrained: bool = ...,
+    is_dry_run: Literal[False] = ...,
+    skip_eval_set_mode: bool = ...,
+    graph_name: str | None = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    disable: Literal[False] = ...,
+    **extra_options: Any,
+) -> ClikaModule: ...
+@overload
+def clika_compile(
+    module_or_func: ModelArgType,
+    *,
+    tracing_inputs: Iterable[Any] | None = ...,
+    calibration_inputs: Iterable[Any] | None = ...,
+    deployment_settings: BaseDeploymentSettings | None = ...,
+    data_transform_fn: AnyCallable | None = ...,
+    forward_fn: ForwardFn | None = ...,
+    quantization_settings: QuantizationSettings | None = ...,
+    layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = ...,
+    pruning_settings: PruningSettings | None = ...,
+    layer_pruning_settings: Mapping[str, LayerPruningSettings] | None = ...,
+    distributed_training_settings: DistributedTrainingSettings | None = ...,
+    logs_dir: Path | str | None = ...,
+    clika_compile_options: ClikaCompileOptions | None = ...,
+    discard_input_model: bool = ...,
+    is_model_pretrained: bool = ...,
+    is_dry_run: bool = ...,
+    skip_eval_set_mode: bool = ...,
+    graph_name: str | None = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    disable: bool = ...,
+    **extra_options: Any,
+) -> torch.nn.Module | ClikaModule: ...
 def clika_compile(
     module_or_func: ModelArgType,
     *,

@@ -7,8 +7,7 @@ from collections import Counter
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.exporting.export import target_for
-from clika_ref.quantization.decision import Quantization
-from clika_ref.quantization.report import LAYERS, WHAT_IF, WHAT_IF_TITLE, layer_rows, what_if_rows
+from clika_ref.quantization.decision import WHAT_IF_TITLE, Quantization
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.reporting.tables import print_table
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
@@ -36,5 +35,6 @@ def report_dry_run(
     for guard in graph.guards:
         log.say(f"Guard: {guard}")
     if quantization is not None:
-        print_table(LAYERS, layer_rows(quantization), title="What would be quantized")
-        print_table(WHAT_IF, what_if_rows(quantization), title=WHAT_IF_TITLE)
+        layers, others = quantization.table, quantization.what_if_table
+        print_table([*layers.columns], layers.cells(), title="What would be quantized")
+        print_table([*others.columns], others.cells(), title=WHAT_IF_TITLE)

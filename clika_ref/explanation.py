@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,13 @@ from clika_ref.quantization.layer_weights import operands_but_bias
 from clika_ref.quantization.products import ProductCounter
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
-from clika_ref.reporting.tables import table_text
+from clika_ref.reporting.tables import Table, html_of
 
 UNNAMED = "not named by the runtime"
 """Of a node of which the runtime says nothing, and of what computes integers where it names no kernel for that."""
 
 PAIR = ("quantize", "dequantize")
 """The operators at the borders of integers."""
-
-COLUMNS = ("layer", "operator", "products", "planned", "runs in", "why")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,16 @@ class NodeFacts:
         return bool(self.products or self.reason) or self.planned != FLOAT
 
 
+COLUMNS: Mapping[str, Callable[[NodeFacts], object]] = {
+    "layer": lambda fact: fact.scope or fact.name,
+    "operator": lambda fact: fact.operator,
+    "products": lambda fact: fact.products or None,
+    "planned": lambda fact: fact.planned,
+    "runs in": lambda fact: fact.runs,
+    "why": lambda fact: fact.reason,
+}
+
+
 @dataclass(frozen=True)
 class Explanation:
     """What became of each node in a target; printed, a table of layers and of what else was planned in integers."""
@@ -76,17 +84,24 @@ class Explanation:
         """Those that were planned in integers and run in float, or of which the runtime names nothing."""
         return [n for n in self.nodes if n.planned != FLOAT and n.runs in (FLOAT, UNNAMED)]
 
-    def __str__(self) -> str:
-        rows = [
-            (n.scope or n.name, n.operator, n.products or None, n.planned, n.runs, n.reason)
-            for n in self.nodes
-            if n.is_told
-        ]
+    @property
+    def table(self) -> Table[NodeFacts]:
+        """All nodes, of which layers and those planned in integers are printed."""
+        return Table(self.nodes, COLUMNS, lambda fact: fact.is_told)
+
+    def in_one_line(self) -> str:
+        """Return how many nodes run in integers of those that were planned to, and how much that is."""
         planned = sum(n.planned != FLOAT for n in self.nodes)
         return (
-            f"{table_text(COLUMNS, rows)}\n{self.target}: {planned - len(self.missed)} of {planned} nodes that were "
-            f"planned in integers run in integers, with {self.share():.1%} of the products of all layers"
+            f"{self.target}: {planned - len(self.missed)} of {planned} nodes that were planned in integers run in "
+            f"integers, with {self.share():.1%} of the products of all layers"
         )
+
+    def __str__(self) -> str:
+        return f"{self.table}\n{self.in_one_line()}"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table, self.in_one_line())
 
 
 def explain(

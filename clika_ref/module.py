@@ -195,7 +195,8 @@ class ClikaModule(ReportedModule):
         """Compute from now on what can be trained, or with integers, which are then made of the weights as they are."""
         super().train(mode)
         if mode and self._clika_idle_dropouts:
-            warnings.warn(IDLE_DROPOUTS.format(self._require_graph().name, self._clika_idle_dropouts), stacklevel=2)
+            msg = IDLE_DROPOUTS.format(self._require_graph().name, self._clika_idle_dropouts)
+            warnings.warn(msg, ClikaWarning, stacklevel=2)
             self._clika_idle_dropouts = 0
         if self._clika_quantized is None:
             return self
@@ -254,7 +255,7 @@ class ClikaModule(ReportedModule):
                 f"{self.graph.name} is called {called}, but was compiled {compiled}, and computes as it would there; "
                 "compile it where it is called"
             )
-            warnings.warn(msg, stacklevel=2 if torch.compiler.is_compiling() else level_of_the_user())
+            warnings.warn(msg, ClikaWarning, 2 if torch.compiler.is_compiling() else level_of_the_user())
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         """Refuse inputs that the graph was not made for: it would return wrong numbers in silence."""

@@ -29,10 +29,10 @@ from clika_ref.exporting.export import target_for
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
-from clika_ref.quantization.goal import TRIALS, GoalSearch
+from clika_ref.quantization.goal import GoalSearch
 from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization.report import summary
+from clika_ref.quantization.report import NOTHING_DECIDED
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
@@ -215,15 +215,18 @@ class QuantizedModule(CheckpointedModule):
             else:
                 self.clika_adopt(before, stages.calibration, former)
             self.train(training)
-        ready.log.table("Goal", TRIALS, search.rows())
+        ready.log.table("Goal", search.table)
 
-    def clika_summary(self) -> str:
-        """Return what was decided of each layer and why, and what other thresholds would give: the tables of the log.
+    def clika_summary(self) -> Quantization:
+        """Return what was decided of each layer and why, and what other thresholds would give; printed, two tables.
 
         Raises:
             ModelError: nothing was decided, or only the scales are known, as of a module that was loaded.
         """
-        return summary(self._clika_quantized and self._clika_quantized.found)
+        found = self._clika_quantized and self._clika_quantized.found
+        if found is None:
+            raise ModelError(NOTHING_DECIDED)
+        return found
 
     @property
     def clika_quantization(self) -> Quantization | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from clika_ref.adapted_module import AdaptedModule
 from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast
 from clika_ref.capture.inputs import pack
@@ -21,6 +20,7 @@ from clika_ref.exporting.examples import dummy_inputs, telling_example
 from clika_ref.exporting.export import target_for
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.input_checks import check_inputs
+from clika_ref.pictured_module import PicturedModule
 from clika_ref.report.gathering import Subject, gather
 from clika_ref.report.page import report_page, report_path
 from clika_ref.report.repeating import settings_of
@@ -30,7 +30,7 @@ from clika_ref.storage import write_atomically
 from clika_ref.weights import cast_weight
 
 
-class ReportedModule(AdaptedModule):
+class ReportedModule(PicturedModule):
     """A module around a graph that tells of itself."""
 
     def clika_generate_dummy_inputs(self) -> dict[str, Any]:

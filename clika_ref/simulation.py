@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.errors import ClikaWarning, ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
@@ -169,7 +169,7 @@ def _warn_of_floats(graph: Graph) -> None:
     """Warn where PyTorch's older exporter runs a graph, which sees numbers only."""
     is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined] - public, though torch.jit does not list it
     if is_traced and torch.onnx.is_in_onnx_export():
-        warnings.warn(WRITES_FLOATS.format(graph.name), stacklevel=2)
+        warnings.warn(WRITES_FLOATS.format(graph.name), ClikaWarning, stacklevel=2)
 
 
 UNSEEN = -1

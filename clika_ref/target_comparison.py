@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,9 +19,7 @@ from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written, refuse
 from clika_ref.latency import seconds_and_ratio
 from clika_ref.quantization.decision import Quantization
-from clika_ref.reporting.tables import table_text
-
-COLUMNS = ("target", "layers in integers", "products in integers", "file", "predicted SQNR", "latency", "of float")
+from clika_ref.reporting.tables import Table, html_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +49,48 @@ class TargetFacts:
     """Why the target makes nothing of the module; there are no other facts then."""
 
 
+def _latency(row: TargetFacts) -> str:
+    if row.is_emulated:
+        return "not measured: emulated"
+    return "" if row.seconds is None else f"{row.seconds * 1e3:.2f} ms"
+
+
+def _unless_refused(tell: Callable[[TargetFacts], str], otherwise: str = "") -> Callable[[TargetFacts], str]:
+    return lambda row: otherwise if row.refusal else tell(row)
+
+
+COLUMNS: Mapping[str, Callable[[TargetFacts], object]] = {
+    "target": lambda row: row.target,
+    "layers in integers": _unless_refused(lambda row: f"{row.layers} of {row.of_layers}", "none: see below"),
+    "products in integers": lambda row: row.missing if row.share is None else f"{row.share:.1%}",
+    "file": _unless_refused(lambda row: f"{row.bytes / 1e6:.2f} MB"),
+    "predicted SQNR": lambda row: "" if row.sqnr is None else f"{row.sqnr:.1f} dB",
+    "latency": _latency,
+    "of float": lambda row: "" if row.ratio is None else f"{row.ratio:.2f}",
+}
+
+
 @dataclass(frozen=True)
 class TargetComparison:
     """One row for each target; printed, a table."""
 
     rows: Sequence[TargetFacts]
 
+    @property
+    def table(self) -> Table[TargetFacts]:
+        """The rows."""
+        return Table(self.rows, COLUMNS)
+
+    @property
+    def refusals(self) -> Sequence[str]:
+        """Why some targets make nothing of the module, a line for each."""
+        return [f"{row.target}: {row.refusal}" for row in self.rows if row.refusal]
+
     def __str__(self) -> str:
-        refusals = [f"{row.target}: {row.refusal}" for row in self.rows if row.refusal]
-        return "\n".join([table_text(COLUMNS, [_cells(row) for row in self.rows]), *refusals])
+        return "\n".join([str(self.table), *self.refusals])
 
-
-def _cells(row: TargetFacts) -> tuple[object, ...]:
-    if row.refusal:
-        return row.target, "none: see below", *[""] * (len(COLUMNS) - 2)
-    return (
-        row.target,
-        f"{row.layers} of {row.of_layers}",
-        row.missing if row.share is None else f"{row.share:.1%}",
-        f"{row.bytes / 1e6:.2f} MB",
-        "" if row.sqnr is None else f"{row.sqnr:.1f} dB",
-        "not measured: emulated" if row.is_emulated else "" if row.seconds is None else f"{row.seconds * 1e3:.2f} ms",
-        "" if row.ratio is None else f"{row.ratio:.2f}",
-    )
+    def _repr_html_(self) -> str:
+        return html_of(self.table, *self.refusals)
 
 
 def refused_by(target: Target, error: ClikaError) -> TargetFacts:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import torch
@@ -61,10 +62,11 @@ def main(path: Path) -> None:
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return images ``[n, 1, 8, 8]`` from 0 to 1 and labels ``[n]``, three quarters of them to train on."""
-    found = load_digits()
+    found: Any = load_digits()
     images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(found.target)
-    return train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
+    parts: Any = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
+    return parts
 
 
 def network() -> nn.Module:

@@ -6,6 +6,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import safetensors.torch
@@ -84,9 +85,10 @@ def main(folder: Path) -> None:
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return images ``[n, 8, 8]`` from 0 to 1 and labels ``[n]``, three quarters of them to train on."""
-    found = load_digits()
+    found: Any = load_digits()
     images, labels = torch.tensor(found.images, dtype=torch.float32) / 16, torch.tensor(found.target)
-    return train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
+    parts: Any = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
+    return parts
 
 
 def network() -> nn.Module:

@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,7 +82,8 @@ def main(path: Path) -> None:
 
 def digits() -> tuple[Tensor, Tensor]:
     """Return images ``[n, 1, 8, 8]`` from 0 to 1 and labels ``[n]``, in an order that tells nothing."""
-    found, order = load_digits(), torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    found: Any = load_digits()
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
     images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
     return images[order], torch.tensor(found.target)[order]
 
@@ -105,8 +107,9 @@ def train(model: nn.Module, loader: DataLoader, epochs: int, rate: float) -> Non
     """Train in whatever loop one has: each step takes the mean of the gradients of all ranks."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     model.train()
+    sampler: Any = loader.sampler  # a DistributedSampler: see share_of
     for epoch in range(epochs):
-        loader.sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from clika_ref import ClikaModule, Settings
 from clika_ref.command_line import cli
 from clika_ref.command_line.endings import MEANINGS
+from clika_ref.pictures.drawing import Role
 from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums, WeightsOnly
 
 ROOT = Path(__file__).parents[1]
@@ -188,6 +189,18 @@ def test_the_loop_of_the_document_on_training_runs_as_it_stands(tmp_path):
     assert done.returncode == 0, done.stderr
     written = onnx.load(tmp_path / "trained.onnx")
     assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
+
+
+def test_what_the_document_on_pictures_shows_runs_as_it_stands(tmp_path):
+    code = "\n".join(blocks(ROOT / "docs/pictures.md", "python"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"model.svg", "explained.html", "before.svg", "after.svg"}
+
+
+def test_the_colours_of_pictures_are_all_explained():
+    shown = below(ROOT / "docs/pictures.md", "## Pictures")
+    assert len(re.findall(r"^\| (?:green|grey|violet|brown|red|teal|blue) \|", shown, re.MULTILINE)) == len(Role)
 
 
 def test_the_settings_of_the_document_are_read_as_they_stand(tmp_path):

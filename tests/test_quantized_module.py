@@ -25,7 +25,6 @@ from clika_ref.capture.calibration_inputs import PEEKED
 from clika_ref.core.registry import load_registry
 from clika_ref.exporting import quantized_check
 from clika_ref.quantization.decision import decibels
-from clika_ref.quantization.report import layer_rows
 from clika_ref.simulation import Simulation
 from clika_ref.wanted import Wanted
 
@@ -196,7 +195,7 @@ def test_an_older_state_dict_without_quantization_loads_as_float(module):
 def test_a_layer_is_known_by_the_name_it_has_in_the_model_though_batch_norm_is_folded_into_it():
     module = compiled(layer_quantization_settings={"stem.0": LayerQuantizationSettings(skip_quantization=True)})
     found = module.clika_initialize_algorithms()
-    assert [(row[0], row[-1]) for row in layer_rows(found)] == [
+    assert [(row[0], row[-1]) for row in found.table.cells()] == [
         ("stem.0", "integers"),
         ("body", "integers"),
         ("head", "integers"),
@@ -599,15 +598,15 @@ def test_a_model_of_which_nothing_becomes_integers_warns_once_and_says_why(capsy
 def test_without_a_log_the_module_shows_its_tables_and_the_console_says_how(tmp_path, capsys):
     module = compiled()
     assert "print(module.clika_summary()) shows what was decided of each layer" in capsys.readouterr().err
-    lines = module.clika_summary().splitlines()
+    lines = str(module.clika_summary()).splitlines()
     assert lines[0].split()[:5] == ["layer", "operator", "weights", "activations", "QS"]
     assert [line.split()[0] for line in lines[1:4]] == ["stem.0", "body", "head"]
     assert lines[5] == "What another quantization_sensitivity_threshold would give:"
-    assert copy.deepcopy(module).clika_summary() == module.clika_summary()
+    assert str(copy.deepcopy(module).clika_summary()) == str(module.clika_summary())
     module.clika_initialize_algorithms(
         layer_quantization_settings={"body": LayerQuantizationSettings(skip_quantization=True)}
     )
-    assert "skip_quantization" in module.clika_summary()
+    assert "skip_quantization" in str(module.clika_summary())
     compiled(logs_dir=tmp_path)
     assert "clika_summary" not in capsys.readouterr().err
 

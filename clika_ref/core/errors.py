@@ -1,4 +1,4 @@
-"""Every error raised on purpose: one base, and one class per reader."""
+"""Every error raised on purpose: one base, and one class per reader; and the category of every warning."""
 
 from __future__ import annotations
 
@@ -21,3 +21,7 @@ class PassError(ClikaError):
 
 class TargetError(ClikaError):
     """For the target author, and whoever runs one: a runtime is missing, refuses a node, or disagrees with eager."""
+
+
+class ClikaWarning(UserWarning):
+    """The category of every warning that this project gives, so that a filter can tell them from others'."""

@@ -14,7 +14,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.lora.adapters import BESIDE, DOWN, PREFIX, UP, adapters_of
 from clika_ref.lora.choosing import ARGUMENT, chosen_layers
-from clika_ref.lora.report import COLUMNS, Adapted, adapted
+from clika_ref.lora.report import Adapted, adapted
 from clika_ref.lora_settings import LoraSettings
 from clika_ref.quantization.layer_weights import groups_of, weight_of
 from clika_ref.quantization.quantizing import read_instead
@@ -54,7 +54,7 @@ def attach(graph: Graph, settings: LoraSettings, operators: Mapping[str, Operato
             for layer in nodes:
                 put_beside(graph, layer, (down, up), _attributes(settings), operators, following[layer])
         found = adapted(graph)
-        log.table("Adapters", COLUMNS, found.rows())
+        log.table("Adapters", found.table)
         stage.done(found.in_one_line())
     return found
 

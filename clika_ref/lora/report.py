@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from clika_ref.core.ir import Graph, Value
 from clika_ref.lora.adapters import Adapter, adapters_of
-from clika_ref.reporting.tables import table_text
-
-COLUMNS = ("layer", "operator", "weight", "rank", "parameters", "of the weight")
+from clika_ref.reporting.tables import Table, html_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,16 @@ class LayerAdapter:
         return self.parameters / math.prod(self.shape)
 
 
+COLUMNS: Mapping[str, Callable[[LayerAdapter], object]] = {
+    "layer": lambda layer: layer.path,
+    "operator": lambda layer: layer.operator,
+    "weight": lambda layer: "x".join(map(str, layer.shape)),
+    "rank": lambda layer: layer.rank,
+    "parameters": lambda layer: layer.parameters,
+    "of the weight": lambda layer: f"{layer.share:.1%}",
+}
+
+
 @dataclass(frozen=True)
 class Adapted:
     """The adapters of a module; printed, a table with a line for each."""
@@ -47,22 +55,16 @@ class Adapted:
         """Elements of all adapters."""
         return sum(layer.parameters for layer in self.layers)
 
-    def __str__(self) -> str:
-        return f"{table_text(COLUMNS, self.rows())}\n{self.in_one_line()}"
+    @property
+    def table(self) -> Table[LayerAdapter]:
+        """The adapters, in order."""
+        return Table(self.layers, COLUMNS)
 
-    def rows(self) -> list[Sequence[object]]:
-        """Return a row for each adapter, in order."""
-        return [
-            (
-                layer.path,
-                layer.operator,
-                "x".join(map(str, layer.shape)),
-                layer.rank,
-                layer.parameters,
-                f"{layer.share:.1%}",
-            )
-            for layer in self.layers
-        ]
+    def __str__(self) -> str:
+        return f"{self.table}\n{self.in_one_line()}"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table, self.in_one_line())
 
     def in_one_line(self) -> str:
         """Return how many adapters there are, and how much of the module they are."""

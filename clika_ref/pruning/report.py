@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clika_ref.core.ir import Graph
 from clika_ref.pruning.layer_sides import LayerSides
-from clika_ref.reporting.tables import table_text
-
-COLUMNS = (
-    "layer",
-    "operator",
-    "mask",
-    "weight",
-    "weight after",
-    "bytes saved",
-    "zeros",
-    "MACs",
-    "MACs after",
-    "PS",
-    "decision",
-)
-"""Bytes of the weight in the module; MACs as multiplications with a weight in one call, zeros included; PS as pruning
-sensitivity."""
+from clika_ref.reporting.tables import Table, html_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +43,23 @@ class LayerPruning:
         return (math.prod(self.before) - math.prod(self.after)) * self.itemsize
 
 
+COLUMNS: Mapping[str, Callable[[LayerPruning], object]] = {
+    "layer": lambda layer: layer.scope or layer.name,
+    "operator": lambda layer: layer.operator,
+    "mask": lambda layer: layer.mask,
+    "weight": lambda layer: "x".join(map(str, layer.before)),
+    "weight after": lambda layer: "x".join(map(str, layer.after)),
+    "bytes saved": lambda layer: layer.bytes_saved,
+    "zeros": lambda layer: f"{layer.zeros:.1%}",
+    "MACs": lambda layer: layer.macs_before,
+    "MACs after": lambda layer: layer.macs_after,
+    "PS": lambda layer: layer.sensitivity,
+    "decision": lambda layer: layer.decision,
+}
+"""Bytes of the weight in the module; MACs as multiplications with a weight in one call, zeros included; PS as pruning
+sensitivity."""
+
+
 @dataclass(frozen=True)
 class Pruning:
     """What was pruned of a module; printed, a table with a line for each layer and one for all."""
@@ -80,27 +81,16 @@ class Pruning:
         """The same, after channels went; what is masked counts."""
         return sum(layer.macs_after for layer in self.layers)
 
-    def __str__(self) -> str:
-        return f"{table_text(COLUMNS, self.rows())}\n{self.in_one_line()}"
+    @property
+    def table(self) -> Table[LayerPruning]:
+        """The layers, in order."""
+        return Table(self.layers, COLUMNS)
 
-    def rows(self) -> list[Sequence[object]]:
-        """Return a row for each layer, in order."""
-        return [
-            (
-                layer.scope or layer.name,
-                layer.operator,
-                layer.mask,
-                "x".join(map(str, layer.before)),
-                "x".join(map(str, layer.after)),
-                layer.bytes_saved,
-                f"{layer.zeros:.1%}",
-                layer.macs_before,
-                layer.macs_after,
-                layer.sensitivity,
-                layer.decision,
-            )
-            for layer in self.layers
-        ]
+    def __str__(self) -> str:
+        return f"{self.table}\n{self.in_one_line()}"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table, self.in_one_line())
 
     def in_one_line(self) -> str:
         """Return how many layers were pruned, what that saves, and what the outputs miss."""

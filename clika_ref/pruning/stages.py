@@ -24,7 +24,7 @@ from clika_ref.pruning.masking import Masked, maskings
 from clika_ref.pruning.masks import has_masks, put_mask
 from clika_ref.pruning.probing import sizes_of_few
 from clika_ref.pruning.removing import remove
-from clika_ref.pruning.report import COLUMNS, LayerPruning, Pruning, bytes_of, shape_of
+from clika_ref.pruning.report import LayerPruning, Pruning, bytes_of, shape_of
 from clika_ref.pruning.tying import dependencies
 from clika_ref.pruning_settings import STRUCTURED, LayerPruningSettings, PruningSettings
 from clika_ref.quantization.products import products_of
@@ -99,7 +99,7 @@ def pruned(
         told |= _masked(work)
         reports = [_report(node, size, told[node], work) for node, size in zip(layers, before, strict=True)]
         found = Pruning(reports, bytes_before, bytes_of(graph), batches.missed(graph))
-        log.table("Pruning", COLUMNS, found.rows())
+        log.table("Pruning", found.table)
         stage.done(found.in_one_line())
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clika_ref.core.ir import Graph, Node, Value
@@ -13,6 +13,7 @@ from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.sensitivity import Joint, Parts, together
 from clika_ref.quantization.weights_only import Found
 from clika_ref.quantization_scheme import QuantizationScheme
+from clika_ref.reporting.tables import Table, html_of
 
 FLOAT_BITS = 32
 
@@ -58,9 +59,35 @@ class WhatIf:
     """Predicted, in dB, of the part of the outputs that varies with the input; infinite where nothing is quantized."""
 
 
+def _decision(layer: LayerReport) -> str:
+    return f"float: {layer.reason}" if layer.reason else "integers"
+
+
+LAYERS: Mapping[str, Callable[[LayerReport], object]] = {
+    "layer": lambda layer: layer.scope or layer.name,
+    "operator": lambda layer: layer.operator,
+    "weights": lambda layer: layer.bits[0],
+    "activations": lambda layer: layer.bits[1],
+    "QS": lambda layer: layer.sensitivity,
+    "bytes": lambda layer: layer.bytes_before,
+    "bytes after": lambda layer: layer.bytes_after,
+    "decision": _decision,
+}
+"""Widths in bits, QS as quantization sensitivity."""
+
+WHAT_IF: Mapping[str, Callable[[WhatIf], object]] = {
+    "threshold": lambda row: row.threshold,
+    "layers": lambda row: row.layers,
+    "bytes of the file": lambda row: row.bytes,
+    "predicted SQNR": lambda row: f"{row.sqnr:.1f} dB",
+}
+
+WHAT_IF_TITLE = "What another quantization_sensitivity_threshold would give"
+
+
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How one graph is quantized for one target."""
+    """How one graph is quantized for one target; printed, a table of its layers and one of other thresholds."""
 
     plan: Plan
     layers: Sequence[LayerReport]
@@ -73,6 +100,22 @@ class Quantization:
     """The layers that stay float at any threshold, as they cost little and spoil much."""
     observers: Mapping[str, str] = field(default_factory=dict[str, str])
     """By which observer the range of each value in integers was chosen, by their names."""
+
+    @property
+    def table(self) -> Table[LayerReport]:
+        """What became of each layer, in order."""
+        return Table(self.layers, LAYERS)
+
+    @property
+    def what_if_table(self) -> Table[WhatIf]:
+        """What each threshold would give at which one more layer is quantized."""
+        return Table(self.what_if, WHAT_IF)
+
+    def __str__(self) -> str:
+        return f"{self.table}\n\n{WHAT_IF_TITLE}:\n{self.what_if_table}"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table, WHAT_IF_TITLE, self.what_if_table)
 
 
 def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: QuantizationScheme) -> list[LayerReport]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from clika_ref.core.errors import ModelError
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization_settings import QuantizationSettings
+from clika_ref.reporting.tables import Table, html_of
 
 EVERYTHING = sys.float_info.max
 """A threshold that no layer is above."""
-
-TRIALS = ("threshold", "layers in integers", "bytes of the file", "score", "drop", "within max_drop")
-"""The columns of `GoalSearch.rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,16 @@ class GoalTrial:
     def bytes(self) -> int:
         """Of the file, as `WhatIf` counts them."""
         return self.found.bytes
+
+
+TRIALS: Mapping[str, Callable[[GoalTrial], object]] = {
+    "threshold": lambda trial: trial.threshold,
+    "layers in integers": lambda trial: trial.layers,
+    "bytes of the file": lambda trial: trial.bytes,
+    "score": lambda trial: f"{trial.score:g}",
+    "drop": lambda trial: f"{trial.drop:g}",
+    "within max_drop": lambda trial: "yes" if trial.is_within else "no",
+}
 
 
 @dataclass
@@ -127,12 +135,16 @@ class GoalSearch:
         advice = "; allow more, or train the model further" if self.best is None else ""
         return f"with {least.layers} layers in integers{named}, {fall}{advice}"
 
-    def rows(self) -> list[Sequence[object]]:
-        """Return a row for each trial, in their order."""
-        return [
-            (t.threshold, t.layers, t.bytes, f"{t.score:g}", f"{t.drop:g}", "yes" if t.is_within else "no")
-            for t in self.trials
-        ]
+    @property
+    def table(self) -> Table[GoalTrial]:
+        """The trials, in their order."""
+        return Table(self.trials, TRIALS)
+
+    def __str__(self) -> str:
+        return f"{self.table}\n{self.in_one_line()}"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table, self.in_one_line())
 
     def in_one_line(self) -> str:
         """Return what was found, and why no more."""

@@ -1,39 +1,11 @@
-"""What quantization tells: a row for each layer, a row for each threshold, and all of it in one line."""
+"""What quantization tells: to the log, of layers and thresholds, and all of it in one line."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
-from clika_ref.core.errors import ModelError
-from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.decision import WHAT_IF_TITLE, Quantization
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.reporting.tables import table_text
-
-LAYERS = ("layer", "operator", "weights", "activations", "QS", "bytes", "bytes after", "decision")
-"""The columns of `layer_rows`: widths in bits, QS as quantization sensitivity."""
-
-WHAT_IF = ("threshold", "layers", "bytes of the file", "predicted SQNR")
-"""The columns of `what_if_rows`."""
-
-WHAT_IF_TITLE = "What another quantization_sensitivity_threshold would give"
-
-
-def layer_rows(found: Quantization) -> list[Sequence[object]]:
-    """Return a row for each layer, in order."""
-    rows: list[Sequence[object]] = []
-    for layer in found.layers:
-        name = layer.scope or layer.name
-        decision = f"float: {layer.reason}" if layer.reason else "integers"
-        rows.append(
-            (name, layer.operator, *layer.bits, layer.sensitivity, layer.bytes_before, layer.bytes_after, decision)
-        )
-    return rows
-
-
-def what_if_rows(found: Quantization) -> list[Sequence[object]]:
-    """Return a row for each threshold at which one more layer is quantized."""
-    return [(row.threshold, row.layers, row.bytes, f"{row.sqnr:.1f} dB") for row in found.what_if]
 
 
 def tell(found: Quantization, log: CompilationLog) -> None:
@@ -45,8 +17,8 @@ def tell(found: Quantization, log: CompilationLog) -> None:
     for number, name in enumerate(quantized, 1):
         log.detail(f"Quantization: Processed {number}/{len(quantized)} - '{name}'")
     log.detail("Quantization: done")
-    log.table("Summary", LAYERS, layer_rows(found))
-    log.table(WHAT_IF_TITLE, WHAT_IF, what_if_rows(found))
+    log.table("Summary", found.table)
+    log.table(WHAT_IF_TITLE, found.what_if_table)
     if reason := nothing_quantized(found):
         log.warning(reason)
     if found.spared:
@@ -57,18 +29,6 @@ NOTHING_DECIDED = (
     "nothing is known here of what was decided: the module is float, or was loaded, which keeps the integers alone; "
     "clika_initialize_algorithms(calibration_inputs=...) decides"
 )
-
-
-def summary(found: Quantization | None) -> str:
-    """Return both tables as text.
-
-    Raises:
-        ModelError: there are none.
-    """
-    if found is None:
-        raise ModelError(NOTHING_DECIDED)
-    layers, rows = table_text(LAYERS, layer_rows(found)), table_text(WHAT_IF, what_if_rows(found))
-    return f"{layers}\n\n{WHAT_IF_TITLE}:\n{rows}"
 
 
 def nothing_quantized(found: Quantization) -> str:

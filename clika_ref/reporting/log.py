@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import importlib.metadata
+import logging
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 import torch
 from rich.console import Console, RenderableType
@@ -23,7 +24,7 @@ from rich.text import Text
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import PassReport
 from clika_ref.reporting.console import duration, is_quiet, progress_console
-from clika_ref.reporting.tables import table_text
+from clika_ref.reporting.tables import Table
 
 BUFFER_BYTES = 1 << 16
 """Written to disk at the end of each stage anyway; in between, one system call for some 1,000 lines."""
@@ -35,6 +36,9 @@ BAR = 30
 
 class CompilationLog:
     """What happened while a model was compiled; a context manager that closes the file.
+
+    All of it also goes to the standard ``logging``, to the logger of the module that tells it, such as
+    ``clika_ref.road``: what the console shows at ``INFO``, warnings at ``WARNING``, and the rest at ``DEBUG``.
 
     ``timings`` holds the seconds of each stage in the order in which the stages began; a stage that ran twice counts
     the sum. ``warnings`` holds the text of each. Made by `open`; without arguments, a log that only keeps these.
@@ -85,6 +89,10 @@ class CompilationLog:
 
     def detail(self, text: str) -> None:
         """Write text to the file, each of its lines under the time of the system clock."""
+        _hand_on(logging.DEBUG, text)
+        self._write(text)
+
+    def _write(self, text: str) -> None:
         if self._file is None:
             return
         now = int(time.time())
@@ -100,13 +108,15 @@ class CompilationLog:
 
     def say(self, text: str) -> None:
         """Write text to the console and to the file."""
-        self.detail(text)
+        _hand_on(logging.INFO, text)
+        self._write(text)
         self._print(text)
 
     def warning(self, text: str) -> None:
         """Write a warning to the console, in yellow, and to the file."""
         self.warnings.append(text)
-        self.detail(f"Warning: {text}")
+        _hand_on(logging.WARNING, text)
+        self._write(f"Warning: {text}")
         self._print(f"Warning: {text}", style="yellow")
 
     def header(self, settings: Mapping[str, Mapping[str, object]]) -> None:
@@ -131,10 +141,9 @@ class CompilationLog:
             raise
         self._end(stage, None)
 
-    def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    def table(self, title: str, table: Table[Any]) -> None:
         """Write a table to the file."""
-        if self._file is not None:
-            self.detail("\n".join([f"{title}:", *table_text(columns, rows).splitlines()]))
+        self.detail(f"{title}:\n{table}")
 
     def removed(self, reports: Iterable[PassReport]) -> None:
         """Write what passes removed: a line for each run to the file, the sums in one line to the console."""
@@ -144,8 +153,9 @@ class CompilationLog:
                 self.detail(f"Removed {report.removed} {report.removes} ({report.name})")
                 sums[report.removes] += report.removed
         if sums:
-            text = ", ".join(f"{count:,} {what}" for what, count in sums.items())
-            self._print(columns("Removed", text))
+            text = columns("Removed", ", ".join(f"{count:,} {what}" for what, count in sums.items()))
+            _hand_on(logging.INFO, text)
+            self._print(text)
 
     def _print(self, text: str, style: str | None = None) -> None:
         if self._console is not None:
@@ -195,9 +205,11 @@ class CompilationLog:
             self._live = None
         if error is None:
             if stage.text:
-                self.detail(stage.text)
-            self.detail(f"Done {stage.name} in {seconds:.2f} s")
-            self._print(columns(stage.name, stage.text, seconds))
+                self._write(stage.text)
+            self._write(f"Done {stage.name} in {seconds:.2f} s")
+            line = columns(stage.name, stage.text, seconds)
+            _hand_on(logging.INFO, line)
+            self._print(line)
         else:
             verb = "Failed" if isinstance(error, Exception) else "Interrupted"
             self.detail(f"{verb} {stage.name} after {seconds:.2f} s")
@@ -213,6 +225,19 @@ class CompilationLog:
         text = columns(stage.name, stage.text, time.perf_counter() - stage.started)
         spinner.update(text=Text(text, no_wrap=True, overflow="ellipsis"))
         return spinner
+
+
+logging.getLogger("clika_ref").addHandler(logging.NullHandler())  # else Python prints warnings that the console has
+
+
+def _hand_on(level: int, text: str) -> None:
+    """Give text to the logger of the module that tells it: the innermost one on the way here but for this one."""
+    frame, depth = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "contextlib"):
+        frame, depth = frame.f_back, depth + 1
+    logger = logging.getLogger(frame.f_globals.get("__name__"))
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", text, stacklevel=depth)
 
 
 class Stage:

@@ -1,16 +1,92 @@
-"""Tables on the console."""
+"""Tables: on the console, in notebooks, and as records for whoever computes with them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from html import escape
+from typing import Any, Generic, TypeVar, overload
 
+import rich.table
 from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from clika_ref.core.notebooks import html_table
 from clika_ref.reporting.console import result_console
+
+Row = TypeVar("Row")
+
+
+class Table(Sequence[Row], Generic[Row]):
+    """Facts of one kind, in order: a sequence of them that prints as a table, in notebooks as one of HTML.
+
+    >>> from fractions import Fraction
+    >>> table = Table([Fraction(1, 2), Fraction(3)], {"above": lambda f: f.numerator, "below": lambda f: f.denominator})
+    >>> print(table)
+    above  below
+        1      2
+        3      1
+    >>> len(table), table[1]
+    (2, Fraction(3, 1))
+
+    Args:
+        rows: the facts: instances of one dataclass.
+        columns: headings, and what stands below each of them for a fact.
+        is_shown: whether a fact is printed; records are of all of them.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        columns: Mapping[str, Callable[[Row], object]],
+        is_shown: Callable[[Row], bool] = lambda _: True,
+    ) -> None:
+        self._rows, self.columns, self._is_shown = rows, columns, is_shown
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        """Return a fact, or some."""
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __str__(self) -> str:
+        return table_text([*self.columns], self.cells())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def cells(self) -> list[Sequence[object]]:
+        """Return what is printed, line by line."""
+        return [[tell(row) for tell in self.columns.values()] for row in self._rows if self._is_shown(row)]
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return a record for each fact, its numbers in the units that the fact states: ``DataFrame(t.to_dict())``."""
+        return [record_of(row) for row in self._rows]
+
+    def _repr_html_(self) -> str:
+        lines = self.cells()
+        numeric = [bool(lines) and all(_is_number(line[i]) for line in lines) for i in range(len(self.columns))]
+        return html_table([*self.columns], ([cell(value) for value in line] for line in lines), numeric)
+
+
+def record_of(fact: Any) -> dict[str, Any]:
+    """Return fields and properties of a dataclass by their names, but for those that hold facts of their own."""
+    names = [field.name for field in fields(fact)]
+    names += [name for name, member in vars(type(fact)).items() if isinstance(member, property)]
+    found = {name: getattr(fact, name) for name in names}
+    return {name: value for name, value in found.items() if not is_dataclass(value)}
+
+
+def html_of(*parts: Table[Any] | str) -> str:
+    """Return tables and lines below each other, for a notebook."""
+    return "".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else part._repr_html_() for part in parts)
 
 
 def print_table(
@@ -29,7 +105,7 @@ def print_table(
         console: where to print instead of stdout.
 
     """
-    table = Table(box=box.SIMPLE_HEAD)
+    table = rich.table.Table(box=box.SIMPLE_HEAD)
     lines = [list(row) for row in rows]
     for index, heading in enumerate(columns):
         numeric = bool(lines) and all(_is_number(line[index]) for line in lines)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clika_ref.core.errors import ClikaError
+from clika_ref.core.errors import ClikaError, ClikaWarning
 from clika_ref.core.registry import load_registry
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.lora_settings import LoraSettings
@@ -163,7 +163,7 @@ class _Reader:
                 "2024, whose scale was another one. Here it is a share of the outputs, such as 0.005: with this one no "
                 "layer is too sensitive"
             )
-            warnings.warn(msg, stacklevel=5)
+            warnings.warn(msg, ClikaWarning, stacklevel=5)
         return Entry(fields, entry.line, entry.text, entry.is_quoted)
 
     def _layers(self, entry: Entry) -> dict[str, dict[str, Any]]:

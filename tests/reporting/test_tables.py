@@ -1,10 +1,17 @@
-"""Tables: whole cells in a pipe, numbers to the right, nothing read as markup."""
+"""Tables: whole cells in a pipe, numbers to the right, nothing read as markup; sequences, records and HTML as well."""
 
 import io
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
 
+import pytest
+import torch
 from rich.console import Console
 
-from clika_ref.reporting.tables import print_table
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.registry import load_registry
+from clika_ref.core.types import Origin, TensorType
+from clika_ref.reporting.tables import Table, html_of, print_table
 
 
 def test_numbers_stand_to_the_right_and_text_to_the_left(capsys):
@@ -26,3 +33,75 @@ def test_a_table_without_rows_shows_its_columns():
     stream = io.StringIO()
     print_table(["a", "b"], [], console=Console(file=stream))
     assert "a" in stream.getvalue()
+
+
+@dataclass(frozen=True)
+class Fact:
+    name: str
+    bytes: int
+    inner: "Fact | None" = None
+
+    @property
+    def kilobytes(self):
+        return self.bytes / 1000
+
+    def grown(self):
+        return self.bytes + 1
+
+
+FACTS = [Fact("a", 1500), Fact("b", 7, Fact("c", 1)), Fact("<d>", 20)]
+
+
+@pytest.fixture
+def table():
+    columns = {"name": lambda fact: fact.name, "bytes": lambda fact: fact.bytes}
+    return Table(FACTS, columns, lambda fact: fact.bytes > 7)
+
+
+def test_a_table_is_a_sequence_of_its_facts(table):
+    assert len(table) == 3
+    assert table[1] is FACTS[1]
+    assert [*table] == FACTS
+    assert FACTS[2] in table
+    assert table[1:] == FACTS[1:]
+
+
+def test_a_table_prints_what_is_to_be_shown(table):
+    assert str(table) == repr(table) == "name  bytes\na     1,500\n<d>      20"
+
+
+def test_records_are_of_all_facts_with_what_follows_from_them_and_without_facts_of_their_own(table):
+    records = table.to_dict()
+    assert records[0] == {"name": "a", "bytes": 1500, "inner": None, "kilobytes": 1.5}
+    assert records[1] == {"name": "b", "bytes": 7, "kilobytes": 0.007}
+    assert len(records) == 3
+
+
+def test_a_notebook_gets_headings_cells_and_numbers_to_the_right(table):
+    shown = table._repr_html_()
+    document = ET.fromstring(shown)  # noqa: S314 - written by ourselves
+    assert [cell.text for cell in document.iter("th")] == ["name", "bytes"]
+    assert [cell.text for cell in document.iter("td")] == ["a", "1,500", "<d>", "20"]
+    assert ["right" in cell.get("style") for cell in document.iter("td")] == [False, True, False, True]
+
+
+def test_tables_and_lines_stand_below_each_other_in_a_notebook(table):
+    assert html_of("a < b", table, table) == f"<p>a &lt; b</p>{table._repr_html_() * 2}"
+
+
+def test_a_notebook_shows_the_first_nodes_of_a_graph(monkeypatch):
+    graph = Graph("Small")
+    value = graph.add_input(TensorType(torch.float32, (2,)), "x")
+    relu = load_registry().operators["relu"]
+    for _ in range(3):
+        value = graph.insert(Node(relu, [value], {}, Origin(("a.b",))), [value.type]).output
+    graph.add_output(value)
+    document = ET.fromstring(f"<body>{graph._repr_html_()}</body>")  # noqa: S314 - likewise
+    assert document.findtext("p") == "graph Small(%x: float32[2]), 3 nodes"
+    rows = [[cell.text for cell in row] for row in document.iter("tr")]
+    assert rows[0] == ["node", "operator", "type", "reads", "module"]
+    assert rows[2] == ["relu_1", "relu", "float32[2]", "%relu", "a.b"]
+    monkeypatch.setattr("clika_ref.core.ir.SHOWN", 2)
+    shown = graph._repr_html_()
+    assert "3 nodes (the first 2 of them)" in shown
+    assert shown.count("<tr>") == 3

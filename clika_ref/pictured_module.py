@@ -1,0 +1,91 @@
+"""The part of a ClikaModule that is looked at: pictures of it, and what notebooks show."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+
+import torch
+
+from clika_ref.adapted_module import AdaptedModule
+from clika_ref.autocast import outside_autocast
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import load_registry
+from clika_ref.emulation import place_of
+from clika_ref.explanation import Explanation
+from clika_ref.pictures.reading import drawing_of
+from clika_ref.pictures.svg import write_svg
+from clika_ref.pictures.writing import draw, picture_path
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.simulation import device_of, quantized_graph, target_of
+
+SHOWN = 300
+"""Nodes of a model whose picture a notebook shows: those of larger ones are to be written into a file."""
+
+SCROLLED = "max-height: 480px; overflow: auto; border: 1px solid #d5dbe2"
+
+
+class PicturedModule(AdaptedModule):
+    """A module around a graph that can be drawn."""
+
+    def clika_visualize(self, path: str | os.PathLike[str], explanation: Explanation | None = None) -> Path:
+        """Write a picture of the module, and return the path of the file.
+
+        Each node is a box with its name, type, shapes and attributes, in frames for the modules of the original. One
+        that is quantized is drawn as its target gets it, with its norms folded: what computes in integers, which
+        tensors are read as such, and which layers stay float, are told apart by colour, and why by tooltips.
+
+        Args:
+            path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``; without a suffix,
+                that of an SVG file is added. A file that is there is overwritten.
+            explanation: what `clika_explain` returned, to show in what the runtime really runs each node.
+
+        Raises:
+            ModelError: the suffix is another, there is no place for a file, the module is empty, or what draws a
+                ``.png`` is not installed: ``pip install 'clika-ref[pictures]'``.
+            TargetError: no plugin provides the target that the module is quantized for.
+        """
+        if not isinstance(explanation, Explanation | None):
+            msg = f"explanation is {explanation!r}, a {type(explanation).__name__}; give what clika_explain() returns"
+            raise ModelError(msg)
+        place = picture_path(path)
+        with CompilationLog.open(self._clika_logs_dir) as log, log.stage("Drawing") as stage:
+            graph, plan, subtitle = self._drawn()
+            if place.exists():
+                log.detail(f"Visualization: file exists: {place}, Overwriting")
+            draw(graph, place, plan=plan, explanation=explanation, subtitle=subtitle)
+            stage.done(f"{place.name}, {len(graph):,} nodes")
+            log.detail(f"Saved graph visualization to: {place}")
+        return place
+
+    def _drawn(self) -> tuple[Graph, Plan | None, str]:
+        """Return the graph as it is, or as it is written where it is quantized, with what to say of it."""
+        own = self._learned
+        if own is None:
+            return self.graph, None, ""
+        registry = self._clika_registry or load_registry()
+        target = target_of(own, registry)
+        graph = self.graph
+        plan = own.plan.on(device_of(graph))
+        with torch.no_grad(), outside_autocast():
+            return quantized_graph(graph, plan, target, registry), plan, f"as for {place_of(target)}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: in one line what it is, its picture, and the tables of what was decided."""
+        if "_clika_graph" not in self.__dict__:
+            return f"<p>{escape(repr(self))}</p>"
+        graph, plan, subtitle = self._drawn()
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        told = ", ".join(part for part in (f"{len(graph):,} nodes", f"{parameters:,} parameters", subtitle) if part)
+        parts = [f"<p><b>{escape(graph.name)}</b>: {escape(told)}</p>"]
+        if len(graph) <= SHOWN:
+            parts.append(f'<div style="{SCROLLED}">{write_svg(drawing_of(graph, plan)).decode()}</div>')
+        else:
+            parts.append("<p>clika_visualize(&quot;model.html&quot;) draws it</p>")
+        found = self._clika_quantized and self._clika_quantized.found
+        if found is not None:
+            parts.append(f"<details><summary>What was decided</summary>{found._repr_html_()}</details>")
+        return "".join(parts)

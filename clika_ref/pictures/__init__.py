@@ -1,0 +1,1 @@
+"""Pictures of graphs: what a model computes, module by module, and what of it in integers."""

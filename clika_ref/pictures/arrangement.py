@@ -1,0 +1,232 @@
+"""The layout of a drawing: each group by itself, from the innermost out, so that it keeps together and can be folded.
+
+Inside a group, layers lie below each other; a value that comes from outside enters at its upper border, and one that is
+read outside leaves at its lower one. To the group around it, a group is an item like a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from clika_ref.pictures.coordinates import choose_places
+from clika_ref.pictures.drawing import Box, Drawing, Edge, Group
+from clika_ref.pictures.layers import Item, Link, Step, add_stations, choose_layers, steps_of
+from clika_ref.pictures.ordering import ordered_layers
+from clika_ref.pictures.style import BAND, GAP, GAP_PER_SHIFT, MARGIN, WIDEST_GAP, band_width, size_of
+
+
+@dataclass(slots=True)
+class Placed:
+    """A box or a group where it lies in the group around it."""
+
+    content: Box | Arrangement
+    x: float
+    y: float
+    width: float
+    height: float
+    layer: int
+
+
+@dataclass(slots=True)
+class Route:
+    """The part of an edge that lies in one group: from member to member, or from or to a border of the group."""
+
+    edge: Edge
+    """The first one that takes this way; others may carry the same on."""
+    source: int | None
+    """The index of a member, None where it enters the group, or branches off another that carries the same."""
+    target: int | None
+    """None where it leaves the group."""
+    columns: Sequence[tuple[float, int]]
+    """Where it crosses which layer, from the first to the last, all that lie between included."""
+
+
+@dataclass(slots=True)
+class Arrangement:
+    """A group with the places of all that is in it, in pixels from its upper left corner."""
+
+    group: Group
+    width: float = 0.0
+    height: float = 0.0
+    band: float = 0.0
+    """Height of its title; 0 for the whole model, which has none."""
+    members: list[Placed] = field(default_factory=list[Placed])
+    routes: list[Route] = field(default_factory=list[Route])
+    tops: list[float] = field(default_factory=list[float])
+    """Of the layers."""
+    heights: list[float] = field(default_factory=list[float])
+    gaps: list[float] = field(default_factory=list[float])
+    """Below each layer."""
+    entries: dict[str, float] = field(default_factory=dict[str, float])
+    """Where values enter, by what edges carry."""
+    exits: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def arrange(drawing: Drawing) -> Arrangement:
+    """Return a drawing with a place for everything in it."""
+    return _arranged(drawing.root, _Ways(drawing), depth=0)
+
+
+_Way: TypeAlias = "tuple[str | None, str | None, Edge]"
+"""What leads through a group: source and target among its members, None for its borders."""
+
+
+class _Ways:
+    """Which edges pass which group: those that enter it, leave it, or lead from one of its members to another."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._path: dict[str, tuple[str, ...]] = {}
+        self.inside: dict[str, list[_Way]] = {}
+        """By group, each way once."""
+        self._note(drawing.root, ())
+        seen: set[tuple[str, str | None, str | None, str]] = set()
+        for edge in drawing.edges:
+            for group, source, target in self._parts(edge):
+                way = (group, source, target, edge.carries)
+                if way not in seen:
+                    seen.add(way)
+                    self.inside.setdefault(group, []).append((source, target, edge))
+
+    def _note(self, group: Group, path: tuple[str, ...]) -> None:
+        path = (*path, group.key)
+        for member in group.members:
+            if isinstance(member, Group):
+                self._note(member, path)
+            else:
+                self._path[member.key] = (*path, member.key)
+
+    def _parts(self, edge: Edge) -> list[tuple[str, str | None, str | None]]:
+        """Return the groups that an edge passes, with the members or borders between which it does."""
+        above, below = self._path[edge.source], self._path[edge.target]
+        shared = 0
+        while above[shared] == below[shared]:
+            shared += 1
+        parts: list[tuple[str, str | None, str | None]] = [(above[shared - 1], above[shared], below[shared])]
+        parts += [(above[i], above[i + 1], None) for i in range(shared, len(above) - 1)]
+        parts += [(below[i], None, below[i + 1]) for i in range(shared, len(below) - 1)]
+        return parts
+
+
+def _arranged(group: Group, ways: _Ways, depth: int) -> Arrangement:
+    inner: list[Box | Arrangement] = [
+        _arranged(member, ways, depth + 1) if isinstance(member, Group) else member for member in group.members
+    ]
+    found = Arrangement(group, band=BAND if depth else 0.0)
+    inside = ways.inside.get(group.key, [])
+    entering = list(dict.fromkeys(edge.carries for source, _, edge in inside if source is None))
+    leaving = list(dict.fromkeys(edge.carries for _, target, edge in inside if target is None))
+    extents = [*((0.0, 0.0) for _ in entering), *map(_extent, inner), *((0.0, 0.0) for _ in leaving)]
+    items = [Item(*extent) for extent in extents]
+    index = {member.key: len(entering) + i for i, member in enumerate(group.members)}
+    links = [_link(way, inner, index, (entering, leaving)) for way in inside]
+    choose_layers(items, links, len(entering), len(leaving))
+    add_stations(items, links)
+    steps = steps_of(links)
+    layers = ordered_layers(items, steps)
+    choose_places(items, layers, steps, [link.stations for link in links])
+    _measure(found, items, layers, steps)
+    first = len(entering)
+    found.members = [
+        Placed(member, item.x, 0.0, item.width, item.height, item.layer)
+        for member, item in zip(inner, items[first:], strict=False)
+    ]
+    found.routes = [_route(way, link, items, first) for way, link in zip(inside, links, strict=True)]
+    found.entries = {name: items[i].x for i, name in enumerate(entering)}
+    found.exits = {name: items[first + len(inner) + i].x for i, name in enumerate(leaving)}
+    stack(found)
+    return found
+
+
+def _extent(member: Box | Arrangement) -> tuple[float, float]:
+    return size_of(member) if isinstance(member, Box) else (member.width, member.height)
+
+
+def _link(
+    way: _Way,
+    inner: Sequence[Box | Arrangement],
+    index: dict[str, int],
+    borders: tuple[Sequence[str], Sequence[str]],
+) -> Link:
+    """Return the link of an edge between items: members behind the entries, exits behind the members."""
+    (source, target, edge), (entering, leaving) = way, borders
+    if source is None:
+        start, start_x = entering.index(edge.carries), 0.0
+    else:
+        start = index[source]
+        made = inner[start - len(entering)]
+        start_x = size_of(made)[0] / 2 if isinstance(made, Box) else made.exits[edge.carries]
+    if target is None:
+        end, end_x = len(entering) + len(inner) + leaving.index(edge.carries), 0.0
+    else:
+        end = index[target]
+        reader = inner[end - len(entering)]
+        end_x = size_of(reader)[0] / 2 if isinstance(reader, Box) else reader.entries[edge.carries]
+    return Link(start, end, start_x, end_x, edge.carries)
+
+
+def _measure(found: Arrangement, items: Sequence[Item], layers: Sequence[Sequence[int]], steps: Sequence[Step]) -> None:
+    """Choose the height of each layer, of the gaps between, and the size of the whole."""
+    found.heights = [max((items[i].height for i in layer), default=0.0) for layer in layers]
+    shifts = [0.0] * len(layers)
+    for step in steps:
+        upper, lower = items[step.upper], items[step.lower]
+        shift = abs(upper.x + step.upper_x - lower.x - step.lower_x)
+        shifts[upper.layer] = max(shifts[upper.layer], shift)
+    found.gaps = [round(min(GAP + GAP_PER_SHIFT * shift, WIDEST_GAP), 1) for shift in shifts]
+    if found.gaps:
+        found.gaps[-1] = 0.0
+    right = max((item.x + item.width for item in items), default=0.0)
+    margin = MARGIN if found.band else 0.0
+    found.width = max(right + 2 * margin, band_width(found.group) if found.band else 0.0)
+    shift = (found.width - right) / 2
+    for item in items:
+        item.x = round(item.x + shift, 1)
+
+
+def _route(way: _Way, link: Link, items: Sequence[Item], first: int) -> Route:
+    """Return where a link leads, once all items have their places; members begin at index ``first``."""
+    source, target, edge = way
+    start, end = items[link.source], items[link.target]
+    columns = [(start.x + link.source_x, start.layer)]
+    columns += [(items[i].x, items[i].layer) for i in link.stations]
+    columns = [*columns[link.shared :], (end.x + link.target_x, end.layer)]
+    begins = source is not None and not link.shared
+    ends = (link.source - first if begins else None, None if target is None else link.target - first)
+    return Route(edge, *ends, [(round(x, 1), layer) for x, layer in columns])
+
+
+def stack(found: Arrangement) -> None:
+    """Lay the layers of a group below each other, and each member into the middle of its layer."""
+    y = found.band + (MARGIN if found.band and not found.entries else 0.0)
+    found.tops = []
+    for height, gap in zip(found.heights, found.gaps, strict=True):
+        found.tops.append(y)
+        y += height + gap
+    found.height = y + (MARGIN if found.band and not found.exits else 0.0)
+    for member in found.members:
+        room = found.heights[member.layer] - member.height
+        member.y = round(found.tops[member.layer] + room / 2, 1)
+
+
+def path_of(found: Arrangement, route: Route) -> list[tuple[str, tuple[float, ...]]]:
+    """Return the line of a route: ``M`` where it begins, ``V`` down to a height, ``C`` over a gap to another column."""
+    members = found.members
+    (x, layer), *others = route.columns
+    start = None if route.source is None else members[route.source]
+    y = found.tops[layer] if start is None else start.y + start.height
+    line: list[tuple[str, tuple[float, ...]]] = [("M", (x, y))]
+    for to, below in others:
+        bottom, top = found.tops[layer] + found.heights[layer], found.tops[below]
+        if bottom > y:
+            line.append(("V", (bottom,)))
+        if to == x:
+            line.append(("V", (top,)))
+        else:
+            middle = (bottom + top) / 2
+            line.append(("C", (x, middle, to, middle, to, top)))
+        x, y, layer = to, top, below
+    if route.target is not None and members[route.target].y > y:
+        line.append(("V", (members[route.target].y,)))
+    return line

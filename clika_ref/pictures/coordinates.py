@@ -1,0 +1,127 @@
+"""Third step of the layout: where along its layer each item stands, so that links are straight and nothing overlaps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from clika_ref.pictures.layers import Item, Step
+
+SWEEPS = 11
+"""Down and up in turn, down at last; after some, only groups of unequal width still move, by pixels."""
+
+BETWEEN_BOXES, BESIDE_STATION = 26.0, 16.0
+"""Pixels between neighbours of a layer."""
+
+PLAIN, STRAIGHT, BENT = 20.0, 0.5, 0.1
+"""What it counts that a step is straight: most between neighbours, which are the way that people follow; links that
+pass others go around them, and are straightened in the end."""
+
+Wishes = Mapping[int, Sequence[tuple[int, float, float]]]
+"""By item: each that it is linked to, how far to the right of that one's its left side would be, and what it counts."""
+
+
+def choose_places(
+    items: Sequence[Item], layers: Sequence[Sequence[int]], steps: Sequence[Step], ways: Iterable[Sequence[int]]
+) -> None:
+    """Give each item its place: as far as the order of its layer lets it, below or above what it is linked to.
+
+    Args:
+        items: of the group.
+        layers: the items of each, in order.
+        steps: between neighbouring layers.
+        ways: the stations of each link.
+    """
+    above, below = _wishes(items, steps)
+    for layer in layers:
+        x = 0.0
+        for index, room in zip(layer, _rooms(items, layer), strict=True):
+            items[index].x = x
+            x += items[index].width + room
+    for sweep in range(SWEEPS):
+        is_down = sweep % 2 == 0
+        wishes = above if is_down else below
+        for layer in layers if is_down else reversed(layers):
+            _place_layer(items, layer, wishes)
+    _straighten(items, layers, ways)
+    left = min((item.x for item in items), default=0.0)
+    for item in items:
+        item.x = round(item.x - left, 1)
+
+
+def _wishes(items: Sequence[Item], steps: Sequence[Step]) -> tuple[Wishes, Wishes]:
+    above: dict[int, list[tuple[int, float, float]]] = {}
+    below: dict[int, list[tuple[int, float, float]]] = {}
+    for step in steps:
+        stations = items[step.upper].is_station + items[step.lower].is_station
+        counts = (PLAIN, BENT, STRAIGHT)[stations]
+        above.setdefault(step.lower, []).append((step.upper, step.upper_x - step.lower_x, counts))
+        below.setdefault(step.upper, []).append((step.lower, step.lower_x - step.upper_x, counts))
+    return above, below
+
+
+def _rooms(items: Sequence[Item], layer: Sequence[int]) -> list[float]:
+    """Return what lies behind each item of a layer at least."""
+    found = [
+        BESIDE_STATION if items[before].is_station or items[behind].is_station else BETWEEN_BOXES
+        for before, behind in pairwise(layer)
+    ]
+    return [*found, 0.0]
+
+
+def _place_layer(items: Sequence[Item], layer: Sequence[int], wishes: Wishes) -> None:
+    """Move the items of a layer to where those wish them to be that count most, or as near as their order allows."""
+    wished: list[float] = []
+    counts: list[float] = []
+    for index in layer:
+        linked = wishes.get(index, ())
+        most = max((count for *_, count in linked), default=0.0)
+        best = [items[other].x + shift for other, shift, count in linked if count == most]
+        wished.append(sum(best) / len(best) if best else items[index].x)
+        counts.append(most or BENT)
+    rooms = _rooms(items, layer)
+    behind, before = [0.0], 0.0
+    for index, room in zip(layer, rooms, strict=True):
+        before += items[index].width + room
+        behind.append(before)
+    shifts = [wish - start for wish, start in zip(wished, behind, strict=False)]
+    for index, start, shift in zip(layer, behind, nearest_in_order(shifts, counts), strict=False):
+        items[index].x = start + shift
+
+
+def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: Iterable[Sequence[int]]) -> None:
+    """Let the stations of a link stand below each other, where there is room for that between their neighbours."""
+    place = {index: position for layer in layers for position, index in enumerate(layer)}
+    for way in sorted({tuple(way) for way in ways}, key=lambda way: (-len(way), way)):
+        least, most = -math.inf, math.inf
+        for station in way:
+            layer, position = layers[items[station].layer], place[station]
+            if position > 0:
+                before = items[layer[position - 1]]
+                least = max(least, before.x + before.width + BESIDE_STATION)
+            if position + 1 < len(layer):
+                most = min(most, items[layer[position + 1]].x - BESIDE_STATION)
+        if way and least <= most:
+            middle = sorted(items[station].x for station in way)[len(way) // 2]
+            for station in way:
+                items[station].x = min(max(middle, least), most)
+
+
+def nearest_in_order(wished: Sequence[float], counts: Sequence[float]) -> list[float]:
+    """Return numbers that never fall and are nearest to those wished for, by their weighted squares.
+
+    Source: pool adjacent violators; Barlow et al., Statistical Inference under Order Restrictions, 1972.
+
+    >>> nearest_in_order([1.0, 5.0, 3.0, 8.0], [1.0, 1.0, 3.0, 1.0])
+    [1.0, 3.5, 3.5, 8.0]
+    """
+    pools: list[tuple[float, float, int]] = []
+    for wish, weight in zip(wished, counts, strict=True):
+        pool = (wish, weight, 1)
+        while pools and pools[-1][0] > pool[0]:
+            value, count, length = pools.pop()
+            total = count + pool[1]
+            pool = ((value * count + pool[0] * pool[1]) / total, total, length + pool[2])
+        pools.append(pool)
+    return [value for value, _, length in pools for _ in range(length)]

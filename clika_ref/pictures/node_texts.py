@@ -1,0 +1,77 @@
+"""What is written of a node: types, operands and attributes, short in its box and whole for who asks."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from clika_ref.core.ir import Node, Value
+
+LONGEST = 46
+"""Characters of a line in a box: a type of five sides with names fits, so that no box is wider than a hand."""
+
+UNBROKEN = "\u00a0"
+"""A space at which no line ends: an attribute stays with its value."""
+
+MOST_LINES = 4
+"""Of attributes in a box."""
+
+MOST_INPUTS = 4
+"""Lines of what a node reads, in its box: those that join dozens of tensors would be as tall as a page."""
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """Return a text without its middle, where it is too long.
+
+    >>> shortened("encoder.layers.encoder_layer_0.self_attention", 25)
+    'encoder.laye…f_attention'
+    """
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
+
+
+def operand_names(node: Node) -> Iterator[tuple[str, Any]]:
+    """Return the operands of a node that are there, each under the name that its operator gives it."""
+    names = [parameter.name for parameter in node.op.operands]
+    for position, operand in enumerate(node.inputs):
+        if operand is not None:
+            yield names[min(position, len(names) - 1)] if names else "x", operand
+
+
+def attribute_texts(node: Node) -> Iterator[str]:
+    """Return the attributes of a node that are set: ``stride (2, 2)``."""
+    for name, value in node.attrs.items():
+        if value is not None:
+            yield f"{name} {value_text(value)}"
+
+
+def attribute_lines(node: Node) -> list[str]:
+    """Return the attributes of a node in lines, cut off where there are too many."""
+    whole = [text.replace(" ", UNBROKEN) for text in attribute_texts(node)]
+    lines = [line.replace(UNBROKEN, " ") for line in textwrap.wrap(", ".join(whole), LONGEST - 8)]
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], f"{lines[MOST_LINES - 1].rstrip(',')}, …"]
+    return lines
+
+
+def value_text(value: Any) -> str:
+    """Return an attribute or operand that is no tensor, as people write it.
+
+    >>> [value_text(v) for v in ((2, 2), torch.float32, "none", 1e-05)]
+    ['(2, 2)', 'float32', 'none', '1e-05']
+    """
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, tuple):
+        return f"({', '.join(map(value_text, value))}{',' if len(value) == 1 else ''})"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def constant_text(value: Value, node: Node) -> str:
+    """Return the type of a constant, and its name where it is none of the parameters of the node's own module."""
+    scope = node.origin.scope
+    is_own = node.op.trait.weight is not None or (scope and value.name.startswith(f"{scope}."))
+    return str(value.type) if is_own else f"{value.type} {value.name}"

@@ -1,0 +1,60 @@
+"""Pictures as one HTML file, which needs nothing else: modules fold, the picture pans and zooms, nodes are searched."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from clika_ref.pictures.arrangement import Arrangement, arrange
+from clika_ref.pictures.drawing import Box, Drawing
+from clika_ref.pictures.style import COLOURS, INTEGER_EDGE, MARGIN
+from clika_ref.pictures.svg import INTEGERS_LEGEND, SHEET, content, markers
+
+
+def write_page(drawing: Drawing) -> bytes:
+    """Return a drawing as an HTML file."""
+    whole = arrange(drawing)
+    chips = [f'<span><i style="background:{COLOURS[role].title}"></i>{role.value}</span>' for role in drawing.roles]
+    if drawing.has_integers:
+        chips.append(f'<span><i class="line" style="background:{INTEGER_EDGE}"></i>{INTEGERS_LEGEND}</span>')
+    page = Template(_read("page.html")).substitute(
+        title=escape(drawing.title),
+        subtitle=escape(drawing.subtitle),
+        style=f"{SHEET}\n{_read('page.css')}",
+        legend="\n".join(chips),
+        picture="\n".join([*markers(), '<g id="world">', *content(whole), "</g>"]),
+        layout=json.dumps(layout_of(whole), separators=(",", ":")).replace("</", "<\\/"),
+        script=_read("page.js"),
+    )
+    return page.encode()
+
+
+def _read(name: str) -> str:
+    return files("clika_ref.pictures").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def layout_of(found: Arrangement) -> dict[str, Any]:
+    """Return what a page must know to lay a group out again when one in it is folded: all but the columns can move."""
+    members: list[dict[str, Any]] = []
+    for member in found.members:
+        inner = member.content
+        told: dict[str, Any] = {"layer": member.layer, "x": member.x}
+        if isinstance(inner, Box):
+            told |= {"key": inner.key, "height": member.height}
+        else:
+            told |= {"key": inner.group.key, "group": layout_of(inner)}
+        members.append(told)
+    routes = [{"source": r.source, "target": r.target, "columns": r.columns} for r in found.routes]
+    return {
+        "title": found.group.title,
+        "nodes": sum(1 for _ in found.group.boxes()),
+        "band": found.band,
+        "above": MARGIN if found.band and not found.entries else 0,
+        "below": MARGIN if found.band and not found.exits else 0,
+        "gaps": found.gaps,
+        "members": members,
+        "routes": routes,
+    }

@@ -1,0 +1,69 @@
+"""Pictures as pixels: the SVG, drawn by resvg."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import warnings
+from typing import Any
+
+from clika_ref.core.errors import ClikaWarning, ModelError
+from clika_ref.pictures.drawing import Drawing
+from clika_ref.pictures.style import FONT
+from clika_ref.pictures.svg import write_svg
+
+ZOOM = 2.0
+"""Pixels of the image for each of the picture, so that letters are sharp on today's screens."""
+
+MOST_PIXELS, LONGEST_SIDE = 80e6, 32_000.0
+"""Of an image: beyond, viewers refuse it, and 320 MB are taken while it is drawn."""
+
+PROBE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9" font-family="{}">{}</text></svg>'
+"""A letter: where no font is, nothing is drawn."""
+
+LEGIBLE = 0.7
+"""Zoom below which rows cannot be read, whose letters are 8 pixels high then."""
+
+MISSING = "a .png is drawn by resvg_py, which is not installed: pip install 'clika-ref[pictures]', or write a .svg"
+
+NO_LETTERS = (
+    f"a .png needs one of the fonts {FONT.removesuffix(', monospace')}, and this machine has none of them: install one "
+    "(fonts-dejavu on Debian), or write a .svg"
+)
+
+TOO_LARGE = (
+    "the picture of {} is {:,.0f} by {:,.0f} pixels large, and its letters too small to be read in a .png; write a "
+    ".html, which folds modules, or a .svg"
+)
+
+
+def write_png(drawing: Drawing) -> bytes:
+    """Return a drawing as a PNG file.
+
+    Raises:
+        ModelError: what draws it is not installed, or no font is.
+    """
+    resvg = _resvg()
+    text = write_svg(drawing).decode()
+    width, height = map(float, re.findall(r'(?:width|height)="([\d.]+)"', text[: text.index(">")]))
+    zoom = min(ZOOM, math.sqrt(MOST_PIXELS / (width * height)), LONGEST_SIDE / max(width, height))
+    if zoom < LEGIBLE:
+        warnings.warn(TOO_LARGE.format(drawing.title, width, height), ClikaWarning, stacklevel=2)
+    return bytes(resvg.svg_to_bytes(svg_string=text, zoom=zoom))
+
+
+def _resvg() -> Any:
+    """Return the package that draws.
+
+    Raises:
+        ModelError: it is not installed, or finds no font.
+    """
+    try:
+        resvg: Any = importlib.import_module("resvg_py")
+    except ImportError as error:
+        raise ModelError(MISSING) from error
+    empty, letter = (bytes(resvg.svg_to_bytes(svg_string=PROBE.format(FONT, text))) for text in (" ", "M"))
+    if empty == letter:
+        raise ModelError(NO_LETTERS)
+    return resvg

@@ -1,0 +1,134 @@
+"""From a graph to what is drawn of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.explanation import Explanation
+from clika_ref.pictures.drawing import Box, Drawing, Edge, Role
+from clika_ref.pictures.grouping import grouped
+from clika_ref.pictures.held_values import folded_nodes, held
+from clika_ref.pictures.node_texts import (
+    MOST_INPUTS,
+    attribute_lines,
+    attribute_texts,
+    constant_text,
+    operand_names,
+    shortened,
+    value_text,
+)
+from clika_ref.pictures.roles import Precision, precisions
+from clika_ref.quantization.quantizing import Plan
+
+
+def drawing_of(
+    graph: Graph, plan: Plan | None = None, explanation: Explanation | None = None, *, subtitle: str = ""
+) -> Drawing:
+    """Return what a picture of a graph shows.
+
+    Pairs of ``quantize`` and ``dequantize`` become colours: what is read between them is an edge of integers, and a
+    weight that is written in integers is a line in the box of its layer.
+
+    Args:
+        graph: after whatever stage.
+        plan: whose integers the graph has, if any: it says which nodes compute with them, and why others do not.
+        explanation: what a runtime makes of each node, to show in place of what was planned.
+        subtitle: what else to say beside the number of nodes.
+    """
+    folded = folded_nodes(graph)
+    nodes = [node for node in graph.nodes if node not in folded]
+    known = precisions(graph, plan, explanation)
+    boxes: list[tuple[Box, Sequence[str]]] = [(_input_box(value), ()) for value in graph.inputs]
+    keys: dict[Value, str] = {value: box.key for value, (box, _) in zip(graph.inputs, boxes, strict=True)}
+    edges: list[Edge] = []
+    for node in nodes:
+        box = _node_box(node, known.get(node, Precision()))
+        boxes.append((box, node.origin.scopes))
+        edges += _edges(box.key, [v for v in node.inputs if isinstance(v, Value)], keys)
+        keys.update(dict.fromkeys(node.outputs, box.key))
+    for box, value in _results(graph):
+        boxes.append((box, ()))
+        edges += _edges(box.key, [value], keys)
+    count = f"{len(nodes):,} nodes" if len(nodes) != 1 else "1 node"
+    root = grouped(boxes, graph.name)
+    return Drawing(graph.name, ", ".join(part for part in (count, subtitle) if part), root, edges)
+
+
+def _edges(target: str, values: Sequence[Value], keys: dict[Value, str]) -> Iterator[Edge]:
+    """Return what leads to a box: an edge for each value, and one more where it is read in integers as well."""
+    seen: set[tuple[Value, str]] = set()
+    for read in values:
+        found = held(read)
+        value, text = found.value, found.text
+        if value in keys and (value, text) not in seen:
+            seen.add((value, text))
+            carries = f"{value.name} {'integers' if text else ''}".strip()
+            yield Edge(keys[value], target, carries, text or str(value.type), is_integers=bool(text))
+
+
+def _input_box(value: Value) -> Box:
+    rows = [("name", shortened(value.name)), ("type", shortened(str(value.type)))]
+    return Box(
+        f"input {value.name}", "input", "", rows, [("name", value.name), ("type", str(value.type))], Role.INTERFACE
+    )
+
+
+def _results(graph: Graph) -> Iterator[tuple[Box, Value]]:
+    """Return a box for each output, and for each buffer that a call overwrites, with what it holds."""
+    found = [("output", str(index), value) for index, value in enumerate(graph.outputs)]
+    found += [("state", name, value) for name, value in graph.state.items()]
+    for kind, name, value in found:
+        read = held(value)
+        title = name if kind == "state" else read.value.name
+        rows = [("name", shortened(title)), ("type", shortened(str(value.type)))]
+        details = [("name", title), ("type", str(value.type))]
+        yield Box(f"{kind} {name}", kind, "", rows, details, Role.INTERFACE), value
+
+
+def _node_box(node: Node, precision: Precision) -> Box:
+    scope = node.origin.scope
+    rows = [("name", shortened(node.name)), *_operand_rows(node)]
+    rows += [("out", shortened(str(value.type))) for value in node.outputs[:MOST_INPUTS]]
+    if len(node.outputs) > MOST_INPUTS:
+        rows.append(("", f"and {len(node.outputs) - MOST_INPUTS} more outputs"))
+    rows += [("", line) for line in attribute_lines(node)]
+    details = [("name", node.name), ("module", scope or "the model itself")]
+    if node.origin.line:
+        details.append(("line", node.origin.line))
+    details += precision.details.items()
+    details += [(name, _operand_text(operand)) for name, operand in operand_names(node)]
+    details += [("out", f"{value.name}: {value.type}") for value in node.outputs]
+    details += [("with", text) for text in attribute_texts(node)]
+    if node.origin.history:
+        details.append(("made by", ", ".join(node.origin.history)))
+    return Box(f"node {node.name}", node.kind, precision.badge, rows, details, precision.role)
+
+
+def _operand_rows(node: Node) -> list[tuple[str, str]]:
+    """Return lines for what a node reads: what other nodes made, under ``in``, then constants and numbers."""
+    made: list[tuple[str, str]] = []
+    kept: list[tuple[str, str]] = []
+    for name, operand in operand_names(node):
+        if not isinstance(operand, Value):
+            kept.append((shortened(name, 13), shortened(value_text(operand))))
+            continue
+        found = held(operand)
+        if found.value.is_constant:
+            kept.append((shortened(name, 13), shortened(found.text or constant_text(found.value, node))))
+        else:
+            made.append(("in", shortened(found.text.partition(", scale")[0] or str(operand.type))))
+    return [*_few(made, "inputs"), *_few(kept, "operands")]
+
+
+def _few(rows: list[tuple[str, str]], what: str) -> list[tuple[str, str]]:
+    if len(rows) <= MOST_INPUTS + 1:
+        return rows
+    return [*rows[:MOST_INPUTS], ("", f"and {len(rows) - MOST_INPUTS} more {what}")]
+
+
+def _operand_text(operand: object) -> str:
+    if not isinstance(operand, Value):
+        return value_text(operand)
+    found = held(operand)
+    return f"{found.value.name}: {found.text or found.value.type}"

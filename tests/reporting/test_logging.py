@@ -1,0 +1,71 @@
+"""The standard logging: each message under the name of the module that tells it, and nothing printed twice."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import clika_ref
+from clika_ref import clika_compile
+from clika_ref.reporting.log import CompilationLog
+
+X = [torch.zeros(1, 4), torch.zeros(2, 4)]
+
+
+@pytest.fixture
+def records(caplog, monkeypatch):
+    """Compile a small model; return what logging got, at all levels."""
+    monkeypatch.setenv("CLIKA_REF_QUIET", "1")
+    with caplog.at_level(logging.DEBUG, logger="clika_ref"):
+        clika_compile(nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval(), tracing_inputs=X)
+    return caplog.records
+
+
+def test_each_message_bears_the_name_of_the_module_that_tells_it(records):
+    assert records
+    for record in records:
+        package = Path(clika_ref.__file__).parents[1]
+        path = Path(record.pathname).relative_to(package).with_suffix("")
+        assert record.name == ".".join(path.parts)
+        assert record.name.startswith("clika_ref.")
+        assert record.name != "clika_ref.reporting.log"
+    assert len({record.name for record in records}) > 1
+
+
+def test_stages_are_told_as_information_and_details_for_who_looks_for_faults(records):
+    told = [record.getMessage().split()[0] for record in records if record.levelno == logging.INFO]
+    assert [word for word in told if word in ("Capturing", "Cleaning", "Wrapping")] == [
+        "Capturing",
+        "Cleaning",
+        "Wrapping",
+    ]
+    assert any(record.levelno == logging.DEBUG for record in records)
+
+
+def test_a_warning_of_the_log_is_one_of_logging(caplog, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_QUIET", "1")
+    with CompilationLog.open(None) as log, caplog.at_level(logging.DEBUG, logger=__name__):
+        log.warning("100% of them")
+    assert [(r.name, r.levelname, r.getMessage()) for r in caplog.records] == [(__name__, "WARNING", "100% of them")]
+    assert Path(caplog.records[0].pathname) == Path(__file__)
+
+
+def test_what_nobody_listens_to_is_printed_once():
+    code = "from clika_ref.reporting.log import CompilationLog; CompilationLog.open(None).warning('odd weights')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout + done.stderr).count("odd weights") == 1
+
+
+def test_the_file_has_each_line_once(tmp_path):
+    with CompilationLog.open(tmp_path, console=False) as log:
+        log.say("said")
+        log.warning("warned")
+        log.detail("detailed")
+        with log.stage("Working") as stage:
+            stage.done("worked")
+    text = log.path.read_text(encoding="utf-8")
+    assert [text.count(word) for word in ("said", "warned", "detailed", "worked", "Done Working")] == [1] * 5
