@@ -14,7 +14,7 @@ from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
 from clika_ref.calling import Method, compile_graph, forward_under, level_of_the_user
 from clika_ref.capture.calibration_inputs import Unread
-from clika_ref.core.errors import ModelError
+from clika_ref.core.errors import ClikaWarning, ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
