@@ -45,6 +45,9 @@ def test_each_layer_says_what_the_summary_says_of_it(module, told):
     skipped = named(told, "conv2d_2")
     assert (skipped["scope"], skipped["state"]) == ("blocks.0.second", "kept")
     assert "skip_quantization" in skipped["reason"]
+    activations = [node for node in told["nodes"] if node["operator"] == "hardswish"]
+    assert {node["state"] for node in activations} == {"float"}  # no layer, so that nobody kept it
+    assert all("no kernel" in node["reason"] for node in activations)
 
 
 def test_each_node_says_what_the_explanation_says_of_it(module, told):

@@ -63,7 +63,7 @@ def test_what_is_drawn_is_there_in_its_colours(page):
     assert colours(page, "#latency-bars")[BLUE] > 500
     assert colours(page, "#values-table svg.spark")[BLUE] > 10
     assert page.locator("#sensitivity-plot circle").count() == 5
-    assert page.locator("#thresholds-plot circle.chosen").count() >= 1
+    assert page.locator("#thresholds-plot circle.chosen").count() == 2
 
 
 def test_a_layer_that_is_clicked_shows_what_is_known_of_it_and_the_histograms_of_its_values(page):
@@ -207,3 +207,5 @@ def test_two_thousand_nodes_are_shown_sorted_and_scrolled_a_part_at_a_time(tmp_p
     page.wait_for_function("document.querySelectorAll('#layers-table tbody tr').length > 100")
     page.get_by_role("button", name="Unfold all").click()
     assert page.locator("#hierarchy-table tbody tr").count() > 2200
+    page.locator("#sensitivity-plot circle").last.click()
+    assert page.locator("#details svg.histogram").count() == 2

@@ -18,7 +18,7 @@ function openNode(place, from = null) {
     ["bits", node.bits ? `${node.bits[0]} of weights, ${node.bits[1]} of what it reads` : ""],
     ["weight", node.bits ? `${bytes(node.bytes_before)} before, ${bytes(node.bytes_after)} after` : ""],
     ["products", node.products ? `${count(node.products)} (${percent(node.products, report.modules[0].products)})` : ""],
-    ["time", node.seconds === null ? "" : `${seconds(node.seconds)} (${percent(node.seconds, report.latency.seconds)})`],
+    ["time", node.seconds === null ? "" : `${seconds(node.seconds)} (${percent(node.seconds, whole.seconds)} of all nodes)`],
   ];
   open(titleOf(node), badge(node.state), facts, [
     ["Reads", node.reads],
