@@ -136,11 +136,7 @@ class Builder:
     """Adds typed nodes before a given node (or at the end), under one origin; what rewrite rules call ``build``."""
 
     def __init__(
-        self,
-        graph: Graph,
-        operators: Mapping[str, Operator],
-        before: Node | None = None,
-        origin: Origin | None = None,
+        self, graph: Graph, operators: Mapping[str, Operator], before: Node | None = None, origin: Origin | None = None
     ) -> None:
         self.graph = graph
         self.operators = operators

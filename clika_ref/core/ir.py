@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 from html import escape
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from clika_ref.core.errors import PassError
-from clika_ref.core.notebooks import html_table
 from clika_ref.core.types import Origin, TensorType
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ Data: TypeAlias = "torch.Tensor | Callable[[], torch.Tensor]"
 """The elements of a constant, or the function that computes them."""
 
 SHOWN = 200
-"""Nodes of a graph that a notebook shows: more are no help, and slow."""
+"""Lines of a graph that a notebook shows: more are no help, and slow."""
 
 
 class Use(NamedTuple):
@@ -47,12 +45,7 @@ class Value:
     __slots__ = ("_data", "_uses", "index", "name", "producer", "type")
 
     def __init__(
-        self,
-        type: TensorType,
-        name: str,
-        producer: Node | None = None,
-        index: int = 0,
-        data: Data | None = None,
+        self, type: TensorType, name: str, producer: Node | None = None, index: int = 0, data: Data | None = None
     ) -> None:
         self.type = type
         self.name = name
@@ -207,15 +200,10 @@ class Graph:
         return "\n".join([*lines, f"  return {', '.join('%' + v.name for v in self.outputs)}"])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a line for each of the first nodes."""
-        columns = ("node", "operator", "type", "reads", "module")
-        shown = [
-            (n.name, n.kind, ", ".join(str(v.type) for v in n.outputs), ", ".join(map(_show, n.inputs)), n.origin.scope)
-            for n in islice(self.nodes, SHOWN)
-        ]
-        rest = f" (the first {SHOWN:,} of them)" if len(self) > SHOWN else ""
-        title = escape(f"graph {self.name}({', '.join(map(repr, self.inputs))}), {len(self):,} nodes{rest}")
-        return f"<p>{title}</p>{html_table(columns, shown)}"
+        """What a notebook shows: the first lines."""
+        lines = str(self).splitlines()
+        rest = [f"and {len(lines) - SHOWN:,} lines more"] if len(lines) > SHOWN else []
+        return "<pre>" + escape("\n".join([*lines[:SHOWN], *rest])) + "</pre>"
 
     # Building
 

@@ -13,10 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.text import Text
 
-from clika_ref.core.notebooks import html_table
 from clika_ref.reporting.console import result_console
 
 Row = TypeVar("Row")
+
+CELL = "padding: 2px 10px; white-space: nowrap; text-align: {}"
 
 
 class Table(Sequence[Row], Generic[Row]):
@@ -82,6 +83,18 @@ def record_of(fact: Any) -> dict[str, Any]:
     names += [name for name, member in vars(type(fact)).items() if isinstance(member, property)]
     found = {name: getattr(fact, name) for name in names}
     return {name: value for name, value in found.items() if not is_dataclass(value)}
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], to_the_right: Sequence[bool] = ()) -> str:
+    """Return cells under their headings as HTML; columns of numbers may stand to the right."""
+    sides = ["right" if right else "left" for right in to_the_right] or ["left"] * len(columns)
+    styles = [CELL.format(side) for side in sides]
+    head, *body = (
+        "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>' for cell, style in zip(row, styles, strict=True))
+        for tag, row in [("th", columns), *(("td", row) for row in rows)]
+    )
+    lines = "".join(f"<tr>{line}</tr>" for line in body)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def html_of(*parts: Table[Any] | str) -> str:
