@@ -73,7 +73,7 @@ class AdaptedModule(PrunedModule):
             hold_those_of_first(ranks, drawn(graph))
             if ranks.are_several:
                 refuse_other_models(fingerprint(graph), ranks)
-            self._clika_timings.update(log.timings)
+            self._keep_told(log)
         own, wanted = self._learned, self._clika_wanted
         quantized = own and self._with_scales_beside(own, graph)
         self._exchange(graph)

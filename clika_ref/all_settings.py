@@ -121,9 +121,12 @@ class Settings(CheckedSettings):
         Raises:
             ModelError: no file can be written there.
         """
-        text = as_yaml({of.name: getattr(self, of.name) for of in fields(self)})
         with write_atomically(Path(path)) as file:
-            file.write(text.encode())
+            file.write(self.to_yaml().encode())
+
+    def to_yaml(self) -> str:
+        """Return what `save_to_path` writes."""
+        return as_yaml({of.name: getattr(self, of.name) for of in fields(self)})
 
     def compile_arguments(self) -> dict[str, Any]:
         """Return what `clika_compile` takes of this: ``clika_compile(model, ..., **settings.compile_arguments())``."""

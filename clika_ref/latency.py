@@ -1,11 +1,11 @@
-"""Latency in the runtime of a target: which layers would be slower in integers than in float, as measured here."""
+"""Latency in the runtime of a target: of whole files, and which layers would be slower in integers than in float."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Runner, Target
+from clika_ref.core.targets import Artifact, Runner, Target
 from clika_ref.core.types import TensorType
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written
@@ -138,6 +138,11 @@ def _read(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor]) -> dic
     with torch.no_grad():
         interpret(graph, inputs, observe)
     return {node: held[node.inputs[0]] for node in layers if node.inputs[0] in held}
+
+
+def profiler_of(target: Target) -> Callable[[Artifact, Sequence[Tensor]], Mapping[str, float]] | None:
+    """Return what tells how long each node of an artifact takes (`Target`); None where the target does not."""
+    return getattr(target, "profile", None)
 
 
 def ratio_to_float(graph: Graph, plan: Plan, target: Target, registry: Registry, inputs: Sequence[Tensor]) -> float:

@@ -14,29 +14,24 @@ from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
 from clika_ref.calling import Method, forward_under, level_of_the_user
 from clika_ref.capture.calibration_inputs import Unread
-from clika_ref.capture.inputs import pack
 from clika_ref.core.errors import ClikaWarning, ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
 from clika_ref.distributed.sharding import hold_buffers_of_first, is_divided, let_go, whole, whole_weights
-from clika_ref.explanation import Explanation, explain
 from clika_ref.exporting.configuration import configuration
-from clika_ref.exporting.examples import dummy_inputs, telling_example
-from clika_ref.exporting.export import ExportRequest, export, target_for
+from clika_ref.exporting.export import ExportRequest, export
 from clika_ref.exporting.interface import chosen_names
-from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.input_checks import check_inputs
-from clika_ref.pictured_module import PicturedModule
 from clika_ref.quantization.fingerprint import fingerprint
+from clika_ref.reported_module import ReportedModule
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX, Norms
 from clika_ref.signature import Signature
 from clika_ref.simulation import Simulation
 from clika_ref.sizes_seen import sizes_of
 from clika_ref.training_form import TrainingForm
-from clika_ref.weights import cast_weight
 
 PATTERN_LIMIT = 4096
 """Combinations of input shapes whose check is remembered; beyond, the check is made again."""
@@ -47,7 +42,7 @@ IDLE_DROPOUTS = (
 )
 
 
-class ClikaModule(PicturedModule):
+class ClikaModule(ReportedModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
     Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
@@ -80,7 +75,7 @@ class ClikaModule(PicturedModule):
     def clika_remember(
         self,
         examples: list[list[torch.Tensor]],
-        timings: Mapping[str, float],
+        log: CompilationLog,
         *,
         are_data: bool = False,
         unread: Unread | None = None,
@@ -90,7 +85,7 @@ class ClikaModule(PicturedModule):
 
         Args:
             examples: the inputs to compare artifacts on, one tensor for each input of the graph.
-            timings: seconds.
+            log: of the compilation.
             are_data: whether the examples are the calibration inputs, and not a few of them, or only shaped like them.
             unread: calibration inputs that were given beside them.
             idle_dropouts: how many were traced in eval mode, of which training is to warn.
@@ -98,7 +93,7 @@ class ClikaModule(PicturedModule):
         self._clika_idle_dropouts = idle_dropouts
         self._clika_examples, self._clika_examples_are_data, self._clika_unread = examples, are_data, unread
         self._clika_sizes = Counter(sizes_of(self._clika_graph, inputs) for inputs in examples)
-        self._clika_timings.update(timings)
+        self._keep_told(log)
 
     # Copies
 
@@ -264,10 +259,6 @@ class ClikaModule(PicturedModule):
 
     # Export
 
-    def clika_generate_dummy_inputs(self) -> dict[str, Any]:
-        """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``."""
-        return dummy_inputs(self._require_graph(), self._clika_signature)
-
     def clika_export(  # noqa: PLR0917 - the record's arguments, and one more
         self,
         file: Any,
@@ -323,61 +314,11 @@ class ClikaModule(PicturedModule):
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             self._warn_of_trained_weights(plan, log)
             artifact = export(request, deployment, self._clika_registry or load_registry(), log)
-            self._clika_timings.update(log.timings)
+            self._keep_told(log)
         return artifact
-
-    def _require_exportable(self) -> None:
-        graph = self.graph
-        if not graph.outputs:
-            msg = f"{graph.name} returns no tensor, so there is nothing to export"
-            raise ModelError(msg)
-        moved = [
-            (v, v.data.dtype) for v in graph.constants.values() if v.data is not None and v.data.dtype != v.type.dtype
-        ]
-        if moved:
-            value, dtype = moved[0]
-            raise cast_weight(value.name, dtype, value.type.dtype)
-
-    def _examples(self, given: Any) -> list[list[torch.Tensor]]:
-        if given is None and self._clika_calibration is not None:
-            return self._clika_calibration.reservoir.samples(FEWEST_SAMPLES)
-        if given is None and self._clika_examples:
-            return self._clika_examples
-        if given is None:
-            dummy = self._as_inputs((), self.clika_generate_dummy_inputs())
-            return [list(telling_example(self.graph, dummy))]
-        call = pack(self._clika_signature.parameters, given)
-        return [self._as_inputs(call.args, call.kwargs)]
-
-    def _as_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        inputs = self._clika_signature.graph_inputs(self._clika_signature.flatten(args, kwargs))
-        check_inputs(self._clika_graph, inputs)
-        return inputs
 
     def _graph_outputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Compute the graph on copies of inputs, leaving buffers as they are."""
         with torch.no_grad():
             outputs, _ = interpret(self.graph, [t.clone() for t in inputs])
         return outputs
-
-    def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
-        """Write the module as `clika_export` does, and return what the runtime makes of each of its nodes.
-
-        Printed, it is a table: what was planned in integers, what runs in integers, and why the rest does not.
-        `export_configuration` asks for other forms here as well.
-
-        Args:
-            deployment_settings: of which target; by default that of the module.
-
-        Raises:
-            ModelError: ``deployment_settings`` are something else, or the form that is asked for cannot be had.
-            TargetError: the target refuses a node, or its runtime is not installed.
-        """
-        check_kinds(locals())  # which are the arguments, and nothing else yet
-        self._require_exportable()
-        registry = self._clika_registry or load_registry()
-        deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
-        plan = self._plan_for(deployment)
-        with outside_autocast():
-            target, example = target_for(deployment, registry), self._examples(None)[0]
-            return explain(self.graph, plan, target, registry, example, form=configuration())

@@ -22,6 +22,13 @@ def flags() -> frozenset[str]:
     return frozenset(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
 
 
+def name_of_processor() -> str:
+    """Return what this processor is called, or at least of which kind it is."""
+    text = INFO.read_text(encoding="utf-8") if INFO.exists() else ""
+    named = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    return next(named, "") or platform.machine()
+
+
 def is_arm() -> bool:
     """Whether this is an ARM processor of 64 bits."""
     return platform.machine().lower() in ("arm64", "aarch64")

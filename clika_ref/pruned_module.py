@@ -87,7 +87,7 @@ class PrunedModule(QuantizedModule):
             found = pruned(graph, wanted, batches, registry.operators, log)
             if ranks.are_several:
                 refuse_other_models(fingerprint(graph), ranks)
-            self._clika_timings.update(log.timings)
+            self._keep_told(log)
         self._exchange(graph)
         return found
 

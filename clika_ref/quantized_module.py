@@ -268,7 +268,7 @@ class QuantizedModule(CheckpointedModule):
                 calibration.sizes = known.sizes  # also those of batches that were not kept
             self._clika_calibration = calibration
             yield _Calibrated(stages, deployment, wanted, log, ranks)
-            self._clika_timings.update(log.timings)
+            self._keep_told(log)
 
     def _log(self, ranks: Ranks) -> CompilationLog:
         """Return a log, which of several processes the first one shows."""

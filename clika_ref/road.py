@@ -165,7 +165,7 @@ def _compile(travel: _Travel) -> ClikaModule | None:
     read = len(examples) if calibration is None else calibration.sizes.total()
     are_data = travel.given.tracing_inputs is None and len(examples) >= read  # not where a few of more are traced with
     known = {"are_data": are_data, "unread": travel.given.unread, "idle_dropouts": dropouts}
-    module.clika_remember(examples, log.timings, **known)
+    module.clika_remember(examples, log, **known)
     if wanted is not None and calibration is not None and found is not None:
         module.clika_adopt(Quantized(wanted.target.name, found.plan, calibration.model, found), calibration, wanted)
         if log.path is None:

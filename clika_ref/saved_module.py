@@ -22,6 +22,7 @@ from clika_ref.float_form import FloatForm
 from clika_ref.generic import find_operator, torchlib_operator
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.learned_scales import LEARNED, unlearned
+from clika_ref.reporting.log import CompilationLog
 from clika_ref.saving.extra_state import read_extra_state, write_extra_state
 from clika_ref.saving.graph_format import graph_from_json, graph_to_json, same_graph
 from clika_ref.saving.signature_format import signature_from_json, signature_to_json
@@ -59,6 +60,9 @@ UNSAVED = frozenset(
 
 class SavedModule(nn.Module):
     """A module around a graph, whose state dict, copies and pickles hold all of it."""
+
+    _clika_warnings: tuple[str, ...] = ()
+    """What was warned of on the way; pickles of before have none."""
 
     def __init__(
         self,
@@ -123,6 +127,11 @@ class SavedModule(nn.Module):
     def _log_scales(self) -> dict[str, nn.Parameter]:
         """The logarithms of scales, relative to those of the plan, by their names in the state dict."""
         return parameters_under(self, LEARNED)
+
+    def _keep_told(self, log: CompilationLog) -> None:
+        """Keep how long stages took, and what was warned of, each once."""
+        self._clika_timings.update(log.timings)
+        self._clika_warnings = (*dict.fromkeys((*self._clika_warnings, *log.warnings)),)
 
     def _sizes_seen(self) -> Counter[Sizes]:
         """Return which sizes this module, or what it is a copy of, was traced and calibrated with, and how often."""

@@ -15,6 +15,10 @@ from clika_ref.capture.inputs import pack
 sys.path.insert(0, str(Path(__file__).parent))  # the importlib mode of pytest leaves the folder of a test off the path
 sys.path.append(str(Path(__file__).parents[1]))  # for `releasing`; last, so that what is installed comes first
 
+from browser import browser, open_page
+
+__all__ = ["browser", "open_page"]
+
 
 def call(function, element):
     """Return what a function returns for an element of ``tracing_inputs``, and its arguments after the call."""

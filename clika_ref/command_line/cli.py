@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clika_ref.command_line import environment, judging, looking, making, new_plugin
+from clika_ref.command_line import environment, judging, looking, making, new_plugin, report
 from clika_ref.command_line.endings import STATUSES
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "explain": looking.explain,
     "check": judging.check,
     "compare": judging.compare,
+    "report": report.report,
     "plugins": environment.plugins,
     "targets": environment.targets,
     "new-plugin": new_plugin.new_plugin,

@@ -49,7 +49,10 @@ class Target(Protocol):
     whose deployment settings have fields offers a method ``configured``, from settings to a target that obeys them.
     One whose runtime cannot be had here names in an attribute ``emulated_by`` what runs its files instead. One whose
     files must keep rules offers a method ``check``, from a path to a list of `clika_ref.violations.Violation`. One
-    may say in ``runtime`` which distribution its runtime is, and in ``suffixes`` how its files end, for tables.
+    whose runtime tells how long single nodes take offers a method ``profile``, from an artifact and inputs to the
+    seconds of nodes in a call, by their names as `explain` has them; parts of other nodes have none, and what the
+    runtime does for none of them is under ``""``. One may say in ``runtime`` which distribution its runtime is, and in
+    ``suffixes`` how its files end, for tables.
     """
 
     @property

@@ -54,6 +54,8 @@ def _written(found: Quantization) -> Message:
         "what_if": [dataclasses.asdict(row) for row in found.what_if],
         "observer": found.observer,
         "bytes": found.bytes,
+        "spared": [*found.spared],
+        "observers": {**found.observers},
     }
     return told, tensors
 
@@ -61,9 +63,9 @@ def _written(found: Quantization) -> Message:
 def _read(document: Mapping[str, Any], tensors: Mapping[str, Tensor], scheme: QuantizationScheme) -> Quantization:
     plan = dataclasses.replace(plan_from_json(document["plan"], tensors), scheme=scheme)
     layers = [LayerReport(**{**told, "widths": tuple(told["widths"])}) for told in document["layers"]]
-    return Quantization(
-        plan, layers, [WhatIf(**row) for row in document["what_if"]], document["observer"], document["bytes"]
-    )
+    rows = [WhatIf(**row) for row in document["what_if"]]
+    told = (document[name] for name in ("observer", "bytes", "spared", "observers"))
+    return Quantization(plan, layers, rows, *told)
 
 
 def score_of_first(score: Any, ranks: Ranks) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.quantization.layer_weights import matrices_of, position_of
@@ -106,6 +106,8 @@ class Quantization:
     """Of the file, as `WhatIf` counts them."""
     spared: Sequence[str] = ()
     """The layers that stay float at any threshold, as they cost little and spoil much."""
+    observers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By which observer the range of each value in integers was chosen, by their names."""
 
     @property
     def table(self) -> Table[LayerReport]:

@@ -54,6 +54,10 @@ class Ranging:
         counts = Counter(self.own.values())
         return ", ".join((self.observer, *(f"of {count} values by {name}" for name, count in counts.items())))
 
+    def observers_of(self, plan: Plan) -> dict[str, str]:
+        """Return which observer the range of each value of a plan is by, by their names."""
+        return {name: self.own.get(plan.scaled_as.get(name, name), self.observer) for name in plan.activations}
+
 
 def ranged(
     planner: Planner, placement: Placement, trial: Trial, weigh: Weigh, observers: Sequence[str] = TRIED["auto"]

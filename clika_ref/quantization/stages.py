@@ -127,7 +127,8 @@ class Stages:
         }
         rows = what_if(reports, parts, weighed.joints, varying, error, graph=self._graph)
         spared_here = [node.origin.scope or node.name for node in placement.floats if node in cheap]
-        return Quantization(plan, reports, rows, ranging.observers, bytes_with(self._graph, reports), spared_here)
+        size, observers = bytes_with(self._graph, reports), ranging.observers_of(plan)
+        return Quantization(plan, reports, rows, ranging.observers, size, spared_here, observers)
 
     def _without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
         """Return where integers are with further layers left float, with which scales, and the error on data."""

@@ -41,12 +41,13 @@ class CompilationLog:
     ``clika_ref.road``: what the console shows at ``INFO``, warnings at ``WARNING``, and the rest at ``DEBUG``.
 
     ``timings`` holds the seconds of each stage in the order in which the stages began; a stage that ran twice counts
-    the sum. Made by `open`; without arguments, a log that only keeps time.
+    the sum. ``warnings`` holds the text of each. Made by `open`; without arguments, a log that only keeps these.
     """
 
     def __init__(self, path: Path | None = None, file: TextIO | None = None, console: Console | None = None) -> None:
         self.path = path
         self.timings: dict[str, float] = {}
+        self.warnings: list[str] = []
         self._file = file
         self._console = console
         self._stages: list[Stage] = []
@@ -113,6 +114,7 @@ class CompilationLog:
 
     def warning(self, text: str) -> None:
         """Write a warning to the console, in yellow, and to the file."""
+        self.warnings.append(text)
         _hand_on(logging.WARNING, text)
         self._write(f"Warning: {text}")
         self._print(f"Warning: {text}", style="yellow")

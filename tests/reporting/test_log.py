@@ -171,6 +171,14 @@ def test_stages_are_timed_in_the_order_in_which_they_began_and_summed(tmp_path, 
     ]
 
 
+def test_warnings_are_kept_in_order_with_a_file_or_without():
+    log = CompilationLog()
+    log.warning("the first")
+    log.say("no warning")
+    log.warning("the second")
+    assert log.warnings == ["the first", "the second"]
+
+
 def test_the_file_is_on_disk_when_a_stage_ends(tmp_path):
     log = CompilationLog.open(tmp_path, console=False)
     with log.stage("capture"):

@@ -6,6 +6,7 @@ which the runtime writes itself, for what came of it.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +38,9 @@ KERNELS = ("QLinear", "QGemm", "MatMulInteger", "DynamicQuantize", "ConvInteger"
 ABSORBED = frozenset({"Relu", "Clip"})
 """What is computed along with the node before it."""
 
+TOKEN = re.compile(r"_token_\d+$")
+"""What ends the names of nodes that were made anew where others of that name had been."""
+
 MOVES = frozenset(
     {"Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"}
     | {"Transpose", "Unsqueeze"}
@@ -53,38 +57,29 @@ def precisions(path: Path, *, optimize: bool) -> dict[str, str]:
         path: of the ONNX file.
         optimize: whether the runtime may; without, it computes in float what lies between integers.
     """
-    written = _File.read(path)
+    written = OnnxGraph.read(path)
     if not optimize:
         return {owner: written.in_float(owner, "ONNX Runtime's optimizations are off") for owner in written.owners}
     # Up to the extended level nodes keep their names; behind it layouts change, which makes new ones.
-    found = _optimized(path, "ORT_ENABLE_EXTENDED")
-    lost = found.kernels - _optimized(path, "ORT_ENABLE_ALL").kernels
+    found = optimized_graph(path, "ORT_ENABLE_EXTENDED")
+    lost = found.kernels - optimized_graph(path, "ORT_ENABLE_ALL").kernels
     kept = _kept(written, found)
     return {owner: _precision(owner, kept.get(owner, []), written, found, lost) for owner in written.owners}
 
 
-def _kept(written: _File, found: _File) -> dict[str, list[onnx.NodeProto]]:
+def _kept(written: OnnxGraph, found: OnnxGraph) -> dict[str, list[onnx.NodeProto]]:
     """Return what an optimized graph has for each node: by their names, and by what they return where one was made."""
-    owner_of = {node.name: owner for owner, nodes in written.owners.items() for node in nodes}
-    returned_by = {name: owner for owner, nodes in written.owners.items() for node in nodes for name in node.output}
     kept: dict[str, list[onnx.NodeProto]] = {}
     for node in found.nodes:
-        owner = _owner(node.name, owner_of)
-        owner = owner or next((returned_by[n] for n in node.output if n in returned_by), None)
+        owner = written.owner_of(node)
         if owner is not None and node.op_type not in BORDERS:
             kept.setdefault(owner, []).append(node)
     return kept
 
 
-def _owner(name: str, owner_of: Mapping[str, str]) -> str | None:
-    """Return whose node an optimized one was, by its name, around which fusions write their own."""
-    name = name.removeprefix("fused ")
-    while name and name not in owner_of:
-        name = name.rpartition("/")[0]
-    return owner_of.get(name)
-
-
-def _precision(owner: str, kept: Sequence[onnx.NodeProto], written: _File, found: _File, lost: Counter[str]) -> str:
+def _precision(
+    owner: str, kept: Sequence[onnx.NodeProto], written: OnnxGraph, found: OnnxGraph, lost: Counter[str]
+) -> str:
     computing = [node for node in kept if node.op_type not in MOVES] or kept
     whole = [node.op_type for node in computing if found.runs_in_integers(node)]
     dropped = [kind for kind in whole if lost[kind]]
@@ -98,7 +93,7 @@ def _precision(owner: str, kept: Sequence[onnx.NodeProto], written: _File, found
     return written.in_float(owner) if kept else FUSED
 
 
-def _optimized(path: Path, level: str) -> _File:
+def optimized_graph(path: Path, level: str) -> OnnxGraph:
     """Return the graph that the runtime makes of a file."""
     import onnxruntime as ort  # noqa: PLC0415 - heavy, and the plugin must load without it
 
@@ -108,11 +103,11 @@ def _optimized(path: Path, level: str) -> _File:
         place = Path(folder) / "optimized.onnx"
         options.optimized_model_filepath = str(place)
         ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        return _File.read(place)
+        return OnnxGraph.read(place)
 
 
 @dataclass
-class _File:
+class OnnxGraph:
     """The nodes of an ONNX file, and what they read and make."""
 
     nodes: list[onnx.NodeProto]
@@ -124,7 +119,8 @@ class _File:
     """Constants without sides."""
 
     @classmethod
-    def read(cls, path: Path) -> _File:
+    def read(cls, path: Path) -> OnnxGraph:
+        """Read a file, but for what lies beside it."""
         graph = onnx.load(str(path), load_external_data=False).graph
         typed: Iterable[Any] = (*graph.input, *graph.value_info, *graph.output)
         file = cls([*graph.node], {v.name: v.type.tensor_type.elem_type for v in typed})
@@ -143,6 +139,27 @@ class _File:
         for node in self.nodes:
             found.setdefault(node.name.rpartition("/")[0], []).append(node)
         return found
+
+    def owner_of(self, node: onnx.NodeProto) -> str | None:
+        """Return whose node one of an optimized graph was: by its name, around which fusions write their own.
+
+        One that was made anew is known by what it returns.
+        """
+        name = node.name.removeprefix("fused ")
+        name = name if name in self._owner_by_name else TOKEN.sub("", name)
+        while name and name not in self._owner_by_name:
+            name = name.rpartition("/")[0]
+        if name:
+            return self._owner_by_name[name]
+        return next((self._owner_by_result[n] for n in node.output if n in self._owner_by_result), None)
+
+    @cached_property
+    def _owner_by_name(self) -> Mapping[str, str]:
+        return {node.name: owner for owner, nodes in self.owners.items() for node in nodes}
+
+    @cached_property
+    def _owner_by_result(self) -> Mapping[str, str]:
+        return {name: owner for owner, nodes in self.owners.items() for node in nodes for name in node.output}
 
     @property
     def kernels(self) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,9 +20,10 @@ from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
 from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref_onnxruntime.arithmetic import arithmetic_here
-from clika_ref_onnxruntime.explaining import precisions
+from clika_ref_onnxruntime.explaining import OnnxGraph, optimized_graph, precisions
 from clika_ref_onnxruntime.kept_apart import keep_apart
 from clika_ref_onnxruntime.kernels import missing_kernel
+from clika_ref_onnxruntime.profiling import CALLS, seconds_of_nodes
 from clika_ref_onnxruntime.scheme import scheme_here
 
 PROVIDERS = ["CPUExecutionProvider"]
@@ -88,6 +90,24 @@ class OnnxRuntime:
             raise TargetError(problem)
         return precisions(artifact.path, optimize=self.optimize)
 
+    def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
+        """Return the seconds of nodes in a call, from the runtime's own profile of `CALLS`: see `profiling`.
+
+        Raises:
+            TargetError: the runtime is missing, rejects the file, or fails.
+        """
+        problem = self.missing()
+        if problem is not None:
+            raise TargetError(problem)
+        with tempfile.TemporaryDirectory() as folder:
+            optimized = Path(folder) / "optimized.onnx"
+            runner = OnnxRuntimeRunner(artifact, optimize=self.optimize, profiled=optimized)
+            for _ in range(CALLS):
+                runner(inputs)
+            written = OnnxGraph.read(artifact.path)
+            fused = optimized_graph(artifact.path, "ORT_ENABLE_EXTENDED") if self.optimize else written
+            return seconds_of_nodes(written, fused, optimized, Path(runner.session.end_profiling()))
+
 
 UNOPTIMIZED = OnnxRuntime("onnxruntime-unoptimized", optimize=False)
 """ONNX Runtime without its own graph optimizations, to tell what is theirs from what is in the file.
@@ -121,7 +141,14 @@ def _dequantized(value: object) -> Node | None:
 class OnnxRuntimeRunner:
     """A session of ONNX Runtime that takes and returns tensors."""
 
-    def __init__(self, artifact: Artifact, *, optimize: bool = True) -> None:
+    def __init__(self, artifact: Artifact, *, optimize: bool = True, profiled: Path | None = None) -> None:
+        """Load an artifact.
+
+        Args:
+            artifact: what to load.
+            optimize: whether the runtime may.
+            profiled: where to write the graph that it runs; beside that it will write the profile of calls.
+        """
         import onnxruntime as ort  # noqa: PLC0415 - heavy, and the plugin must load without it
 
         options = ort.SessionOptions()
@@ -129,6 +156,9 @@ class OnnxRuntimeRunner:
         options.log_severity_level = 3
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if profiled is not None:
+            options.optimized_model_filepath, options.log_severity_level = str(profiled), 4  # it warns of the file
+            options.enable_profiling, options.profile_file_prefix = True, str(profiled.with_suffix(""))
         try:
             self.session = ort.InferenceSession(str(artifact.path), options, providers=PROVIDERS)
         except Exception as error:

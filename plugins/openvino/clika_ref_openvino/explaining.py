@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from clika_ref.precisions import FLOAT, FUSED, INTEGERS
@@ -30,18 +31,48 @@ def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, st
         read: the model as it is in the file, names of whose nodes begin with that of a node of the graph.
         outputs: names of outputs, which nodes that make them bear alone.
     """
-    originals = {node.get_friendly_name(): node for node in read.get_ops()}
-    owners = {name.partition("/")[0] for name in originals if "/" in name} | {*outputs}
-    found: dict[str, str] = {}
+    owners, found = _Owners(read, outputs), dict[str, str]()
     for node in executed.get_ordered_ops():
         facts = node.get_rt_info()
-        if _said(facts, "layerType") not in NO_LAYERS:
-            names = _names(facts, originals)
-            known = (o for o in (name.partition("/")[0] for name in names) if o in owners and not o.startswith(BORDERS))
-            owner = next(known, None)
-            if owner is not None and found.get(owner) != INTEGERS:
-                found[owner] = _precision(node, facts)
-    return {name: found.get(name, FUSED) for name in owners}
+        owner = owners.of(facts)
+        if owner is not None and found.get(owner) != INTEGERS:
+            found[owner] = _precision(node, facts)
+    return {name: found.get(name, FUSED) for name in owners.names}
+
+
+def seconds_of_nodes(
+    executed: Any, read: Any, outputs: Iterable[str], counts: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """Return the seconds of a call that each node of a graph takes, and under ``""`` what belongs to none of them.
+
+    Args:
+        executed: as for `precisions`.
+        read: likewise.
+        outputs: likewise.
+        counts: of each call, the seconds of executed nodes.
+    """
+    owners, found = _Owners(read, outputs), dict[str, float]()
+    for node in executed.get_ordered_ops():
+        taken = [seconds for of_call in counts if (seconds := of_call.get(node.get_friendly_name())) is not None]
+        if taken:
+            owner = owners.of(node.get_rt_info()) or ""
+            found[owner] = found.get(owner, 0.0) + statistics.median(taken)
+    return found
+
+
+class _Owners:
+    """The nodes of a graph, and to which of them nodes belong that the runtime executes."""
+
+    def __init__(self, read: Any, outputs: Iterable[str]) -> None:
+        self._originals = {node.get_friendly_name(): node for node in read.get_ops()}
+        self.names = {name.partition("/")[0] for name in self._originals if "/" in name} | {*outputs}
+
+    def of(self, facts: Any) -> str | None:
+        """Return the name of the node of the graph that an executed one computes; None where it computes none."""
+        if _said(facts, "layerType") in NO_LAYERS:
+            return None
+        firsts = (name.partition("/")[0] for name in _names(facts, self._originals))
+        return next((name for name in firsts if name in self.names and not name.startswith(BORDERS)), None)
 
 
 def _precision(node: Any, facts: Any) -> str:

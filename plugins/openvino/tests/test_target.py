@@ -110,3 +110,19 @@ def test_a_file_that_it_cannot_read_is_named(tmp_path):
     path.write_bytes(b"no model")
     with pytest.raises(TargetError, match=r"OpenVINO .* cannot load .*model\.onnx"):
         OpenVino().load(Artifact(path, "openvino", ("x",), ("y",)))
+
+
+def test_each_layer_has_the_time_that_the_runtime_counts(tmp_path):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)).eval()
+    x = torch.randn(2, 8, 12, 12, generator=torch.Generator().manual_seed(0))
+    settings = QuantizationSettings(automatic_skip_quantization=False)
+    where = DeploymentSettings_OpenVINO_ONNX()
+    module = clika_compile(layers, calibration_inputs=[x], quantization_settings=settings, deployment_settings=where)
+    artifact = module.clika_export(tmp_path / "model.onnx")
+    found = OpenVino().profile(artifact, [x])
+    computing = {name for name, told in OpenVino().explain(artifact).items() if told != "fused"}
+    assert len(computing) >= 2
+    assert computing <= set(found)
+    assert all(seconds >= 0 for seconds in found.values())
+    assert sum(found.values()) > 0

@@ -1,0 +1,210 @@
+"""From a module to the contents of a report: asks plan, ranges, runtime and clock, each for what it knows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from clika_ref.all_settings import Settings
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.ir import Graph, Value
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.emulation import place_of, stand_in_of
+from clika_ref.explanation import Explanation, explain
+from clika_ref.exporting.configuration import ExportConfiguration
+from clika_ref.exporting.export import as_written, refuse
+from clika_ref.latency import profiler_of
+from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization.ranges import RangeTable
+from clika_ref.quantization.report import NOTHING_DECIDED, in_one_line
+from clika_ref.quantization_scheme import scheme_of
+from clika_ref.report.contents import Chosen, Contents, Latency, NodeRecord, WhatIfRecord
+from clika_ref.report.file_bytes import constant_bytes
+from clika_ref.report.module_tree import module_records
+from clika_ref.report.node_records import Told, node_records
+from clika_ref.report.repeating import repeat_of
+from clika_ref.report.value_records import value_records
+from clika_ref.target_comparison import TargetFacts, facts_of, refused_by
+
+IS_FLOAT = (
+    "the module is float, so that there is nothing to tell; clika_initialize_algorithms(calibration_inputs=...) "
+    "quantizes it"
+)
+
+NO_RANGES = (
+    "the module does not know what its values held: it is a copy, or was loaded without calibration inputs; "
+    "clika_initialize_algorithms(calibration_inputs=...) finds that anew"
+)
+
+PARTS_OF_DECISION = ("sensitivity", "what_if", "targets")
+"""Those that are empty where it is not known what was decided."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A module as a report sees it, which changes nothing of it."""
+
+    graph: Graph
+    """As it is stored, bound to its weights."""
+    target: Target
+    registry: Registry
+    form: ExportConfiguration
+    example: Sequence[torch.Tensor]
+    """Inputs of the graph: products are counted, and times taken, of a call on these."""
+    settings: Settings
+    plan: Plan | None = None
+    """What becomes integers, with scales as they are now; None of a float module."""
+    found: Quantization | None = None
+    """What was decided; None where that is not known."""
+    table: RangeTable | None = None
+    """What values held; None where that is not known."""
+    warnings: Sequence[str] = ()
+    """That were given on the way."""
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of the stages."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the runtime of the target said."""
+
+    explanation: Explanation | None = None
+    bytes_of_file: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    missing: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def gather(subject: Subject, others: Sequence[TargetFacts], step: Callable[[str], None]) -> Contents:
+    """Return what a report says of a module.
+
+    Args:
+        subject: the module.
+        others: rows of further targets, to set beside its own.
+        step: is told what is being done.
+
+    Raises:
+        ModelError: the form that is asked for cannot be had.
+    """
+    graph, plan, found = subject.graph, subject.plan, subject.found
+    step("asking the runtime")
+    written = as_written(graph, plan, subject.target, subject.registry, subject.form)
+    asked = _asked(subject, written, step)
+    values = value_records(written, plan, subject.table, found.observers if found else {})
+    places = {value: place for place, value in enumerate(values)}
+    told = Told(scheme_of(subject.target), plan, found, asked.explanation, asked.seconds)
+    nodes = node_records(written, told, places)
+    before, after = constant_bytes(written)
+    step("setting targets side by side")
+    own = [] if found is None else [_own_row(subject, found)]
+    return Contents(
+        model=graph.name,
+        target=place_of(subject.target),
+        made=dt.datetime.now().astimezone().isoformat(timespec="seconds"),
+        summary=in_one_line(found) if found else "",
+        inputs=[_typed(value) for value in graph.inputs],
+        outputs=[_typed(value) for value in graph.outputs],
+        example=[f"{str(x.dtype).removeprefix('torch.')}{[*x.shape]}" for x in subject.example],
+        parameters=sum(v.data.numel() for v in graph.constants.values() if isinstance(v.data, torch.nn.Parameter)),
+        bytes_before=before,
+        bytes_after=after,
+        bytes_of_file=asked.bytes_of_file,
+        modules=module_records(nodes),
+        nodes=nodes,
+        values=[*values.values()],
+        what_if=[WhatIfRecord(row.threshold, row.layers, row.bytes, row.sqnr) for row in found.what_if]
+        if found
+        else [],
+        chosen=_chosen(found, subject.settings) if found else None,
+        targets=[*own, *others],
+        latency=_latency(asked, nodes),
+        warnings=[*subject.warnings, *_missed(asked.explanation)],
+        repeat=repeat_of(subject.settings, subject.target.name, subject.registry, subject.seconds),
+        missing={**_unknown(subject), **asked.missing},
+    )
+
+
+def _asked(subject: Subject, written: Graph, step: Callable[[str], None]) -> _Asked:
+    """Write an artifact, and ask the runtime what it makes of it and how long it takes, and if not, why not."""
+    target, example = subject.target, subject.example
+    try:
+        refuse(written, target)
+        explanation = explain(subject.graph, subject.plan, target, subject.registry, example, form=subject.form)
+    except TargetError as error:
+        return _Asked(missing={"runtime": str(error), "latency": str(error)})
+    step("timing nodes")
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = target.compile(written, Path(folder) / "model.onnx")
+        size = artifact.facts.get("bytes")
+        try:
+            seconds, reason = _seconds(target, artifact, example), no_times(target)
+        except TargetError as error:
+            seconds, reason = {}, str(error)
+    return _Asked(explanation, size, seconds, {"latency": reason} if reason else {})
+
+
+def no_times(target: Target) -> str:
+    """Say why a target tells no times of its nodes; nothing where it does."""
+    if stand_in := stand_in_of(target):
+        return f"{target.name} is emulated by {stand_in} here, whose times say nothing of it"
+    if profiler_of(target) is None:
+        return f"the target {target.name} tells no times of single nodes: it has no method `profile`"
+    return target.missing() or ""
+
+
+def _seconds(target: Target, artifact: Artifact, example: Sequence[torch.Tensor]) -> Mapping[str, float]:
+    """Return the seconds of nodes; nothing of a target that tells none."""
+    profile = profiler_of(target)
+    return {} if profile is None or no_times(target) else profile(artifact, example)
+
+
+def _latency(asked: _Asked, nodes: Sequence[NodeRecord]) -> Latency | None:
+    if not asked.seconds:
+        return None
+    total = sum(asked.seconds.values())
+    return Latency(total, total - sum(node.seconds for node in nodes if node.seconds is not None))
+
+
+def _own_row(subject: Subject, found: Quantization) -> TargetFacts:
+    try:
+        inputs = subject.example
+        return facts_of(subject.graph, found, subject.target, subject.registry, inputs, form=subject.form)
+    except (ModelError, TargetError) as error:
+        return refused_by(subject.target, error)
+
+
+def _chosen(found: Quantization, settings: Settings) -> Chosen:
+    """Return what was chosen of what thresholds would give."""
+    quantization, layers = settings.global_quantization_settings, found.layers
+    is_by_threshold = quantization is not None and quantization.automatic_skip_quantization
+    count = sum(not layer.reason for layer in layers)
+    sqnr = next((row.sqnr for row in found.what_if if row.layers == count), None)
+    threshold = quantization.quantization_sensitivity_threshold if quantization and is_by_threshold else None
+    return Chosen(threshold, count, len(layers), found.bytes, sqnr)
+
+
+def _missed(explanation: Explanation | None) -> list[str]:
+    missed = explanation.missed if explanation else []
+    if not missed:
+        return []
+    names = ", ".join(node.scope or node.name for node in missed[:3])
+    more = f" and {len(missed) - 3:,} more" if len(missed) > 3 else ""
+    return [f"{len(missed):,} nodes that were planned in integers run in float: {names}{more}"]
+
+
+def _unknown(subject: Subject) -> dict[str, str]:
+    """Return which parts say nothing of a module like this one, and why."""
+    if subject.plan is None:
+        return dict.fromkeys((*PARTS_OF_DECISION, "values"), IS_FLOAT)
+    unknown: dict[str, str] = {} if subject.found else dict.fromkeys(PARTS_OF_DECISION, NOTHING_DECIDED)
+    return unknown if subject.table is not None else {**unknown, "values": NO_RANGES}
+
+
+def _typed(value: Value) -> str:
+    return f"{value.name}: {value.type}"

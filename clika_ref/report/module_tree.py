@@ -1,0 +1,67 @@
+"""The modules of a model as a tree, each with the sums of what lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from clika_ref.report.contents import ModuleRecord, NodeRecord
+
+QUANTIZED = frozenset({"integers", "weights"})
+"""States of nodes that run in integers, or with weights in few bits."""
+
+
+@dataclass
+class _Module:
+    """A module while the tree grows."""
+
+    scope: str
+    parent: int | None
+    nodes: list[int] = field(default_factory=list[int])
+    inside: list[NodeRecord] = field(default_factory=list[NodeRecord])
+    """All nodes in it, those of its modules included."""
+
+
+def module_records(nodes: Sequence[NodeRecord]) -> list[ModuleRecord]:
+    """Return the model and its modules, each behind the one that holds it, in the order in which they are computed."""
+    modules = [_Module("", None)]
+    places = {"": 0}
+    for place, node in enumerate(nodes):
+        for scope in _paths(node.scope):
+            if scope not in places:
+                places[scope] = len(modules)
+                modules.append(_Module(scope, places[scope.rpartition(".")[0]]))
+            modules[places[scope]].inside.append(node)
+        modules[0].inside.append(node)
+        modules[places[node.scope]].nodes.append(place)
+    return [_summed(module) for module in modules]
+
+
+def _paths(scope: str) -> list[str]:
+    """Return the paths of the modules that hold another, outermost first, and its own.
+
+    >>> _paths("encoder.layers.0")
+    ['encoder', 'encoder.layers', 'encoder.layers.0']
+    """
+    parts = scope.split(".") if scope else []
+    return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+
+
+def _summed(module: _Module) -> ModuleRecord:
+    inside = module.inside
+    layers = [node for node in inside if node.bits is not None]
+    seconds = [node.seconds for node in inside if node.seconds is not None]
+    return ModuleRecord(
+        module.scope,
+        module.parent,
+        module.nodes,
+        len(inside),
+        len(layers),
+        sum(node.state in QUANTIZED for node in layers),
+        sum(node.bytes_before for node in inside),
+        sum(node.bytes_after for node in inside),
+        sum(node.products for node in inside),
+        sum(node.products for node in inside if node.state in QUANTIZED),
+        sum(seconds) if seconds else None,
+        max((node.sensitivity for node in inside if node.sensitivity is not None), default=None),
+    )

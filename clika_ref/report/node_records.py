@@ -1,0 +1,130 @@
+"""Nodes: what was decided of each, what its runtime makes of it, what it takes, and what it reads and makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.explanation import UNNAMED, Explanation, NodeFacts, planned_precisions
+from clika_ref.precisions import FLOAT, FUSED, INTEGERS
+from clika_ref.quantization.decision import LayerReport, Quantization
+from clika_ref.quantization.quantizing import Plan
+from clika_ref.quantization_scheme import QuantizationScheme
+from clika_ref.report.contents import NodeRecord, State
+from clika_ref.report.file_bytes import EIGHT, bits_of, elements_of
+from clika_ref.report.value_records import before_integers, computed_nodes
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of the nodes of one graph, from wherever; what is not known is empty."""
+
+    scheme: QuantizationScheme | None
+    """Of the target, as configured."""
+    plan: Plan | None = None
+    found: Quantization | None = None
+    explanation: Explanation | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def node_records(graph: Graph, told: Told, places: Mapping[Value, int]) -> list[NodeRecord]:
+    """Return a record of each node of a graph but the borders of integers, in order.
+
+    Args:
+        graph: as it is written.
+        told: what is known of its nodes.
+        places: of the values between them, among all.
+    """
+    planned = planned_precisions(graph, told.scheme)
+    facts = {fact.name: fact for fact in told.explanation.nodes} if told.explanation else {}
+    layers = {layer.name: layer for layer in told.found.layers} if told.found else {}
+    floats = told.plan.floats if told.plan else {}
+    found: list[NodeRecord] = []
+    for node in computed_nodes(graph):
+        layer, fact = layers.get(node.name), facts.get(node.name)
+        wanted = fact.planned if fact else planned.get(node, FLOAT)
+        before, after, bits = weight_bytes(node)
+        reason = _reason(node, layer, fact, told.plan)
+        runs = None if fact is None else fact.runs
+        reads = dict.fromkeys(before_integers(v) for v in node.inputs if isinstance(v, Value))
+        found.append(
+            NodeRecord(
+                node.name,
+                node.origin.scope,
+                layer.operator if layer else node.kind,
+                node.origin.line,
+                state_of(wanted, runs, is_kept=bool(reason) and (layer is not None or node.name in floats)),
+                wanted,
+                runs,
+                reason,
+                fact.products if fact else 0,
+                layer.bits if layer else bits,
+                layer.bytes_before if layer else before,
+                layer.bytes_after if layer else after,
+                layer.sensitivity if layer else None,
+                told.seconds.get(node.name),
+                [places[value] for value in reads if value in places],
+                [places[value] for value in node.outputs],
+            )
+        )
+    return found
+
+
+def state_of(planned: str, runs: str | None, *, is_kept: bool) -> State:
+    """Return what became of a node, as colours show it.
+
+    >>> state_of("int8", "int8", is_kept=False), state_of("int8", "float", is_kept=False)
+    ('integers', 'missed')
+    """
+    if planned != FLOAT and runs in (FLOAT, UNNAMED):
+        return "missed"
+    if planned != FLOAT:
+        return "integers" if planned == INTEGERS else "weights"
+    if is_kept:
+        return "kept"
+    return "fused" if runs == FUSED else "float"
+
+
+def _reason(node: Node, layer: LayerReport | None, fact: NodeFacts | None, plan: Plan | None) -> str:
+    """Return why a node is float: as was decided, or else as the runtime tells."""
+    if layer is not None and layer.reason:
+        return layer.reason
+    if fact is not None and fact.reason:
+        return fact.reason
+    return plan.floats.get(node.name, "") if plan is not None else ""
+
+
+def weight_bytes(node: Node) -> tuple[int, int, tuple[int, int] | None]:
+    """Return what the weight of a layer takes in float and as they are written, and bits of its weight and input.
+
+    Neither its bias nor scales, a percent of that, count.
+    """
+    if node.op.trait.weight is None and node.op.trait.matrices is None:
+        return 0, 0, None
+    before = after = 0
+    narrowest = node.outputs[0].type.dtype.itemsize * EIGHT
+    for value in _weights(node):
+        held = before_integers(value)
+        if held.is_constant:
+            count, bits = elements_of(held), bits_of(held, value.producer)
+            before += count * value.type.dtype.itemsize
+            after += count * bits // EIGHT
+            narrowest = min(narrowest, bits)
+    return before, after, (narrowest, _read_bits(node))
+
+
+def _weights(node: Node) -> list[Value]:
+    """Return what a layer reads as its weight; of one that has several, as recurrent ones, whatever has sides."""
+    position = node.op.trait.weight
+    operands = node.inputs[1:] if position is None else node.inputs[position : position + 1]
+    return [v for v in operands if isinstance(v, Value) and v.type.rank > 1]
+
+
+def _read_bits(node: Node) -> int:
+    """Return how many bits there are of what a layer reads first."""
+    read = next((v for v in node.inputs if isinstance(v, Value)), None)
+    if read is None:
+        return 0
+    is_integer = before_integers(read) is not read and not before_integers(read).is_constant
+    return EIGHT if is_integer else read.type.dtype.itemsize * EIGHT

@@ -1,0 +1,66 @@
+"""The contents of a report as one HTML file, which loads nothing and needs no library."""
+
+from __future__ import annotations
+
+import json
+import os
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from clika_ref.core.errors import ModelError
+from clika_ref.report.contents import Contents
+
+SUFFIX = ".html"
+
+SCRIPTS = ("formats.js", "drawing.js", "table.js", "hierarchy.js", "charts.js", "details.js", "sections.js")
+"""In this order; each says what it offers to those behind it."""
+
+
+def report_path(path: Any) -> Path:
+    """Return the path of a report.
+
+    Raises:
+        ModelError: it is no path, a folder, or has another suffix.
+    """
+    if not isinstance(path, str | os.PathLike):
+        msg = f"path is {path!r}, a {type(path).__name__}; give a path such as 'report.html'"
+        raise ModelError(msg)
+    place = Path(os.fspath(path))
+    if place.is_dir():
+        msg = f"cannot write a report to {str(place)!r}: it is a folder; add a file name"
+        raise ModelError(msg)
+    if place.suffix.lower() != SUFFIX:
+        msg = f"a report is an HTML file, and {place.name!r} does not end in {SUFFIX!r}; write it so"
+        raise ModelError(msg)
+    return place
+
+
+def report_page(contents: Contents) -> bytes:
+    """Return a report as an HTML file.
+
+    Names of modules, files and settings may hold anything: they are data to the page, and never a part of it.
+    """
+    page = Template(_read("report.html")).substitute(
+        title=escape(f"{contents.model} for {contents.target}"),
+        style=_read("report.css"),
+        data=as_script(contents.to_json()),
+        script="\n".join(map(_read, SCRIPTS)),
+    )
+    return page.encode(errors="replace")  # half a surrogate, of which a name may consist, has no bytes
+
+
+def as_script(data: Any) -> str:
+    """Return data as JSON that no parser of HTML takes for the end of a script, or for the beginning of another one.
+
+    >>> "<" in as_script({"name": "</script>"})
+    False
+    """
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _read(name: str) -> str:
+    return files("clika_ref.report").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,0 +1,157 @@
+"""The part of a ClikaModule that tells of itself: inputs of the form that it takes, what its runtime does, a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clika_ref.argument_checks import check_kinds
+from clika_ref.autocast import outside_autocast
+from clika_ref.capture.inputs import pack
+from clika_ref.core.errors import ModelError
+from clika_ref.core.registry import load_registry
+from clika_ref.explanation import Explanation, explain
+from clika_ref.exporting.configuration import configuration
+from clika_ref.exporting.examples import dummy_inputs, telling_example
+from clika_ref.exporting.export import target_for
+from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
+from clika_ref.input_checks import check_inputs
+from clika_ref.pictured_module import PicturedModule
+from clika_ref.report.gathering import Subject, gather
+from clika_ref.report.page import report_page, report_path
+from clika_ref.report.repeating import settings_of
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX, deployment_settings_named
+from clika_ref.storage import write_atomically
+from clika_ref.weights import cast_weight
+
+
+class ReportedModule(PicturedModule):
+    """A module around a graph that tells of itself."""
+
+    def clika_generate_dummy_inputs(self) -> dict[str, Any]:
+        """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``."""
+        return dummy_inputs(self._require_graph(), self._clika_signature)
+
+    def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
+        """Write the module as `clika_export` does, and return what the runtime makes of each of its nodes.
+
+        Printed, it is a table: what was planned in integers, what runs in integers, and why the rest does not.
+        `export_configuration` asks for other forms here as well.
+
+        Args:
+            deployment_settings: of which target; by default that of the module.
+
+        Raises:
+            ModelError: ``deployment_settings`` are something else, or the form that is asked for cannot be had.
+            TargetError: the target refuses a node, or its runtime is not installed.
+        """
+        check_kinds(locals())  # which are the arguments, and nothing else yet
+        self._require_exportable()
+        registry = self._clika_registry or load_registry()
+        deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
+        plan = self._plan_for(deployment)
+        with outside_autocast():
+            target, example = target_for(deployment, registry), self._examples(None)[0]
+            return explain(self.graph, plan, target, registry, example, form=configuration())
+
+    def clika_report(self, path: str | PathLike[str], deployments: Sequence[BaseDeploymentSettings] = ()) -> Path:
+        """Write all that is known of the module into one HTML file, which needs nothing else, and return its path.
+
+        It shows the modules of the model with their sums, each layer with its sensitivity, what was decided and why,
+        and what the runtime really runs it in, what values held and what integers cover of that, the seconds of nodes
+        where the runtime tells them, what other thresholds would give, targets side by side, warnings, and settings
+        and versions to repeat the run. What is not known, as of a float module or one that was loaded, says why.
+        `export_configuration` asks for other forms here as well.
+
+        Args:
+            path: of the file, which ends in ``.html``; one that is there is overwritten once the new one is whole.
+            deployments: further targets to set beside its own, for each of which it is decided anew from the ranges
+                that are there; this takes longest.
+
+        Raises:
+            ModelError: the path has another suffix or is no place for a file, the module returns no tensor, or
+                ``deployments`` are something else, or need ranges that the module does not hold.
+            TargetError: no plugin provides a target.
+        """
+        place, others = report_path(path), _settings(deployments)
+        self._require_exportable()
+        with write_atomically(place) as file:  # first: where it cannot lie, nothing needs to be found out
+            rows = self.clika_compare_targets(*others).rows if others else ()
+            with CompilationLog.open(self._clika_logs_dir) as log, log.stage("Reporting") as stage, outside_autocast():
+                contents = gather(self._subject(log), rows, stage.update)
+                page = report_page(contents)
+                file.write(page)
+                stage.done(f"{place.name}, {len(contents.nodes):,} nodes, {len(page) / 1e6:,.1f} MB")
+        return place
+
+    def _subject(self, log: CompilationLog) -> Subject:
+        """Return what a report is about, with a warning where scales are of weights that have changed since."""
+        own, wanted, registry = self._clika_quantized, self._clika_wanted, self._clika_registry or load_registry()
+        known = deployment_settings_named(own.target) if own else DeploymentSettings_ONNXRuntime_ONNX()
+        deployment = self._clika_deployment or known
+        plan = self._plan_for(deployment)
+        self._warn_of_trained_weights(plan, log)
+        given, layers = (wanted.given, wanted.layers) if wanted and own else (None, {})
+        return Subject(
+            self.graph,
+            target_for(deployment, registry),
+            registry,
+            configuration(),
+            self._examples(None)[0],
+            settings_of(deployment, self._clika_options, given, layers),
+            plan,
+            own.found if own and own.target == deployment.target else None,
+            self._clika_calibration.table if self._clika_calibration else None,
+            (*self._clika_warnings, *log.warnings),
+            dict(self._clika_timings),
+        )
+
+    # What both are asked of
+
+    def _require_exportable(self) -> None:
+        graph = self.graph
+        if not graph.outputs:
+            msg = f"{graph.name} returns no tensor, so there is nothing to export"
+            raise ModelError(msg)
+        moved = [
+            (v, v.data.dtype) for v in graph.constants.values() if v.data is not None and v.data.dtype != v.type.dtype
+        ]
+        if moved:
+            value, dtype = moved[0]
+            raise cast_weight(value.name, dtype, value.type.dtype)
+
+    def _examples(self, given: Any) -> list[list[torch.Tensor]]:
+        if given is None and self._clika_calibration is not None:
+            return self._clika_calibration.reservoir.samples(FEWEST_SAMPLES)
+        if given is None and self._clika_examples:
+            return self._clika_examples
+        if given is None:
+            dummy = self._as_inputs((), self.clika_generate_dummy_inputs())
+            return [list(telling_example(self.graph, dummy))]
+        call = pack(self._clika_signature.parameters, given)
+        return [self._as_inputs(call.args, call.kwargs)]
+
+    def _as_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        inputs = self._clika_signature.graph_inputs(self._clika_signature.flatten(args, kwargs))
+        check_inputs(self._clika_graph, inputs)
+        return inputs
+
+
+def _settings(deployments: Any) -> Sequence[BaseDeploymentSettings]:
+    """Return settings of targets.
+
+    Raises:
+        ModelError: they are none.
+    """
+    if not isinstance(deployments, Sequence) or not all(isinstance(d, BaseDeploymentSettings) for d in deployments):
+        msg = (
+            f"deployments is {deployments!r}; give a list of deployment settings, such as "
+            "[DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX()]"
+        )
+        raise ModelError(msg)
+    return deployments

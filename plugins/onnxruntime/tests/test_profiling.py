@@ -1,0 +1,95 @@
+"""How long ONNX Runtime says that nodes take: joined to the nodes of a graph, whatever its optimizations call them."""
+
+import json
+
+import onnx
+import pytest
+import torch
+from clika_ref_onnxruntime import target as module_of_target
+from clika_ref_onnxruntime.explaining import OnnxGraph
+from clika_ref_onnxruntime.profiling import seconds_of_nodes
+from clika_ref_onnxruntime.target import OnnxRuntime
+from torch import nn
+
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.core.errors import TargetError
+
+X = torch.randn(4, 16, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Residual(nn.Module):
+    """Convolutions whose names the optimizations change: they compute in blocks of channels, or in integers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head((self.second(torch.relu(self.first(x))) + x).mean((2, 3)))
+
+
+def compiled(settings):
+    data = {} if settings is None else {"calibration_inputs": [X, X[:2]], "quantization_settings": settings}
+    return clika_compile(
+        Residual().eval(), tracing_inputs=[X, X[:2]], deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(), **data
+    )
+
+
+@pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
+@pytest.mark.parametrize("optimize", [True, False])
+def test_each_layer_has_its_time_and_little_belongs_to_none(settings, optimize, tmp_path):
+    target = OnnxRuntime(optimize=optimize)
+    artifact = compiled(settings).clika_export(tmp_path / "model.onnx")
+    found = target.profile(artifact, [X])
+    assert {"conv2d", "conv2d_1"} <= set(found)
+    assert any(name in found for name in ("output", "linear", "matmul"))
+    assert all(seconds > 0 for seconds in found.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def profile_of(events, folder):
+    place = folder / "profile.json"
+    place.write_text(json.dumps(events))
+    return place
+
+
+def event(name, micros, cat="Node"):
+    return {"cat": cat, "name": name, "dur": micros}
+
+
+def test_medians_of_calls_are_summed_by_the_node_of_the_graph(tmp_path):
+    node = onnx.helper.make_node
+    value = onnx.helper.make_tensor_value_info
+    ends = [value("x", 1, [2])], [value("y", 1, [2])]
+    written = [
+        node("Abs", ["x"], ["a"], "layer/Abs"),
+        node("Neg", ["a"], ["n"], "layer/Neg"),
+        node("Exp", ["n"], ["y"], "top/Exp"),
+    ]
+    made = [
+        node("Abs", ["x"], ["a"], "layer/Abs"),
+        node("Neg", ["a"], ["n"], "layer/Neg"),
+        node("Exp", ["n"], ["y"], "y_nchwc_token_3"),
+    ]
+    made += [node("ReorderOutput", ["x"], ["a"], "reorder")]
+    for name, nodes in (("written", written), ("made", made)):
+        onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, name, *ends)), tmp_path / f"{name}.onnx")
+    events = [event("layer/Abs_kernel_time", t) for t in (900, 10, 12)] + [event("layer/Neg_kernel_time", 5)]
+    events += [
+        event("y_nchwc_token_3_kernel_time", 7),
+        event("reorder_kernel_time", 3),
+        event("layer/Abs_fence_before", 50),
+    ]
+    events += [event("model_run", 1000, "Session"), {"cat": "Session", "name": "session_initialization"}]
+    graph = OnnxGraph.read(tmp_path / "written.onnx")
+    found = seconds_of_nodes(graph, graph, tmp_path / "made.onnx", profile_of(events, tmp_path))
+    assert found == pytest.approx({"layer": 17e-6, "top": 7e-6, "": 3e-6})
+
+
+def test_without_the_runtime_it_says_what_to_install(monkeypatch, tmp_path):
+    artifact = compiled(None).clika_export(tmp_path / "model.onnx")
+    monkeypatch.setattr(module_of_target, "find_spec", lambda name: None)
+    with pytest.raises(TargetError, match="onnxruntime is not installed; pip install onnxruntime"):
+        OnnxRuntime().profile(artifact, [X])

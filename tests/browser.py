@@ -1,0 +1,84 @@
+"""Pages in a headless Chromium: opened from files, without a network, and with every error of theirs failing the test.
+
+Where playwright or Chromium is missing, tests that ask for `open_page` are skipped, and say what to install; where
+``CLIKA_REF_NEEDS_BROWSER`` is set, as CI does, they fail instead.
+"""
+
+import io
+import os
+import shutil
+from collections import Counter
+
+import pytest
+from PIL import Image
+
+NEEDED = "CLIKA_REF_NEEDS_BROWSER"
+"""Environment variable by which a missing browser fails a test."""
+
+CHROMIUM = "CLIKA_REF_CHROMIUM"
+"""Environment variable that names the program, where it is none of `NAMES`."""
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+ARGUMENTS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    *("--disable-component-update", "--no-first-run", "--force-color-profile=srgb"),
+)
+
+
+def missing(what):
+    """Skip a test, or fail it where the browser is needed."""
+    text = f"{what}; pip install playwright, and install Chromium (apt-get install chromium), or name it in {CHROMIUM}"
+    (pytest.fail if os.environ.get(NEEDED) else pytest.skip)(text)
+
+
+@pytest.fixture(scope="module")  # its event loop would be in the way of tests that have one
+def browser():
+    """A Chromium of all tests of a file."""
+    try:
+        from playwright.sync_api import sync_playwright  # noqa: PLC0415 - may be absent
+    except ImportError:
+        missing("there is no playwright here")
+    program = os.environ.get(CHROMIUM) or next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        missing("there is no Chromium here")
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """A function that opens a file in a window of its own and returns playwright's page.
+
+    ``open_page(path, width=1280, height=900, dark=False)``. When the test ends, errors of scripts and requests of
+    anything but the file itself fail it.
+    """
+    contexts, problems = [], []
+
+    def opened(path, *, width=1280, height=900, dark=False):
+        how = {"viewport": {"width": width, "height": height}, "color_scheme": "dark" if dark else "light"}
+        context = browser.new_context(**how)
+        contexts.append(context)
+        page, address = context.new_page(), path.absolute().as_uri()
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("request", lambda asked: problems.append(asked.url) if not asked.url.startswith(address) else None)
+        page.goto(address)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not problems, problems
+
+
+def colours(page, selector=None):
+    """Return how many pixels of which colour, ``(red, green, blue)``, a page has, or the first element of a selector.
+
+    Chromium smooths edges: of what is drawn in a colour, most pixels have exactly that.
+    """
+    shot = (page.locator(selector).first if selector else page).screenshot()
+    image = Image.open(io.BytesIO(shot)).convert("RGB")
+    return Counter({colour: count for count, colour in image.getcolors(image.width * image.height)})
