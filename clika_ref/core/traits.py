@@ -13,8 +13,8 @@ class QuantizationTrait:
     bias among the operands, and the side of output channels, of the weight and of the result. ``factors`` are the
     positions of vectors of which a factor is one of the result, along its last side; ``is_homogeneous`` says that a
     positive factor of an element of the first operand is one of that of the result. ``matrices`` is set for layers that
-    stay float only: the position from which on constant operands with several sides are weights; with ``is_picked``
-    each vector meets but one of the matrices that such a weight is made of.
+    stay float only: the position from which on constant operands with several sides are weights; where an
+    ``axis`` below 0 is set for them, too, each vector meets but one of the matrices that such a weight is made of.
     """
 
     kind: str
@@ -26,7 +26,6 @@ class QuantizationTrait:
     factors: tuple[int, ...] = ()
     is_homogeneous: bool = False
     matrices: int | None = None
-    is_picked: bool = False
 
     def __str__(self) -> str:
         return self.kind

@@ -19,7 +19,7 @@ def products_of(node: Node, sides: Callable[[Any], Sequence[int]]) -> int:
     if "equation" in node.attrs:
         return _of_equation(node.attrs["equation"], [sides(v) for v in node.inputs], sides(node.output))
     if trait.matrices is not None:  # each vector that it reads meets all of its weights, or one matrix of each
-        met = slice(-2, None) if trait.is_picked else slice(None)
+        met = slice(-2, None) if (trait.axis or 0) < 0 else slice(None)
         weights = sum(math.prod(sides(weight)[met]) for weight in matrices_of(node))
         return math.prod(sides(node.inputs[0])[:-1]) * weights
     weight, axis = sides(node.inputs[trait.weight or 0]), trait.axis or 0

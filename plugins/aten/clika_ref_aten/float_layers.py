@@ -8,6 +8,6 @@ FLOAT_PRODUCT = QuantizationTrait("float-layer")
 """Trait of an operator that multiplies computed values with one another, in float."""
 
 
-def float_layer(*, matrices: int, is_picked: bool = False) -> QuantizationTrait:
+def float_layer(*, matrices: int, axis: int | None = None) -> QuantizationTrait:
     """Trait of an operator that multiplies by weights, which stand from a position on, and is computed in float."""
-    return QuantizationTrait("float-layer", matrices=matrices, is_picked=is_picked)
+    return QuantizationTrait("float-layer", axis=axis, matrices=matrices)

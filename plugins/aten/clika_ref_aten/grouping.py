@@ -15,7 +15,7 @@ from clika_ref_aten.float_layers import float_layer
 OFFSETS = (torch.int32, torch.int64)
 
 
-@operator(error=DOT, quant=float_layer(matrices=1, is_picked=True))
+@operator(error=DOT, quant=float_layer(matrices=1, axis=-1))
 def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """``x[ends[i - 1]:ends[i]] @ weight[i]``, one below the other: ``x[s, k]`` and ``weight[g, k, n]`` to ``[s, n]``.
 
