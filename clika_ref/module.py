@@ -29,7 +29,6 @@ from clika_ref.exporting.interface import chosen_names
 from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.input_checks import check_inputs
 from clika_ref.pictured_module import PicturedModule
-from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX, Norms
 from clika_ref.signature import Signature
@@ -207,8 +206,6 @@ class ClikaModule(PicturedModule):
         found.clika_configure(*settings)
         found._clika_calibration, found._clika_wanted = self._clika_calibration, self._clika_wanted
         found._clika_examples, found._clika_sizes = self._clika_examples, Counter(self._clika_sizes)
-        if self._clika_training is not None and found._clika_quantized is not None:  # these trained with its scales
-            found._clika_quantized = replace(found._clika_quantized, model=fingerprint(found.graph))
         return found.train(self.training)
 
     def clika_set_batch_norm(self, batch_norm: Norms) -> None:
