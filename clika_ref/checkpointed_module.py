@@ -135,7 +135,7 @@ class CheckpointedModule(SavedModule):
             layers = {weight.layer for weight in stored.values()}
             quantized = replace(quantized, plan=without_moves(quantized.plan, layers))
         mark = fingerprint(graph)
-        if quantized is not None and (quantized.model == mark or self._clika_training is not None):
+        if quantized is not None and quantized.model == mark:
             quantized = replace(quantized, model=SAVED)
         document, tensors = self._described(quantized)
         document["integers"] = {}

@@ -24,7 +24,6 @@ from clika_ref.exporting.configuration import configuration
 from clika_ref.exporting.export import ExportRequest, export
 from clika_ref.exporting.interface import chosen_names
 from clika_ref.input_checks import check_inputs
-from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.reported_module import ReportedModule
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX, Norms
@@ -202,8 +201,6 @@ class ClikaModule(ReportedModule):
         found.clika_configure(*settings)
         found._clika_calibration, found._clika_wanted = self._clika_calibration, self._clika_wanted
         found._clika_examples, found._clika_sizes = self._clika_examples, Counter(self._clika_sizes)
-        if self._clika_training is not None and found._clika_quantized is not None:  # these trained with its scales
-            found._clika_quantized = replace(found._clika_quantized, model=fingerprint(found.graph))
         return found.train(self.training)
 
     def clika_set_batch_norm(self, batch_norm: Norms) -> None:
