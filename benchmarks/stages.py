@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 
 from benchmarks.traces import traced_graph
-from clika_ref.fast_form import fast_form
 from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.program import ProgramImporter, TracedGraph
 from clika_ref.core.execution import interpret, to_fx
@@ -24,6 +23,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
+from clika_ref.fast_form import fast_form
 from clika_ref.onnx_emission.emission import emit
 from clika_ref.onnx_emission.writing import write_model
 from clika_ref.saving.graph_format import graph_from_json, graph_to_json

@@ -104,7 +104,7 @@ class SavedModule(nn.Module):
         hold_parameters(self, LEARNED, unlearned(quantized.plan) if quantized is not None else {})
 
     def _compute_in_float(self) -> None:
-        """Make at once what a module computes that is not quantized: a tracer, of which the next call may be, cannot."""
+        """Make at once what a module in float computes: a tracer, of which the next call may be, cannot."""
         if self._clika_quantized is None and self._clika_float is None:
             self._clika_float = FloatForm(self._clika_graph)
 

@@ -221,7 +221,9 @@ def test_steps_of_other_sizes_than_their_integers_are_refused_before_they_take_m
         held = next(iter(document["integers"].values()))
         held["steps"].append(["moved", [10**6, 10**6], [1, 1]])
 
-    with pytest.raises(ModelError, match=r"the integers of .* are damaged: ValueError: a step is of sides \[1000000, 10"):
+    with pytest.raises(
+        ModelError, match=r"the integers of .* are damaged: ValueError: a step is of sides \[1000000, 10"
+    ):
         load(altered(serialized, changed))
 
 

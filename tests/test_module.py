@@ -277,14 +277,22 @@ def test_a_part_of_another_module_loads_the_state_of_the_original(original, modu
 @pytest.mark.parametrize(
     ("renamed", "hint"),
     [
-        (lambda n: f"module.{n}", r"it has 'module._extra_state': take 'module.' off its names, as torch.nn.modules.util"),
-        (lambda n: n.replace("_extra_state", "other"), "give the state dict of a ClikaModule; that of the original loads"),
+        (
+            lambda n: f"module.{n}",
+            r"it has 'module._extra_state': take 'module.' off its names, as torch.nn.modules.util",
+        ),
+        (
+            lambda n: n.replace("_extra_state", "other"),
+            "give the state dict of a ClikaModule; that of the original loads",
+        ),
     ],
     ids=["by DistributedDataParallel", "of the original"],
 )
 def test_a_state_dict_without_a_graph_says_where_it_is(module, renamed, hint):
     state = {renamed(name): tensor for name, tensor in module.state_dict().items()}
-    with pytest.raises(ModelError, match=rf"empty, and the state dict has no '_extra_state', which holds the.*; {hint}"):
+    with pytest.raises(
+        ModelError, match=rf"empty, and the state dict has no '_extra_state', which holds the.*; {hint}"
+    ):
         ClikaModule().load_state_dict(state)
 
 

@@ -30,8 +30,8 @@ WIDE_MARGIN_DB = 3.0
 """Of so few, and of half precisions: a node that becomes several operators rounds more often there."""
 
 FLOAT_DB = 100.0
-"""What is this near to the float model differs by roundings of floats alone: an output before which nothing is rounded to
-integers misses nothing in the graph, and a few of these roundings in a runtime (`artifact_check.AGREEMENT`: 84 dB)."""
+"""What is this near to the float model differs by roundings of floats alone: an output before which nothing becomes
+integers misses nothing in the graph, and some roundings in a runtime (`artifact_check.AGREEMENT`: at worst 84 dB)."""
 
 
 def compare_quantized(

@@ -41,11 +41,13 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
     """Take over matrices, as `adapter_state` and other tools name them.
 
     Raises:
-        ModelError: one is missing, is of no adapter, is there twice, or has another shape; all are named, and nothing is
-            taken over.
+        ModelError: one is missing, is of no adapter, is there twice, or has another shape; all are named, and nothing
+            is taken over.
     """
     if not isinstance(state, Mapping):
-        msg = f"state_dict is a {type(state).__name__}; give matrices by their names, as safetensors.torch.load_file does"
+        msg = (
+            f"state_dict is a {type(state).__name__}; give matrices by their names, as safetensors.torch.load_file does"
+        )
         raise ModelError(msg)
     own, found, seen = _matrices(graph), dict[str, Tensor](), set[str]()
     problems: list[str] = []

@@ -22,7 +22,10 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 PRODUCT = "addmm"
 """``bias + x @ weight``, a linear layer whose weight has a column for each output, as in GPT-2."""
 
-BESIDE = {**dict.fromkeys(("linear", PRODUCT), "lora_linear"), **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "lora_convolution")}
+BESIDE = {
+    **dict.fromkeys(("linear", PRODUCT), "lora_linear"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "lora_convolution"),
+}
 """By the operator of a layer, that of an adapter beside it."""
 
 
@@ -128,9 +131,7 @@ def adaptable_weight(graph: Graph, node: Node) -> Value | None:
     return parameter if is_float and is_own(graph, parameter) else None
 
 
-def merged_weight(  # noqa: PLR0913 - three tensors, and what they are
-    weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int, has_columns: bool
-) -> Tensor:
+def merged_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int, has_columns: bool) -> Tensor:
     """Return ``weight + alpha / r * up @ down``, for each group by itself.
 
     Args:

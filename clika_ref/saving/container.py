@@ -81,7 +81,7 @@ def unpacked(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         raise ModelError(msg)
     try:
         tensors = safetensors.torch.load(blob)
-        return head if found < 2 else _read_document(tensors.pop(DOCUMENT)), tensors  # noqa: PLR2004 - a format
+        return head if found < 2 else _read_document(tensors.pop(DOCUMENT)), tensors
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error, safetensors.SafetensorError) as error:
         msg = f"its tensors are damaged: {type(error).__name__}: {error}"
         raise ModelError(msg) from error

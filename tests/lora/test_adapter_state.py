@@ -81,7 +81,9 @@ def test_what_is_no_matrix_of_floats_or_there_twice_is_refused():
         with pytest.raises(ModelError, match=message) as raised:
             module.clika_load_lora_state_dict(other)
         assert "is missing" not in str(raised.value)
-    with pytest.raises(ModelError, match=r"state_dict is a str; give matrices by their names, as safetensors.torch.load"):
+    with pytest.raises(
+        ModelError, match=r"state_dict is a str; give matrices by their names, as safetensors.torch.load"
+    ):
         module.clika_load_lora_state_dict("adapter_model.safetensors")
 
 

@@ -105,7 +105,7 @@ def test_query_and_value_are_adapted_trained_and_exported(build, settings, tmp_p
 
 @pytest.mark.parametrize("merging", ["auto", "off"])
 def test_weights_with_columns_are_adapted_as_those_with_rows(merging, tmp_path):
-    """What `transformers` calls a Conv1D computes as a linear layer of the transposed weight, and so do its adapters."""
+    """A Conv1D of `transformers` computes as a linear layer of the transposed weight, and so do its adapters."""
     torch.manual_seed(0)
     columns, rows = transformers.pytorch_utils.Conv1D(48, 32), nn.Linear(32, 48)
     with torch.no_grad():
