@@ -119,7 +119,7 @@ class SavedModule(nn.Module):
         hold_parameters(self, LEARNED, unlearned(quantized.plan) if quantized is not None else {})
 
     def _compute_in_float(self) -> None:
-        """Make at once what computes a module that is not quantized: the next call may be a tracer's, which cannot."""
+        """Make at once what a module in float computes: a tracer, of which the next call may be, cannot."""
         if self._clika_quantized is None and self._clika_float is None:
             self._clika_float = FloatForm(self._clika_graph)
 

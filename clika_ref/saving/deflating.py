@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 THOROUGH = 9
-"""The level of compression; the highest is quick enough: documents repeat themselves, and most counts are 0."""
+"""The level of compression, of which the highest is quick enough: documents repeat themselves, most counts are 0."""
 
 
 def deflated(held: bytes) -> Tensor:

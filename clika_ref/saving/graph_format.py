@@ -125,7 +125,7 @@ def _decode_expression(item: Any) -> sympy.Basic:
 
 
 def _refuse_large_power(base: sympy.Basic, exponent: sympy.Basic) -> None:
-    """Refuse a power of numbers, as files have its value, and one of sizes that none has: either may take forever."""
+    """Refuse a power of numbers, in whose place its value stands, and a high one of a size: both may take forever."""
     most = 1 if base.is_number else LARGEST_EXPONENT
     if exponent.is_number and abs(exponent) > most:  # type: ignore[arg-type, operator]
         msg = f"a saved size expression is a power {exponent} of {base}, which no model has"
