@@ -57,7 +57,7 @@ class PicturedModule(AdaptedModule):
             if place.exists():
                 log.detail(f"Visualization: file exists: {place}, Overwriting")
             draw(graph, place, plan=plan, explanation=explanation, subtitle=subtitle)
-            stage.done(f"{place.name}, {len(graph):,} nodes")
+            stage.done(place.name)
             log.detail(f"Saved graph visualization to: {place}")
         return place
 
