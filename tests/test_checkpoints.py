@@ -373,7 +373,6 @@ def test_the_same_model_gives_the_same_bytes_in_every_process(tmp_path, request)
 
 SOURCE = """
 import torch
-import torchvision
 from torch import nn
 
 class Hidden(nn.Module):

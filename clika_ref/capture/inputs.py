@@ -133,11 +133,14 @@ def pack(parameters: inspect.Signature, element: Any) -> ModelCall:
 
 
 def _names_parameters(parameters: inspect.Signature, mapping: Mapping[Any, Any], taken: int = 0) -> bool:
-    kinds = [p.kind for p in parameters.parameters.values()]
+    kinds = {name: parameter.kind for name, parameter in parameters.parameters.items()}
     if not all(isinstance(key, str) for key in mapping):
         return False
-    free = list(parameters.parameters)[taken:]
-    if inspect.Parameter.VAR_KEYWORD in kinds:  # takes any key, but a parameter that must be given is still to be named
+    by_position = [name for name, kind in kinds.items() if kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    free = by_position[taken:] + [name for name, kind in kinds.items() if kind == inspect.Parameter.KEYWORD_ONLY]
+    if (
+        inspect.Parameter.VAR_KEYWORD in kinds.values()
+    ):  # takes any key, but a parameter that must be given is still to be named
         return all(n in mapping for n in free if _is_required(parameters.parameters[n]))
     return bool(mapping) and all(key in free for key in mapping)
 

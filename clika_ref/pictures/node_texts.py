@@ -27,7 +27,7 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     """Return a text without its middle, where it is too long.
 
     >>> shortened("encoder.layers.encoder_layer_0.self_attention", 25)
-    'encoder.laye…f_attention'
+    'encoder.laye…lf_attention'
     """
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
