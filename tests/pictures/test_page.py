@@ -1,9 +1,7 @@
 """The HTML form: one file that needs nothing else, with all that its script looks for; and what it does in browsers."""
 
 import json
-import os
 import re
-import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -12,9 +10,6 @@ from small_graphs import residual
 from clika_ref.pictures.page import write_page
 from clika_ref.pictures.reading import drawing_of
 from clika_ref.pictures.writing import draw
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="module")
@@ -91,39 +86,9 @@ def test_names_that_would_end_the_script_do_not():
     assert layout_in(text)["title"] == "</script><script>alert(1)</script>"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium, which CI installs."""
-    if os.environ.get("CI") != "true":
-        pytest.importorskip("playwright", reason="drives the browser: pip install playwright")
-        if CHROMIUM is None:
-            pytest.skip("no chromium is installed")
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not installed for everybody
-
-    with sync_playwright() as player:
-        started = player.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
-
-
 @pytest.fixture
-def page(browser, tmp_path):
-    shown = browser.new_page(viewport={"width": 1200, "height": 900})
-    faults = []
-
-    def note(fault):  # playwright leaves a mark on what it calls, which a method of a list does not take
-        faults.append(fault)
-
-    def note_errors(message):
-        if message.type == "error":
-            faults.append(message.text)
-
-    shown.on("pageerror", note)
-    shown.on("console", note_errors)
-    shown.goto(draw(residual(), tmp_path / "model.html").as_uri())
-    yield shown
-    assert not faults
-    shown.close()
+def page(open_page, tmp_path):
+    return open_page(draw(residual(), tmp_path / "model.html"), width=1200)
 
 
 def height(page, key):
