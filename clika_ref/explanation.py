@@ -23,7 +23,7 @@ from clika_ref.quantization.layer_weights import operands_but_bias
 from clika_ref.quantization.products import ProductCounter
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
-from clika_ref.reporting.tables import Table, html_of
+from clika_ref.reporting.tables import Table, Told
 
 UNNAMED = "not named by the runtime"
 """Of a node of which the runtime says nothing, and of what computes integers where it names no kernel for that."""
@@ -68,8 +68,8 @@ COLUMNS: Mapping[str, Callable[[NodeFacts], object]] = {
 }
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Told):
     """What became of each node in a target; printed, a table of layers and of what else was planned in integers."""
 
     target: str
@@ -101,11 +101,9 @@ class Explanation:
             f"integers, with {self.share():.1%} of the products of all layers"
         )
 
-    def __str__(self) -> str:
-        return f"{self.table}\n{self.in_one_line()}"
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table, self.in_one_line())
+    def parts(self) -> Sequence[Table[Any] | str]:
+        """Return the table, and a line below it."""
+        return self.table, self.in_one_line()
 
 
 def explain(

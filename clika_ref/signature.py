@@ -16,6 +16,12 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import resolve
 from clika_ref.structures import register_dataclasses
 
+LIST_IS_ONE = (
+    "; a list is one argument, also where a DataLoader over a TensorDataset makes it: data_transform_fn=tuple passes "
+    "its items one by one, and data_transform_fn=lambda batch: batch[0] the first alone"
+)
+"""What to say where a list does not fit a call."""
+
 
 @dataclass(frozen=True)
 class TensorLeaf:
@@ -110,6 +116,7 @@ class Signature:
             leaves, found = pytree.tree_flatten(given.pop(name))
             if found != spec:
                 msg = f"argument {name!r} has the structure {found}, but the model was compiled for {spec}"
+                msg += LIST_IS_ONE if found.type is list and len(args) == 1 else ""
                 raise ModelError(msg)
             flat += leaves
         for name, value in given.items():

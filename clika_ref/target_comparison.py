@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,8 +19,8 @@ from clika_ref.explanation import explain
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written, refuse
 from clika_ref.latency import seconds_and_ratio
-from clika_ref.quantization.decision import Quantization
-from clika_ref.reporting.tables import Table, html_of
+from clika_ref.quantization.decision import Quantization, told_decibels
+from clika_ref.reporting.tables import Table, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,14 @@ COLUMNS: Mapping[str, Callable[[TargetFacts], object]] = {
     "layers in integers": _unless_refused(lambda row: f"{row.layers} of {row.of_layers}", "none: see below"),
     "products in integers": lambda row: row.missing if row.share is None else f"{row.share:.1%}",
     "file": _unless_refused(lambda row: f"{row.bytes / 1e6:.2f} MB"),
-    "predicted SQNR": lambda row: "" if row.sqnr is None else f"{row.sqnr:.1f} dB",
+    "predicted SQNR": lambda row: "" if row.sqnr is None else told_decibels(row.sqnr),
     "latency": _latency,
     "of float": lambda row: "" if row.ratio is None else f"{row.ratio:.2f}",
 }
 
 
-@dataclass(frozen=True)
-class TargetComparison:
+@dataclass(frozen=True, repr=False)
+class TargetComparison(Told):
     """One row for each target; printed, a table."""
 
     rows: Sequence[TargetFacts]
@@ -87,11 +88,9 @@ class TargetComparison:
         """Why some targets make nothing of the module, a line for each."""
         return [f"{row.target}: {row.refusal}" for row in self.rows if row.refusal]
 
-    def __str__(self) -> str:
-        return "\n".join([str(self.table), *self.refusals])
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table, *self.refusals)
+    def parts(self) -> Sequence[Table[Any] | str]:
+        """Return the table, and a line for each target that refuses."""
+        return self.table, *self.refusals
 
 
 def refused_by(target: Target, error: ClikaError) -> TargetFacts:

@@ -63,6 +63,18 @@ def test_a_compilation_that_is_interrupted_says_how_its_ranges_would_be_kept(tmp
     assert "6 batches, 5 of them from before" in said
 
 
+def test_an_interrupt_at_the_second_batch_keeps_the_first_where_other_inputs_are_traced(tmp_path):
+    data, file = batches(3, seed=7), tmp_path / "ranges.safetensors"
+
+    def stopping():
+        yield data[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compiled(tracing_inputs=data[:2], calibration_inputs=stopping(), ranges_file=file)
+    assert RangeTable.load(file).batches == 1
+
+
 def test_ranges_of_a_file_stay_where_data_comes_in_another_order_with_a_warning(tmp_path):
     file = tmp_path / "ranges.safetensors"
     compiled(ranges_file=file)

@@ -42,14 +42,8 @@ class CalibrationInputs:
         refuse_no_list(inputs, ARGUMENT)
         self._transform, self._forward_fn = transform, forward_fn
         self.count = _count(inputs)
-        if isinstance(inputs, list | tuple):
-            self._chosen = telling(inputs)
-            self._elements: Iterator[Any] = iter(inputs)
-        else:
-            elements = iter(inputs)
-            first = [*itertools.islice(elements, PEEKED)]
-            self._chosen = [*range(len(first))]
-            self._elements = itertools.chain(first, elements)
+        self._inputs = inputs
+        self._elements: Iterator[Any] = iter(inputs)
         self._known: dict[int, ModelCall] = {}
         self._ahead: list[Any] = []
 
@@ -59,10 +53,11 @@ class CalibrationInputs:
         Raises:
             ModelError: there are none, or one does not fit the model.
         """
-        for number in self._chosen:
-            while len(self._ahead) <= number:
-                self._ahead.append(next(self._elements))
-            self._known[number] = self._call(callee, number, self._ahead[number])
+        inputs = self._inputs
+        for number in telling(inputs) if isinstance(inputs, list | tuple) else range(PEEKED):
+            self._ahead += itertools.islice(self._elements, max(number + 1 - len(self._ahead), 0))
+            if number < len(self._ahead):
+                self._known[number] = self._call(callee, number, self._ahead[number])
         if not self._known:
             msg = f"{ARGUMENT} hold no element; give at least one batch, and no generator that was read before"
             raise ModelError(msg)

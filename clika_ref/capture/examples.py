@@ -15,7 +15,7 @@ from clika_ref.capture.dimensions import Comparison, compare
 from clika_ref.capture.eager import EagerRun, run_eager
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
-from clika_ref.signature import as_call, flatten_call, nest
+from clika_ref.signature import LIST_IS_ONE, as_call, flatten_call, nest
 
 RETURNABLE = (torch.Tensor, int, float, str, type(None))
 """What a model may return, nested as it likes; torch.export takes nothing else."""
@@ -104,16 +104,18 @@ def _flat(callee: Callee, call: ModelCall) -> tuple[tuple[str, ...], tuple[pytre
     try:
         return flatten_call(callee.parameters, call.args, call.kwargs)
     except ModelError as error:
-        stray = _stray_keys(callee, call)
+        stray = _perhaps_meant(callee, call)
         if not stray:
             raise
         msg = f"{error}{stray}"
         raise ModelError(msg) from error
 
 
-def _stray_keys(callee: Callee, call: ModelCall) -> str:
-    """Return what to say of a call that failed if its last argument is a dict that was perhaps meant as keywords."""
+def _perhaps_meant(callee: Callee, call: ModelCall) -> str:
+    """Return what to say of a call that failed if its last argument was perhaps meant as several, or as keywords."""
     last = call.args[-1] if call.args and not call.kwargs else None
+    if isinstance(last, list) and len(call.args) == 1:
+        return LIST_IS_ONE
     known = list(callee.parameters.parameters)
     stray = [key for key in last if key not in known] if isinstance(last, dict) else []
     if not stray:
@@ -129,7 +131,7 @@ def _eager(callee: Callee, call: ModelCall, number: int) -> EagerRun:
         raise
     except Exception as error:
         msg = f"{callee.name} itself fails on tracing input {number}: {type(error).__name__}: {error}"
-        msg += _stray_keys(callee, call)
+        msg += _perhaps_meant(callee, call)
         raise ModelError(msg) from error
     for path, leaf in pytree.tree_leaves_with_path(run.structure.unflatten(run.leaves)):
         if not isinstance(leaf, RETURNABLE):

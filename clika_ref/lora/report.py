@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from clika_ref.core.ir import Graph, Value
 from clika_ref.lora.adapters import Adapter, adapters_of
-from clika_ref.reporting.tables import Table, html_of
+from clika_ref.reporting.tables import Table, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ COLUMNS: Mapping[str, Callable[[LayerAdapter], object]] = {
 }
 
 
-@dataclass(frozen=True)
-class Adapted:
+@dataclass(frozen=True, repr=False)
+class Adapted(Told):
     """The adapters of a module; printed, a table with a line for each."""
 
     layers: Sequence[LayerAdapter]
@@ -60,11 +61,9 @@ class Adapted:
         """The adapters, in order."""
         return Table(self.layers, COLUMNS)
 
-    def __str__(self) -> str:
-        return f"{self.table}\n{self.in_one_line()}"
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table, self.in_one_line())
+    def parts(self) -> Sequence[Table[Any] | str]:
+        """Return the table, and a line below it."""
+        return self.table, self.in_one_line()
 
     def in_one_line(self) -> str:
         """Return how many adapters there are, and how much of the module they are."""

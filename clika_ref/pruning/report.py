@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from clika_ref.core.ir import Graph
 from clika_ref.pruning.layer_sides import LayerSides
-from clika_ref.reporting.tables import Table, html_of
+from clika_ref.reporting.tables import Table, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ COLUMNS: Mapping[str, Callable[[LayerPruning], object]] = {
 sensitivity."""
 
 
-@dataclass(frozen=True)
-class Pruning:
+@dataclass(frozen=True, repr=False)
+class Pruning(Told):
     """What was pruned of a module; printed, a table with a line for each layer and one for all."""
 
     layers: Sequence[LayerPruning]
@@ -86,11 +87,9 @@ class Pruning:
         """The layers, in order."""
         return Table(self.layers, COLUMNS)
 
-    def __str__(self) -> str:
-        return f"{self.table}\n{self.in_one_line()}"
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table, self.in_one_line())
+    def parts(self) -> Sequence[Table[Any] | str]:
+        """Return the table, and a line below it."""
+        return self.table, self.in_one_line()
 
     def in_one_line(self) -> str:
         """Return how many layers were pruned, what that saves, and what the outputs miss."""

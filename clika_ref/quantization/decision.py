@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.quantization.layer_weights import matrices_of, position_of
@@ -13,7 +14,7 @@ from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.sensitivity import Joint, Parts, together
 from clika_ref.quantization.weights_only import Found
 from clika_ref.quantization_scheme import QuantizationScheme
-from clika_ref.reporting.tables import Table, html_of
+from clika_ref.reporting.tables import Table, Told
 
 FLOAT_BITS = 32
 
@@ -61,7 +62,17 @@ class WhatIf:
     bytes: int
     """Of all weights and constants, which is the file but for its nodes and scales, some percent of a small one."""
     sqnr: float
-    """Predicted, in dB, of the part of the outputs that varies with the input; infinite where nothing is quantized."""
+    """Predicted, in dB, of what varies in the outputs; infinite where nothing is quantized, -inf if nothing varies."""
+
+
+def told_decibels(ratio: float) -> str:
+    """Return a ratio in dB as tables print it; infinite ones say what they mean.
+
+    >>> told_decibels(31.04), told_decibels(math.inf), told_decibels(-math.inf)
+    ('31.0 dB', 'exact', 'none: outputs are constant')
+    """
+    named = {math.inf: "exact", -math.inf: "none: outputs are constant"}
+    return named.get(ratio, f"{ratio:.1f} dB")
 
 
 def _decision(layer: LayerReport) -> str:
@@ -84,14 +95,14 @@ WHAT_IF: Mapping[str, Callable[[WhatIf], object]] = {
     "threshold": lambda row: row.threshold,
     "layers": lambda row: row.layers,
     "bytes of the file": lambda row: row.bytes,
-    "predicted SQNR": lambda row: f"{row.sqnr:.1f} dB",
+    "predicted SQNR": lambda row: told_decibels(row.sqnr),
 }
 
 WHAT_IF_TITLE = "What another quantization_sensitivity_threshold would give"
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
+@dataclass(frozen=True, slots=True, repr=False)
+class Quantization(Told):
     """How one graph is quantized for one target; printed, a table of its layers and one of other thresholds."""
 
     plan: Plan
@@ -119,11 +130,9 @@ class Quantization:
         """What each threshold would give at which one more layer is quantized."""
         return Table(self.what_if, WHAT_IF)
 
-    def __str__(self) -> str:
-        return f"{self.table}\n\n{WHAT_IF_TITLE}:\n{self.what_if_table}"
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table, WHAT_IF_TITLE, self.what_if_table)
+    def parts(self) -> Sequence[Table[Any] | str]:
+        """Return both tables, with a heading between them."""
+        return self.table, "", f"{WHAT_IF_TITLE}:", self.what_if_table
 
 
 def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: QuantizationScheme) -> list[LayerReport]:

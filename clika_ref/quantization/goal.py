@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from clika_ref.core.errors import ModelError
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization_settings import QuantizationSettings
-from clika_ref.reporting.tables import Table, html_of
+from clika_ref.reporting.tables import Table, Told
 
 EVERYTHING = sys.float_info.max
 """A threshold that no layer is above."""
@@ -52,8 +53,8 @@ TRIALS: Mapping[str, Callable[[GoalTrial], object]] = {
 }
 
 
-@dataclass
-class GoalSearch:
+@dataclass(repr=False)
+class GoalSearch(Told):
     """Bisects the thresholds at which one more layer is quantized, as many as make the score fall by ``max_drop``.
 
     Where layers have widths to choose from, these are those at which one may take its narrowest, or its widest. Scores
@@ -145,11 +146,9 @@ class GoalSearch:
         """The trials, in their order."""
         return Table(self.trials, TRIALS)
 
-    def __str__(self) -> str:
-        return f"{self.table}\n{self.in_one_line()}"
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table, self.in_one_line())
+    def parts(self) -> Sequence[Table[Any] | str]:
+        """Return the table, and a line below it."""
+        return self.table, self.in_one_line()
 
     def in_one_line(self) -> str:
         """Return what was found, and why no more."""

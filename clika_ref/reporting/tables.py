@@ -97,9 +97,27 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], to_the_rig
     return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
 
 
-def html_of(*parts: Table[Any] | str) -> str:
-    """Return tables and lines below each other, for a notebook."""
-    return "".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else part._repr_html_() for part in parts)
+class Told:
+    """What was found, told in tables and lines below each other: by print, at a prompt, and in a notebook.
+
+    A dataclass that is one of these says ``repr=False``: fields are what a program reads, not a person.
+    """
+
+    __slots__ = ()
+
+    def parts(self) -> Sequence[Table[Any] | str]:
+        """Return the tables and lines, in order."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.parts()))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        told = [part for part in self.parts() if part != ""]  # which leaves a line free elsewhere
+        return "".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else part._repr_html_() for part in told)
 
 
 def print_table(

@@ -55,8 +55,13 @@ def test_each_element_is_transformed_once():
     assert sorted(seen) == [2, 4, 4]
 
 
-def test_all_calls_come_without_tracing_too():
-    assert sides(CalibrationInputs(Counting([batch(n, 3) for n in (1, 2)])).calls(CALLEE)) == [(1, 3), (2, 3)]
+def test_all_calls_come_without_tracing_too_and_none_is_read_before_it_is_asked_for():
+    source = Counting([batch(n, 3) for n in (1, 2)])
+    calls = CalibrationInputs(source).calls(CALLEE)
+    assert source.read == 0
+    assert sides([next(calls)]) == [(1, 3)]
+    assert source.read == 1
+    assert sides(calls) == [(2, 3)]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from clika_ref import clika_compile, road
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile, road
 from clika_ref.core.errors import ClikaError, ModelError
 
 
@@ -191,6 +192,23 @@ def test_inputs_that_do_not_fit_forward_quote_its_signature(inputs, message):
 def test_an_input_on_which_the_model_itself_fails_is_named_with_its_error():
     with pytest.raises(ModelError, match=r"Linear itself fails on tracing input 2: RuntimeError: mat1 and mat2 shapes"):
         clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.ones(2, 3), torch.ones(2, 4)])
+
+
+@pytest.mark.parametrize("tracing", [{}, {"tracing_inputs": [torch.ones(2, 3)]}])
+def test_lists_of_a_loader_are_refused_with_the_functions_that_take_them_apart(tracing):
+    loader = DataLoader(TensorDataset(torch.ones(4, 3), torch.ones(4)), batch_size=2)
+    how = {
+        "quantization_settings": QuantizationSettings(),
+        "deployment_settings": DeploymentSettings_ONNXRuntime_ONNX(),
+        "calibration_inputs": loader,
+        **tracing,
+    }
+    with pytest.raises(
+        ModelError, match=r"data_transform_fn=tuple passes .*data_transform_fn=lambda batch: batch\[0\] the"
+    ):
+        clika_compile(nn.Linear(3, 3), **how)
+    how["tracing_inputs"] = [*loader]
+    assert clika_compile(nn.Linear(3, 3), data_transform_fn=lambda batch: batch[0], **how).clika_summary().layers
 
 
 def test_sparse_and_quantized_tensors_are_refused_with_the_remedy():

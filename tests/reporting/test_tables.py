@@ -12,7 +12,7 @@ from rich.console import Console
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import Origin, TensorType
-from clika_ref.reporting.tables import Table, html_of, print_table
+from clika_ref.reporting.tables import Table, Told, print_table
 
 
 def test_numbers_stand_to_the_right_and_text_to_the_left(capsys):
@@ -86,8 +86,18 @@ def test_a_notebook_gets_headings_cells_and_numbers_to_the_right(table):
     assert ["right" in cell.get("style") for cell in document.iter("td")] == [False, True, False, True]
 
 
-def test_tables_and_lines_stand_below_each_other_in_a_notebook(table):
-    assert html_of("a < b", table, table) == f"<p>a &lt; b</p>{table._repr_html_() * 2}"
+def test_tables_and_lines_stand_below_each_other_in_print_at_a_prompt_and_in_a_notebook(table):
+    class Found(Told):
+        def parts(self):
+            return "a < b", table, "", table
+
+    assert str(Found()) == repr(Found()) == f"a < b\n{table}\n\n{table}"
+    assert Found()._repr_html_() == f"<p>a &lt; b</p>{table._repr_html_() * 2}"
+
+
+@pytest.mark.parametrize("kind", {*Told.__subclasses__()}, ids=lambda kind: kind.__name__)
+def test_whatever_is_told_in_tables_is_so_at_a_prompt_too(kind):
+    assert kind.__repr__ is Told.__repr__
 
 
 def test_a_notebook_shows_the_first_lines_of_a_graph(monkeypatch):
