@@ -103,7 +103,7 @@ def for_quantize(found: Chosen) -> dict[str, Any]:
             "`clika-ref compile`"
         )
         raise MisuseError(msg)
-    return found.settings.compile_arguments()
+    return {**found.settings.compile_arguments()}
 
 
 def for_export(file: Path | None, target: str | None) -> BaseDeploymentSettings | None:
