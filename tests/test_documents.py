@@ -5,6 +5,7 @@ What their code does is in `test_fenced_blocks.py`.
 
 import ast
 import dataclasses
+import inspect
 import re
 import shlex
 import sys
@@ -12,13 +13,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fenced_blocks import PAGES as DOCUMENTS
 from fenced_blocks import ROOT, blocks_of
 from test_house import CORE_LINES
 from typer.testing import CliRunner
 
 import clika_ref
-from clika_ref import ClikaModule, Settings
+from clika_ref import (
+    ClikaModule,
+    LayerQuantizationSettings,
+    LoraSettings,
+    PruningSettings,
+    QuantizationSettings,
+    Settings,
+)
 from clika_ref.command_line import cli
 from clika_ref.command_line.endings import MEANINGS
 from clika_ref.pictures.drawing import Role
@@ -128,6 +137,30 @@ def test_every_method_that_documents_name_exists():
     of_others = {"clika_compile_options", "clika_digest"}  # an argument, and an entry of a file
     assert len(named) > 20
     assert named <= known | of_the_past | of_others, "say of each name what is true of it now"
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a page."""
+    return set(re.findall(r"\w+", (ROOT / "docs" / name).read_text(encoding="utf-8")))
+
+
+def test_who_comes_from_torch_onnx_export_is_told_of_each_of_its_arguments():
+    assert inspect.signature(torch.onnx.export).parameters.keys() - words_of("from-torch-onnx-export.md") == set()
+
+
+def test_who_comes_from_clika_ace_is_told_of_each_name():
+    words = words_of("from-clika-ace.md")
+    stages = {
+        "clika_adopt",
+        "clika_configure",
+        "clika_remember",
+        "clika_quantization",
+    }  # of whoever goes stage by stage
+    names = {*clika_ref.__all__, *inspect.signature(clika_ref.clika_compile).parameters}
+    names |= {name for name in dir(ClikaModule) if name.startswith("clika_")} - stages
+    for settings in (QuantizationSettings, LayerQuantizationSettings, PruningSettings, LoraSettings, Settings):
+        names |= {field.name for field in dataclasses.fields(settings)}
+    assert names - words == set()
 
 
 def test_the_code_of_contributing_is_that_of_the_example():
