@@ -34,7 +34,11 @@ class ReportedModule(PicturedModule):
     """A module around a graph that tells of itself."""
 
     def clika_generate_dummy_inputs(self) -> dict[str, Any]:
-        """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``."""
+        """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``.
+
+        Raises:
+            ModelError: the module is empty.
+        """
         return dummy_inputs(self._require_graph(), self._clika_signature)
 
     def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:

@@ -155,7 +155,7 @@ def test_who_comes_from_clika_ace_is_told_of_each_name():
         "clika_configure",
         "clika_remember",
         "clika_quantization",
-    }  # of whoever goes stage by stage
+    }  # of the road
     names = {*clika_ref.__all__, *inspect.signature(clika_ref.clika_compile).parameters}
     names |= {name for name in dir(ClikaModule) if name.startswith("clika_")} - stages
     for settings in (QuantizationSettings, LayerQuantizationSettings, PruningSettings, LoraSettings, Settings):

@@ -73,7 +73,7 @@ class Target(Protocol):
         ...
 
     def compile(self, graph: Graph, path: Path, /, **options: Any) -> Artifact:
-        """Write the artifact of a graph."""
+        """Write the artifact of a graph to a path; ``options`` are those of the export, as ``external_data``."""
         ...
 
     def load(self, artifact: Artifact, /) -> Runner:

@@ -173,7 +173,7 @@ def target_named(name: str, registry: Registry) -> Target:
 
 
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
-    """Return the target that deployment settings name, as they want it.
+    """Return the target of a registry that deployment settings name, as they want it.
 
     Raises:
         TargetError: no plugin provides it.
@@ -216,9 +216,18 @@ def lower_for(
 ) -> list[PassReport]:
     """Lower a clone up to where the integers of a plan are put into it: smoothed, adapters merged or beside layers.
 
-    With ``check_inputs``, one tensor for each input, each pass is held to the numbers before it.
-
     Adapters tell layers apart whose weights are equal, so that these must not become one.
+
+    Args:
+        plan: what is quantized; None where nothing is.
+        graph: the clone.
+        registry: the operators and passes.
+        target: whose passes run as well.
+        check_inputs: one tensor for each input; with them each pass is held to the numbers before it.
+        for_any_weights: leave out passes that are right for the weights as they are only.
+
+    Raises:
+        ModelError: an adapter cannot follow what a pass made of its layer.
     """
     aside = set_aside(graph, is_quantized=plan is not None)
     reports = lower(graph, registry, target, check_inputs, for_any_weights=for_any_weights or bool(aside))
@@ -229,7 +238,7 @@ def lower_for(
 
 
 def refuse(graph: Graph, target: Target) -> None:
-    """Gather every node that the target cannot run.
+    """Gather every node of a graph that the target cannot run.
 
     Raises:
         TargetError: there are such nodes; all are named, and those that it runs in float say so.
