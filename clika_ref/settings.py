@@ -325,7 +325,9 @@ class ClikaCompileOptions:
         known = [f.name for f in dataclasses.fields(self)]
         for name, value in extra.items():
             if name not in known:
-                msg = f"unknown option {name!r} = {value!r}; the options are {', '.join(known)}"
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                msg = f"unknown option {name!r} = {value!r}; the options are {', '.join(known)}{hint}"
                 raise ModelError(msg)
         return dataclasses.replace(self, **extra)
 

@@ -27,6 +27,7 @@ from clika_ref.lora.lowering import restore_beside, set_aside
 from clika_ref.quantization.compressing import store_four_bits
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.quantization.smoothing import smooth
+from clika_ref.reporting.console import size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
 from clika_ref.sizes_seen import Sizes, sizes_in_file
@@ -85,7 +86,7 @@ def export(
     with staged(path) as place:
         with log.stage("Writing") as stage:
             artifact = target.compile(graph, place, external_data=request.options.external_data, observed=observed)
-            stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
+            stage.done(f"{path.name}, {size(artifact.facts.get('bytes', 0))}")
         for told in artifact.facts.get("warnings", ()):
             log.warning(f"{artifact.path.name}: {told}")
         _warn_of_broken_rules(target, artifact, log)

@@ -268,8 +268,8 @@ def test_settings_are_those_that_a_file_reads_back(module, told, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("report.pdf", r"a report is an HTML file, and 'report.pdf' does not end in '.html'"),
-        ("report", r"'report' does not end in '.html'"),
+        ("report.pdf", r"'report.pdf' ends in '.pdf', and a report ends in .html; write it so"),
+        ("report", r"'report' has no suffix, and a report ends in .html; write it so"),
         ("folder.html", r"cannot write a report to .*folder.html': it is a folder; add a file name"),
         ("missing/report.html", r"cannot write .*missing' does not exist; create it, or choose another path"),
     ],
@@ -284,7 +284,7 @@ def test_a_path_that_is_no_place_for_a_report_is_refused_before_anything_is_aske
 
 
 def test_no_path_and_no_settings_are_refused(module, tmp_path):
-    with pytest.raises(ModelError, match=r"path is 3, a int; give a path such as 'report.html'"):
+    with pytest.raises(ModelError, match=r"path is 3, a int; give a path such as 'model.html'"):
         module.clika_report(3)
     with pytest.raises(ModelError, match=r"deployments is 'openvino'; give a list of deployment settings, such as"):
         module.clika_report(tmp_path / "report.html", "openvino")

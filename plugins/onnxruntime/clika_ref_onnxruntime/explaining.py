@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Artifact
 from clika_ref.precisions import FLOAT, FUSED, INTEGERS
 
@@ -110,7 +111,11 @@ def _precision(
 
 
 def optimized_graph(path: Path, level: str) -> OnnxGraph:
-    """Return the graph that the runtime makes of a file."""
+    """Return the graph that the runtime makes of a file.
+
+    Raises:
+        TargetError: the runtime rejects the file.
+    """
     import onnxruntime as ort  # noqa: PLC0415 - heavy, and the plugin must load without it
 
     options = ort.SessionOptions()
@@ -118,7 +123,11 @@ def optimized_graph(path: Path, level: str) -> OnnxGraph:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "optimized.onnx"
         options.optimized_model_filepath = str(place)
-        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        try:
+            ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            msg = f"ONNX Runtime {ort.__version__} cannot load {path}: {error}"
+            raise TargetError(msg) from error
         return OnnxGraph.read(place)
 
 

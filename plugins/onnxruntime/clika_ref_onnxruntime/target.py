@@ -84,7 +84,7 @@ class OnnxRuntime:
         """Return what each node runs in, read from the graph that the runtime makes of the file: see `explaining`.
 
         Raises:
-            TargetError: the runtime is missing.
+            TargetError: the runtime is missing or rejects the file.
         """
         problem = self.missing()
         if problem is not None:
