@@ -96,7 +96,7 @@ def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: It
     for way in sorted(ways, key=lambda way: (-len(way), way)):
         run, least, most = list[int](), -math.inf, math.inf
         for station in way:
-            left, right = _room_of(station, items, layers[items[station].layer], place[station])
+            left, right = _room_of(items, layers[items[station].layer], place[station])
             if run and max(least, left) > min(most, right):
                 _align(items, run, least, most)
                 run, least, most = [], -math.inf, math.inf
@@ -105,7 +105,7 @@ def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: It
         _align(items, run, least, most)
 
 
-def _room_of(station: int, items: Sequence[Item], layer: Sequence[int], position: int) -> tuple[float, float]:
+def _room_of(items: Sequence[Item], layer: Sequence[int], position: int) -> tuple[float, float]:
     """Return how far left and right a station may stand."""
     least, most = -math.inf, math.inf
     if position > 0:
