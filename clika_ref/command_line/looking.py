@@ -52,7 +52,7 @@ def inspect(
                 arguments.require(model, [arguments.Kind.FACTORY, arguments.Kind.SAVED], NO_PICTURE)
             examples = [*data.read_calls(inputs or ())]
         module = None if is_onnx else arguments.compiled(model, examples)
-        if place is not None:
+        if place is not None and module is not None:
             module.clika_visualize(place)
         shown = graphs.onnx_graph(Path(model)) if is_onnx else graphs.module_graph(module)
     show(shown if place is None else written(place), {**shown.as_json(), "picture": place}, as_json=as_json)

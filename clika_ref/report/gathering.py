@@ -32,7 +32,7 @@ from clika_ref.report.value_records import value_records
 from clika_ref.target_comparison import TargetFacts, refused_by, row_of
 
 IS_FLOAT = (
-    "the module is float, so that there is nothing to tell; clika_initialize_algorithms(calibration_inputs=...) "
+    "the module is float, and nothing of it is quantized; clika_initialize_algorithms(calibration_inputs=...) "
     "quantizes it"
 )
 
