@@ -128,7 +128,7 @@ def facts_of(
         def in_float() -> Graph:
             return as_written(graph, None, target, registry, replace(form, export_int4=None))
 
-        return row_of(found, target, file, asked, inputs, in_float, missing or "")
+        return row_of(found, target, file, asked, inputs=inputs, in_float=in_float, missing=missing or "")
 
 
 def row_of(
@@ -136,6 +136,7 @@ def row_of(
     target: Target,
     file: Artifact,
     explanation: Explanation | None,
+    *,
     inputs: Sequence[torch.Tensor],
     in_float: Callable[[], Graph],
     missing: str = "",

@@ -96,7 +96,7 @@ def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: It
     for way in sorted(ways, key=lambda way: (-len(way), way)):
         run, least, most = list[int](), -math.inf, math.inf
         for station in way:
-            left, right = _room_of(station, items, layers[items[station].layer], place[station])
+            left, right = _room_of(place[station], items, layers[items[station].layer])
             if run and max(least, left) > min(most, right):
                 _align(items, run, least, most)
                 run, least, most = [], -math.inf, math.inf
@@ -105,8 +105,8 @@ def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: It
         _align(items, run, least, most)
 
 
-def _room_of(station: int, items: Sequence[Item], layer: Sequence[int], position: int) -> tuple[float, float]:
-    """Return how far left and right a station may stand."""
+def _room_of(position: int, items: Sequence[Item], layer: Sequence[int]) -> tuple[float, float]:
+    """Return how far left and right a station may stand that has a position in its layer."""
     least, most = -math.inf, math.inf
     if position > 0:
         before = items[layer[position - 1]]

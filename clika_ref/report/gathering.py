@@ -194,7 +194,7 @@ def _own_row(
     if found is None:
         return None
     try:
-        return row_of(found, target, file, explanation, subject.example, in_float, missing)
+        return row_of(found, target, file, explanation, inputs=subject.example, in_float=in_float, missing=missing)
     except (ModelError, TargetError) as error:
         return refused_by(target, error)
 
