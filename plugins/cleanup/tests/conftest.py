@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sketches import OPERATORS, Sketch
+from pass_sketches import OPERATORS, Sketch
 
 
 @pytest.fixture

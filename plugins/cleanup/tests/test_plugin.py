@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from clika_ref_cleanup.plugin import clika_ref_passes
-from sketches import OPERATORS, Sketch
+from pass_sketches import OPERATORS, Sketch
 
 from clika_ref.core.ir import Value
 from clika_ref.core.passes import Pass, Phase, Pipeline, ordered
