@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 from clika_ref.checked_settings import CheckedSettings
 from clika_ref.distributed_settings import DistributedTrainingSettings
@@ -52,6 +52,19 @@ class LayerSettings(CheckedSettings):
         "quantization_settings": _a_or_none(LayerQuantizationSettings),
         "pruning_settings": _a_or_none(LayerPruningSettings),
     }
+
+
+class CompileArguments(TypedDict):
+    """Arguments of `clika_compile`, so typed that a checker knows what comes of a call with them."""
+
+    deployment_settings: BaseDeploymentSettings | None
+    quantization_settings: QuantizationSettings | None
+    layer_quantization_settings: dict[str, LayerQuantizationSettings] | None
+    pruning_settings: PruningSettings | None
+    layer_pruning_settings: dict[str, LayerPruningSettings] | None
+    distributed_training_settings: DistributedTrainingSettings
+    clika_compile_options: ClikaCompileOptions
+    is_model_pretrained: bool
 
 
 @dataclass
@@ -128,7 +141,7 @@ class Settings(CheckedSettings):
         """Return what `save_to_path` writes."""
         return as_yaml({of.name: getattr(self, of.name) for of in fields(self)})
 
-    def compile_arguments(self) -> dict[str, Any]:
+    def compile_arguments(self) -> CompileArguments:
         """Return what `clika_compile` takes of this: ``clika_compile(model, ..., **settings.compile_arguments())``."""
         layers = self.layer_settings.items()
         quantized = {name: of.quantization_settings for name, of in layers if of.quantization_settings is not None}

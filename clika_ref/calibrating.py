@@ -46,7 +46,13 @@ UNEVEN = (
 
 
 def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
-    """Return a calibration of a graph as it is going to be written, which begins with what another one has found.
+    """Return a calibration of a graph as it is going to be written.
+
+    Args:
+        graph: in float, which stays as it is.
+        wanted: the target and the settings.
+        registry: the operators and passes.
+        found: another calibration, with whose ranges it begins.
 
     Raises:
         ModelError: weights are NaN or infinite.

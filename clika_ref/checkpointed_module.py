@@ -101,7 +101,7 @@ class CheckpointedModule(SavedModule):
         return cls._unpacked(blob, repr(str(place)))
 
     def clika_serialize(self, *, keep_float_weights: bool = False, keep_calibration_inputs: bool = False) -> bytes:
-        """Return what `clika_save` writes.
+        """Return what `clika_save` writes, as bytes; the arguments mean what they mean to it.
 
         Raises:
             ModelError: the module is empty, or holds what is no part of its graph.

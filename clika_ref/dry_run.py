@@ -6,11 +6,20 @@ from collections import Counter
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Target
 from clika_ref.exporting.export import target_for
 from clika_ref.quantization.decision import WHAT_IF_TITLE, Quantization
+from clika_ref.reporting.console import size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.reporting.tables import print_table
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
+
+
+def operators_in(graph: Graph, target: Target) -> list[tuple[str, int, str | None]]:
+    """Return each operator of a graph, the commonest first, with how often it occurs, and why a target refuses it."""
+    counts = Counter(node.op.name for node in graph.nodes)
+    refusals = {node.op.name: reason for node in graph.nodes if (reason := target.refusal(node)) is not None}
+    return [(name, count, refusals.get(name)) for name, count in counts.most_common()]
 
 
 def report_dry_run(
@@ -22,14 +31,12 @@ def report_dry_run(
 ) -> None:
     """Print and log what compiling this graph for the target would do; nothing is written."""
     target = target_for(deployment or DeploymentSettings_ONNXRuntime_ONNX(), registry)
-    counts = Counter(node.op.name for node in graph.nodes)
-    refusals = {node.op.name: reason for node in graph.nodes if (reason := target.refusal(node)) is not None}
-    rows = [(name, count, refusals.get(name, "yes")) for name, count in counts.most_common()]
+    rows = [(name, count, refusal or "yes") for name, count, refusal in operators_in(graph, target)]
     print_table(["operator", "nodes", f"runs in {target.name}"], rows, title=f"Dry run of {graph.name}")
     for name, count, answer in rows:
         log.detail(f"Dry run: {name} x {count}, runs in {target.name}: {answer}")
     weights = sum(v.data.nbytes for v in graph.constants.values() if v.data is not None)
-    log.say(f"{len(graph):,} nodes, {weights / 1e6:,.1f} MB of weights")
+    log.say(f"{len(graph):,} nodes, {size(weights)} of weights")
     for symbol in graph.symbols.values():
         log.say(f"Dynamic: {symbol}")
     for guard in graph.guards:

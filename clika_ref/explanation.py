@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target
+from clika_ref.core.targets import Artifact, Target
 from clika_ref.emulation import place_of
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written, refuse
@@ -131,8 +132,38 @@ def explain(
     """
     written = as_written(graph, plan, target, registry, form)
     refuse(written, target)
+    with compiled(written, target) as file:
+        return explained(written, file, plan, target, inputs)
+
+
+@contextmanager
+def compiled(written: Graph, target: Target) -> Iterator[Artifact]:
+    """Write a graph into a file that is gone afterwards, of which everything can be asked that there is to ask.
+
+    Args:
+        written: the graph as its target gets it.
+        target: which runs it.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        runs = target.explain(target.compile(written, Path(folder) / "model"))
+        yield target.compile(written, Path(folder) / "model.onnx")
+
+
+def explained(
+    written: Graph, file: Artifact, plan: Plan | None, target: Target, inputs: Sequence[torch.Tensor]
+) -> Explanation:
+    """Ask the runtime of a target what it makes of a file.
+
+    Args:
+        written: the graph that the file was written of.
+        file: the artifact.
+        plan: what became integers; nothing where None.
+        target: which wrote it.
+        inputs: of the graph, whose sizes products are counted for.
+
+    Raises:
+        TargetError: the runtime is missing, or rejects the file.
+    """
+    runs = target.explain(file)
     products, scheme = _products(written, inputs), scheme_of(target)
     planned, moving = planned_precisions(written, scheme), scheme.moving if scheme else frozenset[str]()
     facts: list[NodeFacts] = []

@@ -7,15 +7,17 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref.core.errors import ModelError
 
+Nested = TypeVar("Nested")
 
-def clika_move_to_device(nested: Any, device: torch.device | str | int) -> Any:
+
+def clika_move_to_device(nested: Nested, device: torch.device | str | int) -> Nested:
     """Return nested inputs with every tensor on a device.
 
     Lists, tuples, named tuples, dicts, dataclasses, mappings such as the outputs of transformers, and whatever

@@ -49,6 +49,12 @@ class ClikaModule(ReportedModule):
     ``batch_norm="live"`` lets that be the batch's, or ``skip_eval_set_mode=True`` kept the model in training mode while
     it was traced. A quantized one then rounds as its integers do, with gradients for its parameters and its scales:
     quantization-aware training, in any loop.
+
+    Args:
+        graph: what it computes; None makes an empty one.
+        signature: how a call becomes the inputs of the graph.
+        persistent: the names of parameters and buffers that stand in the state dict.
+        registry: the operators and targets that it knows; by default those of all plugins.
     """
 
     _clika_idle_dropouts = 0
@@ -168,7 +174,12 @@ class ClikaModule(ReportedModule):
         return form
 
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - PyTorch's signature
-        """Compute from now on what can be trained, or with integers, which are then made of the weights as they are."""
+        """Compute from now on what can be trained, or with integers, which are then made of the weights as they are.
+
+        Raises:
+            ModelError: the module is quantized, and a weight or scale is NaN, or a parameter could not be trained.
+            TargetError: no plugin provides the target that it is quantized for.
+        """
         super().train(mode)
         hold_buffers_of_first(self)
         if mode and self._clika_idle_dropouts:
@@ -191,6 +202,9 @@ class ClikaModule(ReportedModule):
         """Return a module that holds whole weights, on each rank: where they are divided (FSDP), all ranks call it.
 
         A module whose weights are whole is returned as it is.
+
+        Raises:
+            ModelError: its graph holds what no state dict can.
         """
         if not is_divided(self) and not hasattr(self, "unshard"):  # which stays where weights are whole for a while
             return self

@@ -22,11 +22,12 @@ from clika_ref.exporting.quantized_check import FEWEST_SAMPLES
 from clika_ref.input_checks import check_inputs
 from clika_ref.pictured_module import PicturedModule
 from clika_ref.report.gathering import Subject, gather
-from clika_ref.report.page import report_page, report_path
+from clika_ref.report.page import SUFFIX, report_page
 from clika_ref.report.repeating import settings_of
+from clika_ref.reporting.console import size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX, deployment_settings_named
-from clika_ref.storage import write_atomically
+from clika_ref.storage import path_of_kind, write_atomically
 from clika_ref.weights import cast_weight
 
 
@@ -34,7 +35,11 @@ class ReportedModule(PicturedModule):
     """A module around a graph that tells of itself."""
 
     def clika_generate_dummy_inputs(self) -> dict[str, Any]:
-        """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``."""
+        """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``.
+
+        Raises:
+            ModelError: the module is empty.
+        """
         return dummy_inputs(self._require_graph(), self._clika_signature)
 
     def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
@@ -78,7 +83,7 @@ class ReportedModule(PicturedModule):
                 ``deployments`` are something else, or need ranges that the module does not hold.
             TargetError: no plugin provides a target.
         """
-        place, others = report_path(path), _settings(deployments)
+        place, others = path_of_kind(path, "a report", [SUFFIX]), _settings(deployments)
         self._require_exportable()
         with write_atomically(place) as file:  # first: where it cannot lie, nothing needs to be found out
             rows = self.clika_compare_targets(*others).rows if others else ()
@@ -86,7 +91,7 @@ class ReportedModule(PicturedModule):
                 contents = gather(self._subject(log), rows, stage.update)
                 page = report_page(contents)
                 file.write(page)
-                stage.done(f"{place.name}, {len(contents.nodes):,} nodes, {len(page) / 1e6:,.1f} MB")
+                stage.done(f"{place.name}, {len(contents.nodes):,} nodes, {size(len(page))}")
         return place
 
     def _subject(self, log: CompilationLog) -> Subject:

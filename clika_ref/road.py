@@ -42,6 +42,7 @@ from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.spoiled_weights import has_nan
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.reporting.console import is_in_command
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, Choices, ClikaCompileOptions
 from clika_ref.simulation import Quantized
@@ -168,7 +169,7 @@ def _compile(travel: _Travel) -> ClikaModule | None:
     module.clika_remember(examples, log, **known)
     if wanted is not None and calibration is not None and found is not None:
         module.clika_adopt(Quantized(wanted.target.name, found.plan, calibration.model, found), calibration, wanted)
-        if log.path is None:
+        if log.path is None and not is_in_command():
             log.say(SUMMARY)
     return module.train(training)
 

@@ -102,7 +102,14 @@ class SavedModule(nn.Module):
         logs_dir: Any = None,
         distributed: DistributedTrainingSettings | None = None,
     ) -> None:
-        """Choose where exports go to, their options, the folder of their logs, and whether processes work together."""
+        """Choose where exports go to, and how.
+
+        Args:
+            deployment: for which target; None decides for ONNX Runtime when it is exported.
+            options: of exports, and of what is quantized later.
+            logs_dir: the folder of their logs; None writes none.
+            distributed: whether processes work together.
+        """
         self._clika_deployment, self._clika_options, self._clika_logs_dir = deployment, options, logs_dir
         self._clika_distributed = distributed
 
@@ -112,6 +119,11 @@ class SavedModule(nn.Module):
         """Compute from now on as quantized, and keep what the next quantization can begin with.
 
         What was learned of scales is forgotten: those of the plan are chosen for the weights as they are.
+
+        Args:
+            quantized: the plan, and for which target; None computes in float.
+            calibration: the ranges and inputs that were found for it.
+            wanted: the settings that it was decided by.
         """
         self._clika_quantized, self._clika_calibration, self._clika_wanted = quantized, calibration, wanted
         self._clika_simulation = self._clika_training = None
@@ -154,7 +166,11 @@ class SavedModule(nn.Module):
 
     @property
     def graph(self) -> Graph:
-        """The stored graph, its constants bound to the current parameters and buffers."""
+        """The stored graph, its constants bound to the current parameters and buffers.
+
+        Raises:
+            ModelError: the module is empty, or its weights are divided among processes.
+        """
         graph = self._require_graph()
         bind_weights(self, graph)
         return graph
@@ -167,7 +183,11 @@ class SavedModule(nn.Module):
         return graph
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the graph, the signature and the buffers that the original does not save, as ``uint8[bytes]``."""
+        """Return the graph, the signature and the buffers that the original does not save, as ``uint8[bytes]``.
+
+        Raises:
+            ModelError: the module is empty, or its graph holds what no file can.
+        """
         document, tensors = self._described(self._clika_quantized)
         return write_extra_state(document, {**non_persistent(self), **tensors})
 

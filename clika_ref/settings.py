@@ -79,11 +79,8 @@ class DeploymentSettings_OpenVINO_ONNX(BaseDeploymentSettings):  # noqa: N801 - 
 
 
 @dataclass(frozen=True)
-class DeploymentSettings_TensorRT_ONNX(BaseDeploymentSettings):  # noqa: N801 - the record's name
-    """TensorRT, from an ``.onnx`` file; needs a plugin that provides the target ``tensorrt``."""
-
-    target: ClassVar[str] = "tensorrt"
-    framework: ClassVar[str] = "TensorRT (NVIDIA)"
+class _BuiltForSizes:
+    """What TensorRT builds an engine for."""
 
     shapes: Mapping[str, tuple[int, int, int]] = dataclasses.field(default_factory=dict[str, tuple[int, int, int]])
     """The least, the usual and the largest size of a dynamic side, by its name, for which the engine is built; by
@@ -112,7 +109,15 @@ def _refuse_odd_shapes(shapes: Any) -> None:
 
 
 @dataclass(frozen=True)
-class DeploymentSettings_TensorRT_LLM_ONNX(BaseDeploymentSettings):  # noqa: N801 - the record's name
+class DeploymentSettings_TensorRT_ONNX(_BuiltForSizes, BaseDeploymentSettings):  # noqa: N801 - the record's name
+    """TensorRT, from an ``.onnx`` file; needs a plugin that provides the target ``tensorrt``."""
+
+    target: ClassVar[str] = "tensorrt"
+    framework: ClassVar[str] = "TensorRT (NVIDIA)"
+
+
+@dataclass(frozen=True)
+class DeploymentSettings_TensorRT_LLM_ONNX(_BuiltForSizes, BaseDeploymentSettings):  # noqa: N801 - the record's name
     """TensorRT-LLM, from an ``.onnx`` file; needs a plugin that provides the target ``tensorrt-llm``."""
 
     target: ClassVar[str] = "tensorrt-llm"
@@ -320,7 +325,9 @@ class ClikaCompileOptions:
         known = [f.name for f in dataclasses.fields(self)]
         for name, value in extra.items():
             if name not in known:
-                msg = f"unknown option {name!r} = {value!r}; the options are {', '.join(known)}"
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                msg = f"unknown option {name!r} = {value!r}; the options are {', '.join(known)}{hint}"
                 raise ModelError(msg)
         return dataclasses.replace(self, **extra)
 

@@ -54,7 +54,7 @@ class Quantized:
 
     @classmethod
     def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Quantized:
-        """Read what `saved` returned, among other tensors of any shape.
+        """Read what `saved` returned: the ``document``, and the plan's tensors, of any shape, among others.
 
         Raises:
             ModelError: it is of another version, or damaged.
@@ -64,7 +64,13 @@ class Quantized:
 
 
 def quantized_graph(graph: Graph, plan: Plan, target: Target, registry: Registry) -> Graph:
-    """Return a clone as the target gets it, weights in integers."""
+    """Return a clone of a float graph as the target gets it, with the integers of a plan.
+
+    ``registry`` has the operators and passes.
+
+    Raises:
+        ModelError: an adapter cannot follow what a pass made of its layer.
+    """
     return as_written(graph, plan, target, registry, ExportConfiguration())
 
 

@@ -9,11 +9,11 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from clika_ref.core.errors import ClikaError, ModelError
 
@@ -32,6 +32,34 @@ def behind_links(path: Path | str) -> Path:
     except ValueError as error:
         msg = f"cannot write {str(path)!r}: {error}; choose a path without it"
         raise ModelError(msg) from error
+
+
+def path_of_kind(path: Any, kind: str, suffixes: Collection[str], default: str = "") -> Path:
+    """Return the path of a file whose suffix says of which kind it is.
+
+    Args:
+        path: what a user gave.
+        kind: what is written, in words: ``a picture``.
+        suffixes: how such a file may end, in small letters; the first stands in an example.
+        default: what a path without a suffix is given; where nothing, it must have one.
+
+    Raises:
+        ModelError: it is no path, a folder, or has another suffix.
+    """
+    if not isinstance(path, str | os.PathLike):
+        msg = f"path is {path!r}, a {type(path).__name__}; give a path such as 'model{next(iter(suffixes))}'"
+        raise ModelError(msg)
+    place = Path(os.fspath(path))
+    if place.is_dir():
+        msg = f"cannot write {kind} to {str(place)!r}: it is a folder; add a file name"
+        raise ModelError(msg)
+    if not place.suffix and default:
+        return place.with_name(f"{place.name}{default}")
+    if place.suffix.lower() not in suffixes:
+        told = f"ends in {place.suffix!r}" if place.suffix else "has no suffix"
+        msg = f"{place.name!r} {told}, and {kind} ends in {' or '.join(suffixes)}; write it so"
+        raise ModelError(msg)
+    return place
 
 
 @contextlib.contextmanager
@@ -84,7 +112,7 @@ class AtomicFiles:
         # with the default mode, unlike tempfile's, so that the umask decides who may read the result.
         temporary = place.with_name(f".clika-{secrets.token_hex(8)}.tmp")
         with _explaining(place):
-            _refuse_place(place)
+            refuse_place(place)
             handle = temporary.open("xb")
         self._pending.append(_Pending(place, temporary, handle))
         return handle
@@ -131,7 +159,7 @@ def staged(path: Path | str) -> Iterator[Path]:
     """
     main = behind_links(path)
     with _explaining(main):
-        _refuse_place(main)
+        refuse_place(main)
         folder = Path(tempfile.mkdtemp(prefix=".clika-", dir=main.parent))
     try:
         yield folder / main.name
@@ -183,7 +211,12 @@ def _put_in_place(moves: list[tuple[Path, Path]], main: Path) -> None:
         _sync_folder(folder)
 
 
-def _refuse_place(place: Path) -> None:
+def refuse_place(place: Path) -> None:
+    """Refuse what is no place for a file.
+
+    Raises:
+        ModelError: its folder is missing, or it is a folder, a device, a pipe or a socket.
+    """
     if not place.parent.is_dir():
         reason = "is not a folder" if place.parent.exists() else "does not exist"
         remedy = "choose another path" if place.parent.exists() else "create it, or choose another path"

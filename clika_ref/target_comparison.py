@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +11,9 @@ import torch
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target
+from clika_ref.core.targets import Artifact, Target
 from clika_ref.emulation import place_of, stand_in_of
-from clika_ref.explanation import explain
+from clika_ref.explanation import Explanation, compiled, explained
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written, refuse
 from clika_ref.latency import seconds_and_ratio
@@ -121,20 +119,50 @@ def facts_of(
         ModelError: the form names an output that there is not, or wants four bits where there are none.
         TargetError: the target refuses a node.
     """
-    plain = as_written(graph, None, target, registry, replace(form, export_int4=None))
     small = as_written(graph, found.plan, target, registry, form)
     refuse(small, target)
+    missing = None if stand_in_of(target) else target.missing()  # rules say of an emulated one what runs in integers
+    with compiled(small, target) as file:
+        asked = explained(small, file, found.plan, target, inputs) if missing is None else None
+
+        def in_float() -> Graph:
+            return as_written(graph, None, target, registry, replace(form, export_int4=None))
+
+        return row_of(found, target, file, asked, inputs, in_float=in_float, missing=missing or "")
+
+
+def row_of(
+    found: Quantization,
+    target: Target,
+    file: Artifact,
+    explanation: Explanation | None,
+    inputs: Sequence[torch.Tensor],
+    *,
+    in_float: Callable[[], Graph],
+    missing: str = "",
+) -> TargetFacts:
+    """Return the row of a target whose file is there, with the time of its calls and of those of the model in float.
+
+    Args:
+        found: what was decided for the target.
+        target: which.
+        file: what it made of the module.
+        explanation: what its runtime makes of that; None where it could not be asked.
+        inputs: of the graph, with which calls are timed.
+        in_float: returns the graph as the target gets it where nothing is quantized.
+        missing: why the runtime could not be asked.
+
+    Raises:
+        TargetError: the runtime rejects one of the files.
+    """
     planned = sum(not layer.reason for layer in found.layers)
     sqnr = next((row.sqnr for row in found.what_if if row.layers == planned), None)
-    missing = None if stand_in_of(target) else target.missing()  # rules say of an emulated one what runs in integers
-    with tempfile.TemporaryDirectory() as folder:
-        file = target.compile(small, Path(folder) / "integers.onnx")
-        told = (place_of(target), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
-        if missing is not None:
-            return TargetFacts(*told, missing=missing)
-        share = explain(graph, found.plan, target, registry, inputs, form=form).share()
-        if stand_in_of(target):
-            return TargetFacts(*told, share=share, is_emulated=True)
-        other = target.load(target.compile(plain, Path(folder) / "float.onnx"))
-        seconds, ratio = seconds_and_ratio(target.load(file), inputs, other, inputs)
+    told = (place_of(target), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
+    if explanation is None:
+        return TargetFacts(*told, missing=missing)
+    share = explanation.share()
+    if stand_in_of(target):
+        return TargetFacts(*told, share=share, is_emulated=True)
+    with compiled(in_float(), target) as other:
+        seconds, ratio = seconds_and_ratio(target.load(file), inputs, target.load(other), inputs)
     return TargetFacts(*told, share=share, seconds=seconds, ratio=ratio)

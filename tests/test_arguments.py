@@ -33,6 +33,7 @@ class Net(torch.nn.Module):
 made = Net()
 def make(): return Net()
 def fail(): raise ZeroDivisionError("the fault")
+def leave(): raise SystemExit(5)
 def needs(size): return Net()
 number = 3
 def tensor(): return torch.ones(1)
@@ -55,9 +56,10 @@ def test_a_path_may_have_dots(source):
         ("makes", r"model_of_a_test_\d+ \(.*\.py\) has no 'makes'; did you mean make or made\?"),
         ("zzz", r"has no 'zzz'$"),
         ("fail", r":fail\(\) raised ZeroDivisionError: the fault; --debug shows where"),
+        ("leave", r":leave\(\) raised SystemExit: 5; --debug shows where"),
         ("needs", r":needs\(\) raised TypeError: .*'size'; --debug shows where\. It is called without arguments\."),
-        ("number", r":number is a int; name a torch\.nn\.Module, its class, or a function that returns one"),
-        ("tensor", r":tensor is a Tensor; name a torch\.nn\.Module"),
+        ("number", r":number is of type int; name a torch\.nn\.Module, its class, or a function that returns one"),
+        ("tensor", r":tensor is of type Tensor; name a torch\.nn\.Module"),
     ],
 )
 def test_what_makes_no_model_is_told_why(source, path, message):

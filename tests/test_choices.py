@@ -102,7 +102,7 @@ def test_an_export_heeds_where_to_alone(file, capsys):
     [
         (Flags("toaster"), r"no installed plugin provides the target 'toaster'"),
         (Flags(options=["smoothing"]), r"--option 'smoothing' says no value; write NAME=VALUE, such as smoothing=off"),
-        (Flags(options=["smooth=on"]), r"unknown option 'smooth'"),
+        (Flags(options=["smooth=on"]), r"unknown option 'smooth' = 'on'; the options are .*; did you mean smoothing\?"),
         (Flags(options=["smoothing=yes"]), r"option 'smoothing' is 'yes'; it takes 'auto', 'on', 'off'"),
         (
             Flags(quantization=quantization(-1.0)),

@@ -103,7 +103,7 @@ def test_compile_hands_everything_on_and_exports(run, compiled, tmp_path):
     assert (given["dynamic"], given["skip_eval_set_mode"], given["is_dry_run"]) == (False, True, False)
     assert not given["clika_compile_options"].compare_after_export
     assert compiled.exported == [path]
-    assert result.stdout == f"{path}  0.0 MB\n"
+    assert result.stdout == f"{path}  3 bytes\n"
 
 
 def test_compile_has_the_defaults_of_the_api(run, compiled, tmp_path):
@@ -203,6 +203,13 @@ def test_an_artifact_that_disagrees_ends_with_1_and_a_broken_plugin_with_3(run, 
         monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
         result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
         assert (result.exit_code, result.stderr) == (status, f"error: {error}\n")
+
+
+def test_a_model_that_ends_the_process_is_refused_and_not_taken_for_an_answer(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(SystemExit(0)))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    said = "error: something in the model or the data ended the process: SystemExit(0)\n"
+    assert (result.exit_code, result.stderr) == (3, said)
 
 
 def test_an_interrupt_ends_with_130_and_one_line(run, monkeypatch):

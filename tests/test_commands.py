@@ -143,7 +143,7 @@ def test_quantize_writes_an_artifact_in_integers_and_the_module_and_tells_machin
     assert {"Capturing", "Calibrating", "Quantizing", "Writing", "Comparing"} <= {*found["seconds"]}
 
 
-def test_quantize_prints_what_became_of_each_layer_and_decides_anew_for_a_saved_module_without_data(tmp_path):
+def test_quantize_prints_what_became_of_each_layer_and_decides_anew_for_a_saved_module_without_data(made, tmp_path):
     place = tmp_path / "again.onnx"
     result = clika_ref("quantize", "q.clika", "--keep-float", "second", "-o", place)
     assert result.exit_code == 0, result.output
@@ -161,6 +161,7 @@ def test_quantize_prints_what_became_of_each_layer_and_decides_anew_for_a_saved_
     ]
     assert any(line.startswith("first") and line.endswith("integers") for line in lines)
     assert any(line.startswith("second") and "float: " in line for line in lines)
+    assert "clika_summary" not in result.stderr + made.quantized.stderr, "what a command shows itself"
     assert lines[-1].startswith(f"{place}  ")
 
 
@@ -194,6 +195,12 @@ def test_weights_alone_are_held_in_few_bits_where_a_flag_asks_for_it(tmp_path):
         (["q.clika", "--input", "1x32", "-o", "m"], "q.clika is compiled already, and --input says what to trace with"),
         (["q.clika", "--option", "smoothing=off", "-o", "m"], "--option says how a model is compiled, and this one is"),
         (["absent.onnx", "--calibrate", "1x32", "-o", "m"], "there is no file absent.onnx"),
+        (["absent.clika", "-o", "m"], "there is no file absent.clika; for a model that Python makes write its module"),
+        (["q.clika", "-o", "m.py"], "-o m.py: files of onnxruntime end in .onnx"),
+        (["talking_model:Net", "--calibrate", "1x32", "-o", "m.py"], "-o m.py: files of onnxruntime end in .onnx"),
+        (["talking_model:Net", "--calibrate", "x.npy", "--save", "x.npy"], "--save: x.npy is read here, and would be"),
+        (["q.clika", "--save", "q.clika"], "--save: q.clika is read here, and would be written over; choose another"),
+        (["q.clika", "--seed", 2**64, "-o", "m"], f"--seed {2**64} has more than 64 bits; give a smaller one"),
         ([".", "--calibrate", "1x32", "-o", "m"], ". is a folder; give the file of a model in it"),
         (["talking_model:Net", "--calibrate", "absent.npz", "-o", "m"], "--calibrate: cannot read absent.npz: No such"),
     ],
@@ -223,7 +230,7 @@ def test_data_that_does_not_fit_is_refused_with_3():
 def test_export_writes_for_the_own_target_or_for_another_one(tmp_path):
     own, other = tmp_path / "own.onnx", tmp_path / "other.onnx"
     result = clika_ref("export", "q.clika", "-o", own)
-    assert (result.exit_code, result.stdout) == (0, f"{own}  0.0 MB\n")
+    assert (result.exit_code, result.stdout) == (0, f"{own}  {own.stat().st_size / 1e3:.1f} KB\n")
     found = told("export", "q.clika", "-o", other, "--target", "trt", "--input", "float32:x.npy")
     assert {*found} == {"artifact", "seconds"}
     assert found["artifact"]["target"] == "tensorrt"
@@ -246,16 +253,29 @@ def test_export_takes_other_forms(tmp_path):
     [
         (["q.clika"], 2, "give -o FILE to write to"),
         (["q.clika", "-o", "m.onnx", "--fp16", "--bf16"], 2, "--fp16 and --bf16 exclude each other; ask for one"),
-        (["q.onnx", "-o", "m.onnx"], 2, "q.onnx is an ONNX file; `clika-ref compile` or `quantize` makes files of it"),
+        (
+            ["q.onnx", "-o", "m.onnx"],
+            2,
+            "q.onnx is an ONNX file; export takes a file of clika_save; `clika-ref compile`",
+        ),
         (
             ["talking_model:Net", "-o", "m.onnx"],
             2,
-            "talking_model:Net is a model that Python makes; `clika-ref compile`",
+            "talking_model:Net is a model that Python makes; export takes a file of clika_save; `clika-ref compile`",
         ),
         (["q.clika", "-o", "m.onnx", "--target", "toaster"], 2, "no installed plugin provides the target 'toaster'"),
         (["q.clika", "-o", "m.onnx", "--input", "1x32", "--input", "2x32"], 2, "--input stands for 2 calls where one"),
         (["q.clika", "-o", "m.onnx", "--keep-output", 7], 3, "keep_outputs_at_idx names 7, but the module returns 1"),
         (["talking_model.py", "-o", "m.onnx"], 2, "talking_model.py is a model that Python makes"),
+        (["q.clika", "-o", "m.py"], 2, "-o m.py: files of onnxruntime end in .onnx"),
+        (
+            ["q.clika", "-o", "m.xml"],
+            2,
+            "-o m.xml: files of onnxruntime end in .onnx, and those of openvino in .xml: -",
+        ),
+        (["q.clika", "-o", "m.xml", "--target", "trt"], 2, "-o m.xml: files of tensorrt end in .onnx, and those of op"),
+        (["q.clika", "-o", "."], 2, "-o: cannot write '"),
+        (["q.clika", "-o", "q.clika"], 2, "-o: q.clika is read here, and would be written over; choose another name"),
     ],
 )
 def test_export_says_what_it_cannot_do(words, status, message):
@@ -316,14 +336,33 @@ def test_inspect_shows_graphs_of_models_saved_modules_and_onnx_files_and_one_for
         (["talking_model:Nets", "--input", "1x32"], 2, "has no 'Nets'; did you mean Net?"),
         (["junk.onnx"], 3, "junk.onnx cannot be read as an ONNX file: "),
         (["x.npy"], 3, "cannot load 'x.npy': it is no safetensors file"),
+        (["empty.onnx"], 3, "empty.onnx holds no graph; is it an ONNX file, and whole?"),
+        (["absent"], 2, "there is no file absent; for a model that Python makes write its module and what makes it: "),
+        (["q.clika", "--input", "1x32"], 2, "q.clika is compiled already, and --input says what to trace with; leave"),
+        (["q.onnx", "--input", "1x32"], 2, "q.onnx is compiled already, and --input says what to trace with; leave it"),
+        (["q.onnx", "--picture", "q.svg"], 2, "q.onnx is an ONNX file; pictures are of models that Python makes, and"),
+        (["q.clika", "--picture", "q.jpg"], 2, "--picture: 'q.jpg' ends in '.jpg', and a picture ends in .svg or .ht"),
+        (["q.clika", "--picture", "gone/q.svg"], 2, "--picture: there is no folder gone to write to; make it first"),
     ],
 )
 def test_inspect_says_what_it_cannot_show(made, words, status, message):
     (made.folder / "junk.onnx").write_bytes(b"junk")
+    (made.folder / "empty.onnx").touch()
     result = clika_ref("inspect", *words)
     assert result.exit_code == status, result.output
     assert message in result.stderr
     assert result.stderr.startswith("error: ")
+
+
+def test_inspect_draws_pictures(tmp_path):
+    place = tmp_path / "net.svg"
+    result = clika_ref("inspect", "q.clika", "--picture", place)
+    assert (result.exit_code, result.stdout) == (0, f"{place}  {place.stat().st_size / 1e3:.1f} KB\n"), result.output
+    assert b"</svg>" in place.read_bytes()
+    found = told("inspect", "talking_model:Net", "--input", "1x32", "--picture", tmp_path / "other")
+    assert (found["picture"], len(found["nodes"])) == (str(tmp_path / "other.svg"), 3)
+    assert (tmp_path / "other.svg").exists()
+    assert told("inspect", "q.clika")["picture"] is None
 
 
 # explain
@@ -368,6 +407,46 @@ def written_by_another(path):
     return path
 
 
+def test_explain_refuses_files_that_no_runtime_reads_and_knows_files_by_their_suffix(tmp_path):
+    (tmp_path / "empty.onnx").touch()
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Nonsense", ["x"], ["y"])], "odd", [], [])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "odd.onnx")
+    for name, status, said in (
+        ("empty.onnx", 3, "holds no graph"),
+        ("odd.onnx", 3, "ONNX Runtime .* cannot load "),
+        ("absent.onnx", 2, "there is no file .*absent.onnx"),
+    ):
+        result = clika_ref("explain", tmp_path / name)
+        assert result.exit_code == status, result.output
+        assert re.match(f"error: .*{said}", result.stderr)
+    assert "there is no file absent.xml" in clika_ref("explain", "absent.xml").stderr
+    assert clika_ref("explain", tmp_path / "odd.onnx", "--target", "ov").exit_code == 3
+
+
+def test_openvino_own_files_are_explained_and_compared(tmp_path):
+    place = tmp_path / "q.xml"
+    assert clika_ref("export", "q.clika", "--target", "ov", "-o", place).exit_code == 0
+    found = told("explain", place)
+    assert found["target"] == "openvino"
+    runs = {node["operator"]: node["runs"] for node in found["nodes"]}
+    assert runs["MatMul"] == "int8", found
+    same = told("compare", "q.clika", place, "--input", "talking_model:batches", "--at-least", 20)
+    assert same["agrees"]
+    assert told("compare", place, place)["inputs"] == 1
+    for words in (("explain", place), ("compare", place, place)):
+        result = clika_ref(*words, "--target", "ort")
+        assert (result.exit_code, "is a file for openvino, and none that onnxruntime reads" in result.stderr) == (
+            3,
+            True,
+        )
+    result = clika_ref("inspect", place)
+    assert result.exit_code == 2
+    assert "is a file of a target's own form; `clika-ref explain` and `compare` read it" in result.stderr
+    (tmp_path / "cut.xml").write_bytes(place.read_bytes()[:300])
+    result = clika_ref("explain", tmp_path / "cut.xml")
+    assert (result.exit_code, "OpenVINO" in result.stderr) == (3, True), result.output
+
+
 def test_explain_tells_a_machine_the_facts_of_an_operator():
     result = clika_ref("explain", "softplus", "--json")
     assert result.exit_code == 0, result.output
@@ -390,7 +469,12 @@ def test_check_reads_files_and_what_would_be_exported_of_a_module_or_a_model():
     assert told("check", "q.clika", "--target", "trt") == []
     assert told("check", "talking_model:Net", "--input", "2x32", "--target", "trt") == []
     shown = clika_ref("check", "q.clika", "--target", "trt")
-    assert shown.stdout == "q.clika keeps them all\n"
+    assert shown.stdout == "q.clika keeps all rules of trt\n"
+    assert (
+        clika_ref("check", "q.onnx", "--target", "trt")
+        .stdout.splitlines()[-1]
+        .startswith("q.onnx breaks rules of trt in")
+    )
 
 
 def test_check_wants_a_target():
@@ -517,13 +601,25 @@ def test_compile_takes_settings_of_a_file_and_says_which_it_leaves_aside(made, t
     assert "4x32" in script.read_text()
 
 
-def test_compile_refuses_what_is_compiled_already_and_a_table_for_machines():
+def test_compile_refuses_what_is_compiled_already():
     result = clika_ref("compile", "q.clika", "--input", "1x32", "-o", "m.onnx")
-    said = "error: q.clika is a saved module; `clika-ref export` writes artifacts of saved modules\n"
-    assert (result.exit_code, result.stderr) == (2, said)
-    result = clika_ref("compile", "talking_model:Net", "--input", "1x32", "--dry-run", "--json")
-    assert result.exit_code == 2
-    assert "--dry-run prints tables; `clika-ref inspect MODEL --json` has the graph for machines" in result.stderr
+    said = "compile takes what Python makes, and `clika-ref export` writes artifacts of saved modules"
+    assert (result.exit_code, result.stderr) == (2, f"error: q.clika is a saved module; {said}\n")
+
+
+def test_a_dry_run_of_compile_tells_machines_what_its_tables_tell_people(made, monkeypatch):
+    words = ("talking_model:Net", "--input", "1x32", "--input", "2x32", "--dry-run")
+    found = told("compile", *words)
+    assert (found["target"], found["name"]) == ("onnxruntime", "Net")
+    assert found["operators"] == [
+        {"operator": "linear", "nodes": 2, "refusal": None},
+        {"operator": "relu", "nodes": 1, "refusal": None},
+    ]
+    assert found["symbols"] == ["batch: 0.. from side 0 of 'x'"]
+    target = sys.modules["clika_ref_onnxruntime.target"].OnnxRuntime
+    monkeypatch.setattr(target, "refusal", lambda self, node: "no relu here" if node.kind == "relu" else None)
+    assert told("compile", *words)["operators"][1]["refusal"] == "no relu here"
+    assert "no relu here" in clika_ref("compile", *words).stdout
 
 
 def test_an_artifact_that_disagrees_ends_with_1_and_leaves_no_file(monkeypatch, tmp_path):

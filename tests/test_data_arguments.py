@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,8 +125,11 @@ def test_what_fails_names_the_function(place):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}:number", r"--input data_of_a_test_\d+:number is a int; name a list of batches, or a function that yields"),
-        ("{}:mapped", r":mapped is a dict; name a list of batches"),
+        (
+            "{}:number",
+            r"--input data_of_a_test_\d+:number is of type int; name a list of batches, or a function that yields",
+        ),
+        ("{}:mapped", r":mapped is of type dict; name a list of batches"),
         ("{}:generate", r"has no 'generate'; did you mean generated\?"),
         ("absent_module:batches", r"no module named 'absent_module'; run this in the folder that holds it"),
         ("absent.npz", r"--input: cannot read absent\.npz: No such file"),
@@ -136,6 +140,9 @@ def test_what_fails_names_the_function(place):
         ("objects.npy", r"objects\.npy holds no tensors that can be read: what it holds is a pickle, which may run"),
         ("words.npy", r"words\.npy holds no tensors that can be read: "),
         ("folder/x.txt", r"cannot read 'folder/x\.txt'; write sides joined by x"),
+        pytest.param("x" * 999, r"cannot read 'x+'; write sides joined by x", id="long"),
+        ("folder", r"cannot read 'folder': it is a folder; write sides joined by x"),
+        ("photo.jpg", r"cannot read 'photo\.jpg': files that end in '\.jpg' are not read; write sides joined by x"),
     ],
 )
 def test_what_cannot_be_read_is_told_why(place, text, message):
@@ -144,8 +151,23 @@ def test_what_cannot_be_read_is_told_why(place, text, message):
             file.write(b"no tensors at all")
     np.save("objects.npy", np.array([{}], dtype=object))
     np.save("words.npy", np.array(["a"]))
+    Path("folder").mkdir()
+    Path("photo.jpg").touch()
     with pytest.raises(MisuseError, match=message):
         list(read_calls([text.format(place)]))
+
+
+def test_floats_of_64_bits_which_nobody_asked_for_are_told_of(place, capsys):
+    np.save("x.npy", np.zeros((2, 3)))
+    np.savez("calls.npz", np.zeros((2, 3)))
+    read_calls(["x.npy"])
+    said = "note: --input 'x.npy': it holds floats of 64 bits, as NumPy's own are; most models take float32:x.npy\n"
+    assert capsys.readouterr().err == said
+    read_calls(["calls.npz"])
+    assert capsys.readouterr().err.startswith("note: --input calls.npz: it holds floats of 64 bits, as NumPy's own are")
+    np.save("y.npy", np.zeros((2, 3), np.float32))
+    read_calls(["float64:x.npy", "float32:x.npy", "y.npy", "float64:2x3"])
+    assert capsys.readouterr().err == ""
 
 
 def test_one_call_is_one(place):

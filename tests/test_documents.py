@@ -5,6 +5,7 @@ What their code does is in `test_fenced_blocks.py`.
 
 import ast
 import dataclasses
+import inspect
 import re
 import shlex
 import sys
@@ -12,12 +13,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fenced_blocks import PAGES as DOCUMENTS
 from fenced_blocks import ROOT, blocks_of
+from test_house import CORE_LINES
 from typer.testing import CliRunner
 
 import clika_ref
-from clika_ref import ClikaModule, Settings
+from clika_ref import (
+    ClikaModule,
+    LayerQuantizationSettings,
+    LoraSettings,
+    PruningSettings,
+    QuantizationSettings,
+    Settings,
+)
 from clika_ref.command_line import cli
 from clika_ref.command_line.endings import MEANINGS
 from clika_ref.pictures.drawing import Role
@@ -56,8 +66,15 @@ def test_the_commands_of_the_documents_exist_in_the_makefile():
         for text in blocks(d, "console")
         for word in re.findall(r"^make (\w+)", text, re.MULTILINE)
     }
-    assert named == {"demo", "test", "lint", "conformance", "mutants", "alarms", "docs"}
+    assert named == {"demo", "test", "lint", "conformance", "mutants", "alarms", "docs", "package"}
     assert named <= targets
+
+
+def test_the_core_has_as_many_files_and_lines_as_its_reader_is_told():
+    text = (ROOT / "docs/read_in_an_afternoon.md").read_text(encoding="utf-8")
+    files = [path for path in (ROOT / "clika_ref/core").glob("*.py") if path.name != "__init__.py"]
+    assert f"The core is {len(files)} files with at most {CORE_LINES:,} lines of code." in text
+    assert all(f"core/{path.name})" in text for path in files), "a file of the core is in none of the hours"
 
 
 def test_the_help_of_the_makefile_names_every_target():
@@ -116,10 +133,34 @@ def test_every_method_that_documents_name_exists():
     text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS if document.parent != ROOT)
     named = set(re.findall(r"`(?:module\.|ClikaModule\.)?(clika_(?!ref)\w+)", text))
     known = {*dir(ClikaModule), *clika_ref.__all__}
-    of_the_past = {"clika_ace", "clika_compress", "clika_resume", "clika_deploy"}
+    of_the_past = {"clika_ace", "clika_compression", "clika_compress", "clika_resume", "clika_deploy"}
     of_others = {"clika_compile_options", "clika_digest"}  # an argument, and an entry of a file
     assert len(named) > 20
     assert named <= known | of_the_past | of_others, "say of each name what is true of it now"
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a page."""
+    return set(re.findall(r"\w+", (ROOT / "docs" / name).read_text(encoding="utf-8")))
+
+
+def test_who_comes_from_torch_onnx_export_is_told_of_each_of_its_arguments():
+    assert inspect.signature(torch.onnx.export).parameters.keys() - words_of("from-torch-onnx-export.md") == set()
+
+
+def test_who_comes_from_clika_ace_is_told_of_each_name():
+    words = words_of("from-clika-ace.md")
+    stages = {
+        "clika_adopt",
+        "clika_configure",
+        "clika_remember",
+        "clika_quantization",
+    }  # of the road
+    names = {*clika_ref.__all__, *inspect.signature(clika_ref.clika_compile).parameters}
+    names |= {name for name in dir(ClikaModule) if name.startswith("clika_")} - stages
+    for settings in (QuantizationSettings, LayerQuantizationSettings, PruningSettings, LoraSettings, Settings):
+        names |= {field.name for field in dataclasses.fields(settings)}
+    assert names - words == set()
 
 
 def test_the_code_of_contributing_is_that_of_the_example():

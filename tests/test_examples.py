@@ -30,9 +30,22 @@ def example(monkeypatch):
     return importlib.import_module
 
 
+def demo_of_the_readme():
+    """Return what the README says that the first example prints."""
+    text = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(Training.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return shown
+
+
+def without_measures(text):
+    """Return the lines of a text without what the machine decides, and how long it was trained."""
+    measure = r"(?:[\d.]+|<) *(?:1 ms|ms|s|%|MB|KiB|epoch/s)(?!\w)|[\d.]+x|\d/\d|─+"
+    return [" ".join(re.sub(measure, " # ", line).split()) for line in text.splitlines() if line.strip()]
+
+
 def test_the_digits_are_told_apart_as_well_by_the_artifact_as_by_eager(example, tmp_path, capsys):
     example("digits").main(tmp_path / "build" / "digits.onnx")
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     rows = {
         name: re.search(rf"{name} +([\d.]+) % +([\d.]+) %", out)
         for name in ("PyTorch, eager", "ClikaModule", "ONNX Runtime")
@@ -44,6 +57,7 @@ def test_the_digits_are_told_apart_as_well_by_the_artifact_as_by_eager(example, 
     assert {float(row[2]) for row in rows.values()} == {100.0}, out
     assert "What it took to make" in out
     assert re.search(r"Capturing +[\d.]+", out)
+    assert [line for line in without_measures(demo_of_the_readme()) if line not in without_measures(out + err)] == []
     assert (tmp_path / "build" / "digits.onnx").stat().st_size > 300_000  # 96,000 weights of 4 bytes, less batch norm
 
 

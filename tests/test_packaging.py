@@ -19,8 +19,9 @@ STATED = {folder: tomllib.loads((folder / "pyproject.toml").read_text(encoding="
 PROJECTS = {folder: stated["project"] for folder, stated in STATED.items()}
 NAMES = {project["name"]: folder for folder, project in PROJECTS.items()}
 EACH = pytest.mark.parametrize("folder", FOLDERS, ids=[project["name"] for project in PROJECTS.values()])
-TESTS = ("*_test.py", "conftest.py")
-"""In a package beside what they test: what they import is needed by nobody who uses it."""
+TESTS = ("*_test.py", "test_*.py", "conftest.py")
+THE_SUITE = {"clika_ref_conformance/test_conformance.py", "clika_ref_conformance/conftest.py"}
+"""Tests that a distribution is there for: ``pytest --pyargs clika_ref_conformance``."""
 
 RANGED = ("torch", "onnx", "onnxruntime", "openvino")
 
@@ -91,8 +92,9 @@ def test_a_package_has_one_range_whoever_asks_for_it_and_the_pinned_version_is_i
 @EACH
 def test_each_asks_for_what_it_imports_and_for_nothing_else(folder):
     package = package_of(folder)
-    files = [path for path in package.rglob("*.py") if not any(path.match(pattern) for pattern in TESTS)]
-    imported = {name for path in files for name in imports_of(path)} - {package.name} - sys.stdlib_module_names
+    imported = (
+        {name for path in package.rglob("*.py") for name in imports_of(path)} - {package.name} - sys.stdlib_module_names
+    )
     homes = importlib.metadata.packages_distributions()
     used = {
         canonicalize_name(name.replace("_", "-") if name.startswith("clika_ref") else homes.get(name, [name])[0])
@@ -102,6 +104,12 @@ def test_each_asks_for_what_it_imports_and_for_nothing_else(folder):
     assert used - stated == set(), "it imports what it does not ask for"
     needless = {name for name in stated - used if name not in NAMES}
     assert needless == set(), "it asks for what it does not import"
+
+
+@EACH
+def test_none_carries_tests_of_itself(folder):
+    found = {path.relative_to(folder).as_posix() for pattern in TESTS for path in package_of(folder).rglob(pattern)}
+    assert found - THE_SUITE == set(), "move them to a folder tests beside the package: wheels would hold them"
 
 
 def imports_of(path):

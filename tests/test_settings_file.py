@@ -333,6 +333,7 @@ def test_a_threshold_on_the_scale_of_old_releases_is_warned_of(read):
         ("deployment_settings: {target_framework: tr}", "target_framework has no 'tr'; did you mean 'trt'"),
         ("deployment_settings: {target_framework: [ov]}", "target_framework has no ''; it has ort, ov"),
         ("deployment_settings: {target_framework: qnn}", "target_framework: the target QNN is not implemented"),
+        ("deployment_settings: {target_framework: ort, hue: 1}", "settings has no 'hue'; it has nothing to set"),
         ("deployment_settings: {target_framework: ov, preset: x}", "deployment_settings: preset is 'x'; it takes"),
         ("deployment_settings: {target_framework: trt, shapes: {n: [3, 2, 1]}}", "shapes: 'n' is to be"),
         (f"deployment_settings: {{{FULL}: 3}}", f"deployment_settings.{FULL} is 3; it takes true or false"),

@@ -46,6 +46,12 @@ def model_calls(
 ) -> list[ModelCall]:
     """Return the calls that the given inputs stand for, on the device of the model.
 
+    Args:
+        callee: the model, as `callee_of` returns it.
+        inputs: one element for each call.
+        transform: applied to each element first.
+        forward_fn: how an element is fed, as `clika_compile` has it.
+
     Raises:
         ModelError: there are none, or one does not fit the model.
     """

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 import clika_ref
+from clika_ref.command_line.artifacts import targets_opening
 from clika_ref.command_line.endings import MisuseError
 from clika_ref.importing import find_object
 
 ONNX_SUFFIX = ".onnx"
+
+EXAMPLE = "package.module:Net"
 
 
 class Kind(Enum):
@@ -22,13 +25,14 @@ class Kind(Enum):
     FACTORY = "a model that Python makes"
     SAVED = "a saved module"
     ONNX = "an ONNX file"
+    OWN = "a file of a target's own form"
 
 
 def kind_of(text: str) -> Kind:
     """Return what a word names.
 
     Raises:
-        MisuseError: it is a folder, or reads like a file that is not there.
+        MisuseError: it is a folder, or neither a file that is there nor the name of what Python makes.
     """
     path = Path(text)
     if path.is_dir():
@@ -36,12 +40,12 @@ def kind_of(text: str) -> Kind:
         raise MisuseError(msg)
     if path.suffix == ".py" or (":" in text and not path.exists()):
         return Kind.FACTORY
-    if path.exists():
-        return Kind.ONNX if path.suffix.lower() == ONNX_SUFFIX else Kind.SAVED
-    if path.suffix == ONNX_SUFFIX or len(path.parts) > 1:
-        msg = f"there is no file {text}"
+    if not path.exists():
+        msg = f"there is no file {text}; for a model that Python makes write its module and what makes it: {EXAMPLE}"
         raise MisuseError(msg)
-    return Kind.FACTORY
+    if path.suffix.lower() == ONNX_SUFFIX:
+        return Kind.ONNX
+    return Kind.OWN if targets_opening(path) else Kind.SAVED
 
 
 def require(text: str, wanted: Sequence[Kind], remedy: str) -> Kind:
@@ -62,6 +66,19 @@ def require(text: str, wanted: Sequence[Kind], remedy: str) -> Kind:
     return kind
 
 
+def heeding(text: str, inputs: Sequence[str]) -> Kind:
+    """Return what a word names, where ``--input`` is what a model is traced with.
+
+    Raises:
+        MisuseError: it is traced already.
+    """
+    kind = kind_of(text)
+    if kind is not Kind.FACTORY and inputs:
+        msg = f"{text} is compiled already, and --input says what to trace with; leave it out"
+        raise MisuseError(msg)
+    return kind
+
+
 def load_model(text: str) -> torch.nn.Module:
     """Return the module that ``package.module:factory`` names: an instance, a class or a callable without arguments.
 
@@ -70,14 +87,15 @@ def load_model(text: str) -> torch.nn.Module:
     """
     place, _, path = text.partition(":")
     if not path or place.endswith(".py") or "/" in place:
-        hint = f"{Path(place).stem}:{path or 'Net'}" if place.endswith(".py") else "package.module:Net"
+        hint = f"{Path(place).stem}:{path or 'Net'}" if place.endswith(".py") else EXAMPLE
         msg = f"{text!r} names no model: write the module and what makes the model in it, for example {hint}"
         raise MisuseError(msg)
     made = find_object(place, path, MisuseError, remedy="; --debug shows where")
     if not isinstance(made, torch.nn.Module) and callable(made):
         made = called(text, made)
     if not isinstance(made, torch.nn.Module):
-        msg = f"{text} is a {type(made).__name__}; name a torch.nn.Module, its class, or a function that returns one"
+        kind = type(made).__name__
+        msg = f"{text} is of type {kind}; name a torch.nn.Module, its class, or a function that returns one"
         raise MisuseError(msg)
     return made
 
@@ -90,7 +108,7 @@ def called(text: str, factory: Callable[[], Any]) -> Any:
     """
     try:
         return factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end the process where it is told what it does not expect
         msg = f"{text}() raised {type(error).__name__}: {error}; --debug shows where. It is called without arguments."
         raise MisuseError(msg) from error
 
@@ -102,7 +120,7 @@ def compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:
         MisuseError: it is to be compiled, and no inputs are given.
         ModelError: it cannot be compiled, or loaded.
     """
-    if kind_of(text) is Kind.SAVED:
+    if require(text, [Kind.FACTORY, Kind.SAVED], "`clika-ref explain` and `compare` read it") is Kind.SAVED:
         return clika_ref.ClikaModule.clika_load(text)
     model = load_model(text)
     if not inputs:

@@ -10,8 +10,10 @@ from typing import Any
 import onnx
 
 from clika_ref.core.errors import ModelError
-from clika_ref.core.targets import Artifact
+from clika_ref.core.registry import load_registry
+from clika_ref.core.targets import Artifact, Target
 from clika_ref.onnx_emission.emission import PRODUCER, SCOPE
+from clika_ref.opened_files import OpenedFile, opener_of
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,40 @@ def read_onnx(path: Path) -> Any:
         ModelError: the file cannot be read as one.
     """
     try:
-        return onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(path), load_external_data=False)
     except Exception as error:
         msg = f"{path} cannot be read as an ONNX file: {str(error).rstrip('.')}; is it one, and whole?"
         raise ModelError(msg) from error
+    if not model.HasField("graph"):
+        msg = f"{path} holds no graph; is it an ONNX file, and whole?"
+        raise ModelError(msg)
+    return model
+
+
+def targets_opening(path: Path) -> list[str]:
+    """Return the names of targets whose own form a file has, other than ONNX."""
+    targets = load_registry().targets.values()
+    opening = [target for target in targets if opener_of(target) is not None]
+    return [target.name for target in opening if path.suffix in set(getattr(target, "suffixes", ())) - {".onnx"}]
+
+
+def opened_file(path: Path, target: Target, folder: Path) -> OpenedFile:
+    """Return what is known of a file of a target's own form.
+
+    Args:
+        path: of the file.
+        target: which is to read it.
+        folder: where to write a copy.
+
+    Raises:
+        ModelError: it is the form of another target.
+        TargetError: the runtime is missing, or cannot read the file.
+    """
+    open_file, those = opener_of(target), targets_opening(path)
+    if open_file is None or target.name not in those:
+        msg = f"{path} is a file for {' and '.join(those)}, and none that {target.name} reads"
+        raise ModelError(msg)
+    return open_file(path, folder)
 
 
 def artifact_of(path: Path, target: str) -> Artifact:

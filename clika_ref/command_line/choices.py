@@ -81,6 +81,36 @@ def deployment(target: str | None) -> BaseDeploymentSettings:
     return deployment_settings_named(DEFAULT_TARGET if target is None else target)
 
 
+def deployment_of_saved(module: Any) -> BaseDeploymentSettings:
+    """Return where a module runs that was saved."""
+    own = module._clika_quantized
+    return module._clika_deployment or deployment_settings_named(own.target if own is not None else DEFAULT_TARGET)
+
+
+def refuse_suffix(place: Path | None, where: BaseDeploymentSettings | None) -> None:
+    """Refuse to write the artifact of a target into a file that ends like something else, such as a program.
+
+    Args:
+        place: of the artifact, if one is to be written.
+        where: the settings of the target.
+
+    Raises:
+        MisuseError: the target says how its files end, and this one ends otherwise.
+    """
+    targets = load_registry().targets
+    taken = _suffixes(targets.get(where.target)) if where is not None else ()
+    if where is None or place is None or not place.suffix or not taken or place.suffix.lower() in taken:
+        return
+    others = [name for name, target in targets.items() if place.suffix.lower() in _suffixes(target)]
+    hint = f", and those of {' and '.join(others)} in {place.suffix}: --target {others[0]}" if others else ""
+    msg = f"-o {place}: files of {where.target} end in {' or '.join(taken)}{hint}"
+    raise MisuseError(msg)
+
+
+def _suffixes(target: Any) -> tuple[str, ...]:
+    return tuple(getattr(target, "suffixes", ()))
+
+
 def for_compile(found: Chosen) -> dict[str, Any]:
     """Return the arguments of `clika_compile` that leave a model float; where a file asks for integers that is said."""
     if QUANTIZATION in found.stated and found.settings.global_quantization_settings is not None:
@@ -103,7 +133,7 @@ def for_quantize(found: Chosen) -> dict[str, Any]:
             "`clika-ref compile`"
         )
         raise MisuseError(msg)
-    return found.settings.compile_arguments()
+    return {**found.settings.compile_arguments()}
 
 
 def for_export(file: Path | None, target: str | None) -> BaseDeploymentSettings | None:

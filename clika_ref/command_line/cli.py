@@ -12,6 +12,7 @@ import typer
 
 from clika_ref.command_line import environment, judging, looking, making, new_plugin, report
 from clika_ref.command_line.endings import STATUSES
+from clika_ref.reporting.console import in_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,12 +51,14 @@ def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
 
 @app.callback()
 def options(
+    context: typer.Context,
     *,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback has said it
         bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
+    context.with_resource(in_command())
 
 
 def main() -> None:

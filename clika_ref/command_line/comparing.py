@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,23 @@ from clika_ref.agreement import Agreement, agreement_of
 from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import pack
 from clika_ref.command_line.arguments import Kind, kind_of, load_model, require
-from clika_ref.command_line.artifacts import artifact_of, read_onnx
+from clika_ref.command_line.artifacts import artifact_of, opened_file, read_onnx, targets_opening
 from clika_ref.command_line.choices import deployment
 from clika_ref.command_line.data import DTYPES, draw, read_calls, redrawn
 from clika_ref.command_line.endings import MisuseError, note
 from clika_ref.command_line.graphs import onnx_types
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact, Runner
+from clika_ref.core.targets import Artifact, Runner, Target
 from clika_ref.exporting.export import target_for
 from clika_ref.signature import flatten_call
 from clika_ref.target_comparison import TargetComparison
 
 UNKNOWN_SIDE = 2
 """How long a dynamic side is where nobody gives inputs: 1 is what models treat otherwise."""
+
+Inputs = Mapping[str, tuple[torch.dtype | None, Sequence[Any]]]
+"""Of a file: by name, dtype, and sides, which are no numbers where they are dynamic."""
 
 ANY_KEYWORDS = inspect.Signature([inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)])
 
@@ -62,6 +66,8 @@ def subject_of(text: str, target: str | None) -> Subject:
     kind = kind_of(text)
     if kind is Kind.ONNX:
         return _of_artifact(Path(text), target)
+    if kind is Kind.OWN:
+        return _of_own_file(Path(text), target)
     if kind is Kind.SAVED:
         module = clika_ref.ClikaModule.clika_load(text).eval()
         return Subject(_runs(text, module), (), lambda: redrawn(module.clika_generate_dummy_inputs()))
@@ -88,12 +94,22 @@ def _runs(name: str, module: torch.nn.Module) -> Callable[[Any], list[torch.Tens
 
 def _of_artifact(path: Path, name: str | None) -> Subject:
     target = target_for(deployment(name), load_registry())
-    artifact = artifact_of(path, target.name)
-    runner = target.load(artifact)
-    sides = [side for told in _inputs_of(path) for side in told["shape"]]
-    unknown = sum(not isinstance(side, int) for side in sides)
-    run = partial(_run, runner, artifact)
-    return Subject(run, artifact.output_names, partial(_drawn, path), unknown)
+    inputs = {told["name"]: (DTYPES.get(told["dtype"]), told["shape"]) for told in _inputs_of(path)}
+    return _loaded(path, target, artifact_of(path, target.name), inputs)
+
+
+def _of_own_file(path: Path, name: str | None) -> Subject:
+    target = target_for(deployment(name or targets_opening(path)[0]), load_registry())
+    with tempfile.TemporaryDirectory() as folder:
+        found = opened_file(path, target, Path(folder))
+        return _loaded(path, target, found.artifact, found.inputs)
+
+
+def _loaded(path: Path, target: Target, artifact: Artifact, inputs: Inputs) -> Subject:
+    """Return a file in the runtime of a target."""
+    unknown = sum(not isinstance(side, int) for _, shape in inputs.values() for side in shape)
+    run = partial(_run, target.load(artifact), replace(artifact, path=path))
+    return Subject(run, artifact.output_names, partial(_drawn, path, inputs), unknown)
 
 
 def _run(runner: Runner, artifact: Artifact, element: Any) -> list[torch.Tensor]:
@@ -126,21 +142,18 @@ def _shown(element: Any) -> str:
     return str(shapes).replace("'", "")
 
 
-def _drawn(path: Path) -> dict[str, torch.Tensor]:
+def _drawn(path: Path, inputs: Inputs) -> dict[str, torch.Tensor]:
     """Return random inputs of the shapes that a file states, by name.
 
     Raises:
         MisuseError: a file states none that could be drawn.
     """
     found: dict[str, torch.Tensor] = {}
-    for told in _inputs_of(path):
-        dtype = DTYPES.get(told["dtype"])
+    for name, (dtype, shape) in inputs.items():
         if dtype is None:
-            msg = (
-                f"{path} takes {told['name']} of type {told['dtype'] or 'unknown'}, which cannot be drawn; give --input"
-            )
+            msg = f"{path} takes {name}, whose type is unknown or none of torch's, and cannot be drawn; give --input"
             raise MisuseError(msg)
-        found[told["name"]] = draw(dtype, [side if isinstance(side, int) else UNKNOWN_SIDE for side in told["shape"]])
+        found[name] = draw(dtype, [side if isinstance(side, int) else UNKNOWN_SIDE for side in shape])
     return found
 
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.command_line.arguments import called
 from clika_ref.command_line.endings import MisuseError, note
+from clika_ref.command_line.places import is_there
 from clika_ref.importing import find_object
 
 INPUT_FORM = (
@@ -81,7 +82,10 @@ def _is_adraw(text: str) -> bool:
 
 def _calls(text: str, option: str, batch_size: int | None) -> Iterable[Any]:
     if Path(text).suffix in ARCHIVES:
-        call = as_call(_read(Path(text), option))
+        tensors = _read(Path(text), option)
+        if any(tensor.dtype is torch.float64 for tensor in tensors.values()):
+            note(f"{option} {text}: it holds floats of 64 bits, as NumPy's own are; most models take those of 32 bits")
+        call = as_call(tensors)
     elif FUNCTION.fullmatch(text) and PART.fullmatch(text) is None:
         source = _source(text, option)
         return telling(text, source) if isinstance(source, Iterator) else Batches(text, source)
@@ -104,7 +108,7 @@ def example_input(text: str, option: str = "--input") -> Any:
     for part in text.split(","):
         found = PART.fullmatch(part.strip())
         if found is None:
-            msg = f"{option} {text!r}: cannot read {part!r}; {INPUT_FORM}"
+            msg = f"{option} {text!r}: cannot read {part!r}{_why_not(part.strip())}; {INPUT_FORM}"
             raise MisuseError(msg)
         name, tensor = found["name"], _tensor(found, f"{option} {text!r}")
         if name in kwargs or (name is None and kwargs):
@@ -116,6 +120,13 @@ def example_input(text: str, option: str = "--input") -> Any:
         else:
             kwargs[name] = tensor
     return _element(args, kwargs)
+
+
+def _why_not(word: str) -> str:
+    """Return why what may be a file is none that holds data, behind a colon."""
+    if not is_there(word):
+        return ""
+    return ": it is a folder" if Path(word).is_dir() else f": files that end in {Path(word).suffix!r} are not read"
 
 
 def _element(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -133,6 +144,8 @@ def _tensor(part: re.Match[str], where: str) -> torch.Tensor:
         raise MisuseError(msg)
     if file is not None:
         (tensor,) = _read(Path(file), where).values()
+        if dtype is None and tensor.dtype is torch.float64:
+            note(f"{where}: it holds floats of 64 bits, as NumPy's own are; most models take float32:{file}")
         return tensor if dtype is None else tensor.to(DTYPES[dtype])
     return draw(DTYPES[dtype or "float32"], [] if shape == "scalar" else [int(side) for side in shape.split("x")])
 
@@ -239,7 +252,7 @@ def telling(name: str, source: Iterable[Any]) -> Iterator[Any]:
     """
     try:
         yield from source
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         msg = f"{name} raised {type(error).__name__}: {error}; --debug shows where"
         raise MisuseError(msg) from error
 
@@ -251,7 +264,7 @@ def _source(text: str, option: str) -> Iterable[Any]:
         found = called(text, found)
     if isinstance(found, Iterable) and not isinstance(found, torch.Tensor | Mapping | str):
         return found
-    msg = f"{option} {text} is a {type(found).__name__}; name a list of batches, or a function that yields them"
+    msg = f"{option} {text} is of type {type(found).__name__}; name a list of batches, or a function that yields them"
     raise MisuseError(msg)
 
 

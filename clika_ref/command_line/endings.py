@@ -85,6 +85,9 @@ def plain_errors(*, debug: bool, refused: Status = Status.REFUSED) -> Iterator[N
         raise typer.Exit(_status_of(error, refused)) from error
     except (typer.Exit, typer.Abort, BrokenPipeError):  # `| head` closes a pipe, which typer knows how to end
         raise
+    except SystemExit as error:  # of a library or the model: a status of its own would say something else here
+        _tell(error, f"error: something in the model or the data ended the process: {error!r}", debug=debug)
+        raise typer.Exit(refused) from error
     except Exception as error:
         _tell(error, f"error: {type(error).__name__}: {str(error).rstrip('.')}; {OF_OURS}", debug=debug)
         raise typer.Exit(Status.BUG) from error
@@ -96,7 +99,7 @@ def _status_of(error: ClikaError, refused: Status) -> Status:
     return Status.BAD if isinstance(error, DisagreementError) else refused
 
 
-def _tell(error: Exception, text: str, *, debug: bool) -> None:
+def _tell(error: BaseException, text: str, *, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
     else:

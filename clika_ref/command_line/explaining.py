@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clika_ref.command_line.arguments import Kind, compiled, kind_of
-from clika_ref.command_line.artifacts import artifact_of, with_names
+from clika_ref.command_line.arguments import Kind, compiled, heeding
+from clika_ref.command_line.artifacts import Owner, artifact_of, opened_file, targets_opening, with_names
 from clika_ref.command_line.choices import deployment
 from clika_ref.command_line.data import read_calls
 from clika_ref.command_line.inspection import facts_of, find_operator, installed_plugins
@@ -19,6 +19,9 @@ from clika_ref.emulation import place_of
 from clika_ref.explanation import UNNAMED, Explanation
 from clika_ref.exporting.export import target_for
 from clika_ref.reporting.tables import table_text
+
+FILES = (".onnx", ".xml", ".clika", ".safetensors", ".pt", ".pth", ".py")
+"""How words end that are meant as files, whether these are there or not."""
 
 BORDERS = ("QuantizeLinear", "DequantizeLinear", "Constant")
 """Operators of a file that compute nothing of the model."""
@@ -37,8 +40,9 @@ class FileExplanation:
 
 
 def is_model(subject: str) -> bool:
-    """Whether a word names a model, and not an operator: of these none has a single colon, or is a file."""
-    return Path(subject).exists() or "/" in subject or (":" in subject and "::" not in subject)
+    """Whether a word names a model, and not an operator: of these none has a single colon, or ends as files do."""
+    path, is_factory = Path(subject), ":" in subject and "::" not in subject
+    return path.exists() or "/" in subject or is_factory or path.suffix.lower() in FILES
 
 
 def of_operator(text: str) -> list[tuple[str, str]]:
@@ -60,7 +64,7 @@ def of_model(text: str, inputs: Sequence[str], target: str | None) -> Explanatio
         ModelError: the model cannot be compiled or loaded.
         TargetError: the target refuses a node, or its runtime is missing.
     """
-    if kind_of(text) is Kind.ONNX:
+    if heeding(text, inputs) in (Kind.ONNX, Kind.OWN):
         return _of_file(Path(text), target)
     module = compiled(text, [*read_calls(inputs)])
     with working("Explaining"):
@@ -68,10 +72,16 @@ def of_model(text: str, inputs: Sequence[str], target: str | None) -> Explanatio
 
 
 def _of_file(path: Path, name: str | None) -> FileExplanation:
-    target = target_for(deployment(name), load_registry())
+    own = next(iter(targets_opening(path)), None)
+    target = target_for(deployment(name or own), load_registry())
     with working("Explaining"), tempfile.TemporaryDirectory() as folder:
-        named, owners = with_names(path, Path(folder))
-        runs = target.explain(artifact_of(named, target.name))
+        if own is None:
+            named, owners = with_names(path, Path(folder))
+            artifact = artifact_of(named, target.name)
+        else:
+            found = opened_file(path, target, Path(folder))
+            artifact, owners = found.artifact, {key: Owner(name, "", kind) for key, (name, kind) in found.nodes.items()}
+        runs = target.explain(artifact)
     nodes: list[dict[str, Any]] = []
     for key, owner in owners.items():
         if owner.operator not in BORDERS:

@@ -11,8 +11,11 @@ import onnx
 
 import clika_ref
 from clika_ref.command_line.artifacts import read_onnx
+from clika_ref.command_line.places import flagged
 from clika_ref.core.ir import Node, Value
 from clika_ref.onnx_emission.emission import SCOPE, SOURCE
+from clika_ref.pictures.writing import picture_path
+from clika_ref.reporting.console import size
 from clika_ref.reporting.tables import table_text
 
 
@@ -31,13 +34,25 @@ class ShownGraph:
         return self.data
 
 
+def place_of_picture(path: Path | None) -> Path | None:
+    """Return where a picture is written, if one is, with a suffix.
+
+    Raises:
+        MisuseError: it has the suffix of no picture.
+    """
+    if path is None:
+        return None
+    with flagged("--picture"):
+        return picture_path(path)
+
+
 def module_graph(module: clika_ref.ClikaModule) -> ShownGraph:
     """Return the graph of a module."""
     graph = module.graph
     held = [value.data for value in graph.constants.values()]
     weights = sum(data.nbytes for data in held if data is not None)
     target = module._clika_quantized.target if module._clika_quantized is not None else None
-    last = f"{len(graph):,} nodes, {weights / 1e6:,.1f} MB of weights"
+    last = f"{len(graph):,} nodes, {size(weights)} of weights"
     if target is not None:
         last += f", quantized for {target}: `clika-ref explain` shows which"
     data = {
@@ -107,7 +122,7 @@ def _as_text(data: Mapping[str, Any], model: Any) -> str:
             f"graph {data['name']}({', '.join(map(_shown, data['inputs']))}), operator sets {versions}",
             table_text(("node", "operator", "reads", "returns", "module"), rows),
             f"return {', '.join(map(_shown, data['outputs']))}",
-            f"{len(rows):,} nodes, {data['weights_bytes'] / 1e6:,.1f} MB of weights",
+            f"{len(rows):,} nodes, {size(data['weights_bytes'])} of weights",
         ]
     )
 

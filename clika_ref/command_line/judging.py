@@ -8,7 +8,7 @@ import typer
 
 from clika_ref.command_line import options
 from clika_ref.command_line.endings import Debug, MisuseError, Status, plain_errors
-from clika_ref.command_line.printed import alone_on_stdout, counted, late, print_json, seed_all, working
+from clika_ref.command_line.printed import alone_on_stdout, counted, late, seed_all, show, working
 
 Other = Annotated[
     str | None,
@@ -37,12 +37,10 @@ def check(
             seed_all(seed)
             checking = late("checking")
         found = checking.rules_broken(model, target, inputs or ())
-    if as_json:
-        print_json([{"rule": v.rule, "node": v.node, "message": v.message} for v in found])
-    else:
-        for violation in found:
-            typer.echo(str(violation))
-        typer.echo(f"{model} breaks rules of {target} in {len(found)} places" if found else f"{model} keeps them all")
+    places = "one place" if len(found) == 1 else f"{len(found)} places"
+    verdict = f"breaks rules of {target} in {places}" if found else f"keeps all rules of {target}"
+    told = [{"rule": v.rule, "node": v.node, "message": v.message} for v in found]
+    show("\n".join([*map(str, found), f"{model} {verdict}"]), told, as_json=as_json)
     if found:
         raise typer.Exit(Status.BAD)
 
@@ -73,10 +71,7 @@ def compare(
         else:
             found = _agreement(comparing, (model, other), target or [], (inputs or [], batch_size))
             told, is_good = comparing.agreement_as_json(found, at_least), comparing.agrees(found, at_least)
-    if as_json:
-        print_json(told)
-    else:
-        typer.echo(str(found))
+    show(found, told, as_json=as_json)
     if not is_good:
         raise typer.Exit(Status.BAD)
 

@@ -9,7 +9,8 @@ import typer
 
 from clika_ref.command_line import options
 from clika_ref.command_line.endings import Debug, plain_errors
-from clika_ref.command_line.printed import alone_on_stdout, late, print_json, seed_all, working
+from clika_ref.command_line.places import refuse_no_place
+from clika_ref.command_line.printed import alone_on_stdout, late, print_json, seed_all, show, working, written
 from clika_ref.reporting.console import result_console
 
 Subject = Annotated[
@@ -22,27 +23,39 @@ Subject = Annotated[
 ]
 
 
+Picture = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Draw it into this file instead: .svg, .html (folds modules), .png or .dot."),
+]
+
+NO_PICTURE = "pictures are of models that Python makes, and of saved modules"
+
+
 def inspect(
     model: options.ModelOrOnnx,
     *,
     inputs: options.Inputs = None,
+    picture: Picture = None,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show the graph of a model: each node with its types, its module and the line of the source that it comes from."""
     with plain_errors(debug=debug), alone_on_stdout():
+        refuse_no_place({"--picture": picture} if picture else {}, "", (model, *(inputs or ())))
         with working("Loading"):
             seed_all(seed)
             arguments, data, graphs = late("arguments"), late("data"), late("graphs")
-            is_onnx = arguments.kind_of(model) is arguments.Kind.ONNX
-            examples = [] if is_onnx else [*data.read_calls(inputs or ())]
-        onnx = graphs.onnx_graph(Path(model)) if is_onnx else None
-        shown = onnx or graphs.module_graph(arguments.compiled(model, examples))
-    if as_json:
-        print_json(shown.as_json())
-    else:
-        typer.echo(str(shown))
+            place = graphs.place_of_picture(picture)
+            is_onnx = arguments.heeding(model, inputs or ()) is arguments.Kind.ONNX
+            if place is not None:
+                arguments.require(model, [arguments.Kind.FACTORY, arguments.Kind.SAVED], NO_PICTURE)
+            examples = [*data.read_calls(inputs or ())]
+        module = None if is_onnx else arguments.compiled(model, examples)
+        if place is not None and module is not None:
+            module.clika_visualize(place)
+        shown = graphs.onnx_graph(Path(model)) if is_onnx else graphs.module_graph(module)
+    show(shown if place is None else written(place), {**shown.as_json(), "picture": place}, as_json=as_json)
 
 
 def explain(
@@ -64,10 +77,8 @@ def explain(
         facts = [] if is_model else explaining.of_operator(subject)
     if not is_model:
         _show_facts(facts, as_json=as_json)
-    elif as_json:
-        print_json(explaining.as_json(found))
     else:
-        typer.echo(str(found))
+        show(found, explaining.as_json(found), as_json=as_json)
 
 
 def _show_facts(facts: list[tuple[str, str]], *, as_json: bool) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import typer
-
 import clika_ref
 from clika_ref.command_line import options
 from clika_ref.command_line.endings import Debug, MisuseError, plain_errors
-from clika_ref.command_line.printed import alone_on_stdout, late, print_json, seed_all, working
+from clika_ref.command_line.places import refuse_no_place
+from clika_ref.command_line.printed import alone_on_stdout, late, seed_all, show, working
+from clika_ref.reporting.console import size
+
+OTHERWISE = "compile takes what Python makes, and `clika-ref export` writes artifacts of saved modules"
+
+UNSAVED = "export takes a file of clika_save; `clika-ref compile` and `quantize` take what Python makes"
 
 NO_INPUT = "give --input: a shape such as 1x3x224x224, or a file of inputs; two that differ make sides dynamic"
 
@@ -33,24 +37,29 @@ def compile_model(
     debug: Debug = False,
 ) -> None:
     """Compile a model in float and write the artifact of a target."""
-    with plain_errors(debug=debug), alone_on_stdout(applies=not dry_run):
-        if dry_run and as_json:
-            raise MisuseError("--dry-run prints tables; `clika-ref inspect MODEL --json` has the graph for machines")
-        refuse_no_place({} if dry_run else {"-o": output}, "give -o FILE to write to, or --dry-run")
+    with plain_errors(debug=debug), alone_on_stdout(applies=as_json or not dry_run):
+        read = (model, *(inputs or ()), str(settings))
+        refuse_no_place({} if dry_run else {"-o": output}, "give -o FILE to write to, or --dry-run", read)
         if not inputs:
             raise MisuseError(NO_INPUT)
         with working("Loading"):
             seed_all(seed)
             choices, arguments, data = late("choices"), late("arguments"), late("data")
-            arguments.require(model, [arguments.Kind.FACTORY], "`clika-ref export` writes artifacts of saved modules")
+            arguments.require(model, [arguments.Kind.FACTORY], OTHERWISE)
             given = [*(option or ()), *(["compare_after_export=false"] if no_compare else ())]
             found = choices.chosen(settings, choices.Flags(target, given))
+            choices.refuse_suffix(output, found.settings.deployment_settings)
             made, examples = arguments.load_model(model), [*data.read_calls(inputs)]
-        how = {"dynamic": not static, "skip_eval_set_mode": train_mode, "is_dry_run": dry_run, "logs_dir": logs_dir}
+        is_printed = dry_run and not as_json  # by the compilation itself, which returns nothing then
+        how = {"dynamic": not static, "skip_eval_set_mode": train_mode, "is_dry_run": is_printed, "logs_dir": logs_dir}
         module: Any = clika_ref.clika_compile(made, tracing_inputs=examples, **how, **choices.for_compile(found))
-        artifact = None if dry_run else module.clika_export(output)
-    if artifact is not None:
-        _show({"artifact": _facts(artifact), "seconds": module.timings}, as_json=as_json)
+        told: dict[str, Any] = {}
+        if not dry_run:
+            told = {"artifact": _facts(module.clika_export(output)), "seconds": module.timings}
+        elif as_json:
+            told = late("dry_running").facts_of(module, found.settings.deployment_settings)
+    if told:
+        _show(told, as_json=as_json)
 
 
 def quantize(
@@ -78,7 +87,8 @@ def quantize(
     """Quantize a model on data, say what became of each layer and why, and write an artifact, the module, or both."""
     with plain_errors(debug=debug), alone_on_stdout():
         places: dict[str, Path | None] = {} if dry_run else {"-o": output, "--save": save}
-        refuse_no_place(places, "give -o FILE or --save FILE to write to, or --dry-run")
+        read = (model, *(inputs or ()), *(calibrate or ()), str(settings))
+        refuse_no_place(places, "give -o FILE or --save FILE to write to, or --dry-run", read)
         if keep_inputs and save is None:
             raise MisuseError("--keep-inputs is about the file that --save writes; give that as well")
         with working("Loading"):
@@ -87,10 +97,11 @@ def quantize(
             wanted = quantizing.quantization_flags(threshold, weights_bits, weights_only=weights_only)
             found = choices.chosen(settings, choices.Flags(target, option or (), wanted, keep_float or ()))
             subject = quantizing.subject_of(model, calibrate or (), inputs or (), batch_size)
+            choices.refuse_suffix(output, quantizing.deployment_of(subject, found))
         module = quantizing.quantized(subject, found, logs_dir)
         artifact, saved = _written(module, places, keep_inputs=keep_inputs)
     written = {"artifact": artifact, "saved": saved, "seconds": module.timings}
-    _show({**quantizing.decided(module), **written}, as_json=as_json, before=f"{module.clika_summary()}\n\n")
+    _show({**quantizing.decided(module), **written}, as_json=as_json, before=f"{module.clika_summary()}\n")
 
 
 def export(
@@ -109,41 +120,21 @@ def export(
 ) -> None:
     """Write the artifact of a saved module, for its own target or for another one, compared on --input if given."""
     with plain_errors(debug=debug), alone_on_stdout():
-        refuse_no_place({"-o": output}, "give -o FILE to write to")
+        refuse_no_place({"-o": output}, "give -o FILE to write to", (model, *(inputs or ()), str(settings)))
         if fp16 and bf16:
             raise MisuseError("--fp16 and --bf16 exclude each other; ask for one")
         with working("Loading"):
             seed_all(seed)
             choices, arguments, data = late("choices"), late("arguments"), late("data")
-            arguments.require(model, [arguments.Kind.SAVED], "`clika-ref compile` or `quantize` makes files of it")
+            arguments.require(model, [arguments.Kind.SAVED], UNSAVED)
             deployment = choices.for_export(settings, target)
             example = data.one_call(inputs or ())
             module = clika_ref.ClikaModule.clika_load(model)
+            choices.refuse_suffix(output, deployment or choices.deployment_of_saved(module))
         form = clika_ref.export_configuration(export_fp16=fp16, export_bf16=bf16, keep_outputs_at_idx=keep_output)
         with form:
             artifact = module.clika_export(output, example, deployment_settings=deployment)
     _show({"artifact": _facts(artifact), "seconds": module.timings}, as_json=as_json)
-
-
-def refuse_no_place(places: dict[str, Path | None], remedy: str) -> None:
-    """Notice before the work begins that its result would have no place.
-
-    Args:
-        places: by the flag that gives each; empty where nothing is to be written.
-        remedy: what to do where none is given.
-
-    Raises:
-        MisuseError: none is given, two are one, or a folder is not there.
-    """
-    given = {flag: path for flag, path in places.items() if path is not None}
-    if places and not given:
-        raise MisuseError(remedy)
-    if len({path.absolute() for path in given.values()}) < len(given):
-        raise MisuseError(f"{' and '.join(given)} name one file; give each its own")
-    for flag, path in given.items():
-        if not path.absolute().parent.is_dir():
-            msg = f"{flag}: there is no folder {path.parent} to write to; make it first"
-            raise MisuseError(msg)
 
 
 def _written(module: clika_ref.ClikaModule, places: dict[str, Path | None], *, keep_inputs: bool) -> list[Any]:
@@ -169,10 +160,5 @@ def _facts(artifact: Any) -> dict[str, Any]:
 
 def _show(result: dict[str, Any], *, as_json: bool, before: str = "") -> None:
     """Print which files were written, behind what is told before, or for machines all that is known."""
-    if as_json:
-        print_json(result)
-        return
-    typer.echo(before, nl=False)
-    for written in (result["artifact"], result.get("saved")):
-        if written is not None:
-            typer.echo(f"{written['file']}  {written['bytes'] / 1e6:,.1f} MB")
+    files = [f"{found['file']}  {size(found['bytes'])}" for key in ("artifact", "saved") if (found := result.get(key))]
+    show("\n".join([*([before] if before else []), *files]), result, as_json=as_json)

@@ -15,7 +15,7 @@ import typer
 
 from clika_ref.command_line.endings import Debug, MisuseError, plain_errors
 from clika_ref.command_line.options import AsJson
-from clika_ref.command_line.printed import print_json
+from clika_ref.command_line.printed import show
 from clika_ref.core.hooks import GROUP
 from clika_ref.storage import staged
 
@@ -54,13 +54,10 @@ def new_plugin(
     with plain_errors(debug=debug):
         place, files = write_plugin(name, into)
     steps = [f"cd {shlex.quote(str(place))}", 'pip install -e ".[test]"', "pytest"]
-    if as_json:
-        print_json({"folder": place, "files": files, "next": steps})
-    else:
-        begin = next(file for file in files if file.endswith("plugin.py"))
-        typer.echo(f"{place}  {len(files)} files, of which {begin} is the one to change first. Next:")
-        for step in steps:
-            typer.echo(f"  {step}")
+    begin = next(file for file in files if file.endswith("plugin.py"))
+    heading = f"{place}  {len(files)} files, of which {begin} is the one to change first. Next:"
+    told = {"folder": place, "files": files, "next": steps}
+    show("\n".join([heading, *(f"  {step}" for step in steps)]), told, as_json=as_json)
 
 
 def write_plugin(name: str, into: Path) -> tuple[Path, list[str]]:
@@ -135,11 +132,16 @@ def _refuse_name(name: str) -> None:
         raise MisuseError(msg)
 
 
+def _plain(name: str) -> str:
+    """Return the name of a distribution as installers compare it: ``Clika_Ref.X`` is ``clika-ref-x``."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def _owner_of(name: str) -> str | None:
     """Return what bears a name already, here or in this project."""
     if name in OURS:
         return f"{distribution_of(name)}, which belongs to clika-ref"
     for entry in importlib.metadata.entry_points(group=GROUP):
-        if entry.name == name or (entry.dist is not None and entry.dist.name == distribution_of(name)):
+        if entry.name == name or (entry.dist is not None and _plain(entry.dist.name) == distribution_of(name)):
             return f"a plugin of {entry.dist.name if entry.dist else 'an unknown distribution'}, which is installed"
     return None

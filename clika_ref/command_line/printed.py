@@ -13,7 +13,8 @@ from typing import Any
 
 import typer
 
-from clika_ref.reporting.console import is_quiet, progress_console
+from clika_ref.command_line.endings import MisuseError
+from clika_ref.reporting.console import is_quiet, progress_console, size
 from clika_ref.reporting.progress import SimpleProgressBar
 
 
@@ -23,7 +24,14 @@ def late(name: str) -> Any:
 
 
 def seed_all(seed: int) -> None:
-    """Let random weights and inputs from here on be those of a seed."""
+    """Let random weights and inputs from here on be those of a seed.
+
+    Raises:
+        MisuseError: it has more than 64 bits.
+    """
+    if not -(2**63) <= seed < 2**64:  # what torch takes
+        msg = f"--seed {seed} has more than 64 bits; give a smaller one"
+        raise MisuseError(msg)
     importlib.import_module("torch").manual_seed(seed)
 
 
@@ -45,6 +53,19 @@ def alone_on_stdout(*, applies: bool = True) -> Iterator[None]:
     """Let what a model or a library prints in the block go to stderr: stdout is for the result."""
     with contextlib.redirect_stdout(sys.stderr) if applies else contextlib.nullcontext():
         yield
+
+
+def show(result: object, told: Any, *, as_json: bool) -> None:
+    """Print a result: to people as it prints itself, to machines as the plain data that is told of it."""
+    if as_json:
+        print_json(told)
+    else:
+        typer.echo(str(result))
+
+
+def written(path: Path) -> str:
+    """Return what people are told of a file that was written."""
+    return f"{path}  {size(path.stat().st_size)}"
 
 
 def print_json(result: Any) -> None:

@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import clika_ref
-from clika_ref.command_line.arguments import Kind, load_model, require
-from clika_ref.command_line.choices import DEPLOYMENT, LAYERS, QUANTIZATION, Chosen, for_quantize
+from clika_ref.command_line.arguments import Kind, heeding, load_model, require
+from clika_ref.command_line.choices import (
+    DEPLOYMENT,
+    LAYERS,
+    QUANTIZATION,
+    Chosen,
+    deployment_of_saved,
+    for_quantize,
+)
 from clika_ref.command_line.data import read_calls, warn_of_draws
 from clika_ref.command_line.endings import MisuseError, note
+from clika_ref.settings import BaseDeploymentSettings
 
 HEEDED = (DEPLOYMENT, QUANTIZATION, LAYERS)
 """What of a settings file can be chosen anew for a module that is compiled already."""
@@ -50,18 +58,23 @@ def subject_of(text: str, calibrate: Sequence[str], inputs: Sequence[str], batch
     Raises:
         MisuseError: it names no model, or there is no data for it, or too much.
     """
-    kind = require(text, [Kind.FACTORY, Kind.SAVED], "only models that Python makes, and saved modules, are quantized")
+    require(text, [Kind.FACTORY, Kind.SAVED], "only models that Python makes, and saved modules, are quantized")
+    kind = heeding(text, inputs)
     if kind is Kind.FACTORY and not calibrate:
         msg = f"give --calibrate DATA: {text} is quantized by what its values are on data, which is read once"
-        raise MisuseError(msg)
-    if kind is Kind.SAVED and inputs:
-        msg = f"{text} is compiled already, and --input says what to trace with; leave it out"
         raise MisuseError(msg)
     warn_of_draws(calibrate, "--calibrate")
     calibration = read_calls(calibrate, "--calibrate", batch_size=batch_size) if calibrate else None
     if kind is Kind.SAVED:
         return Subject(clika_ref.ClikaModule.clika_load(text), True, calibration, None)
     return Subject(load_model(text), False, calibration, [*read_calls(inputs)] if inputs else None)
+
+
+def deployment_of(subject: Subject, found: Chosen) -> BaseDeploymentSettings | None:
+    """Return where the model is to run: a saved one that is told nothing else, where it ran before."""
+    if subject.is_compiled and not found.has_target:
+        return deployment_of_saved(subject.model)
+    return found.settings.deployment_settings
 
 
 def quantized(subject: Subject, found: Chosen, logs_dir: Path | None) -> clika_ref.ClikaModule:

@@ -11,8 +11,9 @@ import clika_ref
 from clika_ref.command_line import options
 from clika_ref.command_line.completion import complete_target
 from clika_ref.command_line.endings import Debug, MisuseError, plain_errors
-from clika_ref.command_line.making import refuse_no_place
-from clika_ref.command_line.printed import alone_on_stdout, late, print_json, seed_all, working
+from clika_ref.command_line.places import flagged, refuse_no_place
+from clika_ref.command_line.printed import alone_on_stdout, late, seed_all, show, working, written
+from clika_ref.storage import path_of_kind
 
 Page = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="The .html file to write.")]
 
@@ -50,12 +51,15 @@ def report(
 ) -> None:
     """Write one HTML file of all that is known of a model: quantized on --calibrate, saved, or in float on --input."""
     with plain_errors(debug=debug), alone_on_stdout():
-        refuse_no_place({"-o": output}, "give -o FILE.html to write to")
+        read = (model, *(inputs or ()), *(calibrate or ()), str(settings))
+        refuse_no_place({"-o": output}, "give -o FILE.html to write to", read)
+        with flagged("-o"):
+            path_of_kind(output, "a report", [".html"])
         with working("Loading"):
             seed_all(seed)
             choices, arguments = late("choices"), late("arguments")
             others = [choices.deployment(name) for name in beside or ()]
-            is_saved = arguments.kind_of(model) is arguments.Kind.SAVED
+            is_saved = arguments.heeding(model, inputs or ()) is arguments.Kind.SAVED
             if is_saved and not calibrate and (target is not None or settings is not None):
                 raise MisuseError(OF_ITS_OWN if target is not None else UNHEEDED)
             chosen = choices.chosen(settings, choices.Flags(target))
@@ -63,11 +67,8 @@ def report(
         module = module or (arguments.compiled(model, []) if is_saved else _in_float(model, chosen, inputs or []))
         assert output is not None
         place = module.clika_report(output, others)
-    size = place.stat().st_size
-    if as_json:
-        print_json({"report": {"file": place, "bytes": size}, "seconds": module.timings})
-    else:
-        typer.echo(f"{place}  {size / 1e6:,.1f} MB")
+    told = {"report": {"file": place, "bytes": place.stat().st_size}, "seconds": module.timings}
+    show(written(place), told, as_json=as_json)
 
 
 def _quantized(

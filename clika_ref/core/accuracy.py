@@ -42,5 +42,10 @@ COMPOSE = ErrorClass("compose")
 
 
 def ulp(ulps: float = 8.0, companion: float | str | None = None) -> ErrorClass:
-    """Error class of an elementwise function (8: the worst of 43 of 44 operator and runtime pairs is 5.2)."""
+    """Error class of an elementwise function (8: the worst of 43 of 44 operator and runtime pairs is 5.2).
+
+    Args:
+        ulps: how many units in the last place a result may be off.
+        companion: the least magnitude whose unit counts: a number, or ``"x"`` for the first operand.
+    """
     return ErrorClass("ulp", ulps, companion)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return the length or number that each symbol stands for, read from one tensor for each input, in order."""
+    """Return what each symbol of a graph stands for, read from ``inputs``: one tensor for each input, in order."""
     by_name = {value.name: tensor for value, tensor in zip(graph.inputs, inputs, strict=True)}
     return {s.name: _read(s, by_name[s.side.name]) for s in graph.symbols.values() if s.side.name in by_name}
 
@@ -101,7 +101,7 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 
 
 def kept(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 - FX passes it by position
-    """Return what a call finds in state, of any shape, that it overwrites: a copy if shared, or if autograd may save.
+    """Return what a call finds in state, of any shape, that it overwrites: a copy if ``is_shared`` or autograd saves.
 
     Autograd refuses to go backward through what was written since; without it, no cache of inference is copied.
     """

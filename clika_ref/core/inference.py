@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def infer(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
-    """Return the output types of a call; ``operands`` are values, types, numbers, size expressions or None.
+    """Return the output types of a call of ``op`` with attributes ``attrs``.
+
+    ``operands`` are values, types, numbers, size expressions or None.
 
     Raises:
         PassError: the reference refuses the call, or its type holds only under a condition on the symbols.
@@ -133,7 +135,14 @@ def _dim(size: int | torch.SymInt, own: dict[sympy.Basic, sympy.Symbol]) -> Any:
 
 
 class Builder:
-    """Adds typed nodes before a given node (or at the end), under one origin; what rewrite rules call ``build``."""
+    """Adds typed nodes before a given node (or at the end), under one origin; what rewrite rules call ``build``.
+
+    Args:
+        graph: which they are added to.
+        operators: by their names, those of the registry.
+        before: the node behind them; None adds them at the end.
+        origin: where they come from.
+    """
 
     def __init__(
         self, graph: Graph, operators: Mapping[str, Operator], before: Node | None = None, origin: Origin | None = None

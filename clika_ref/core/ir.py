@@ -39,6 +39,7 @@ class Value:
 
     The data of a constant may be a function that computes it: what is derived from weights, such as one scaled by the
     batch norm behind it, need not exist beside them until somebody reads it, which computes it anew each time.
+    ``type`` is what is known of it, ``name`` is its own in the graph.
     """
 
     __match_args__ = ("name",)
@@ -83,7 +84,10 @@ class Value:
 
 
 class Node:
-    """One call of an operator. ``inputs`` holds values, Python numbers, size expressions, or None where absent."""
+    """One call of an operator ``op``, with attributes ``attrs`` by name.
+
+    ``inputs`` holds values, Python numbers, size expressions, or None where absent; ``origin`` where it comes from.
+    """
 
     __match_args__ = ("kind", "inputs", "attrs", "outputs")
     __slots__ = ("_graph", "_next", "_previous", "attrs", "inputs", "op", "origin", "outputs")
@@ -219,7 +223,7 @@ class Graph:
         return name
 
     def add_input(self, type: TensorType, name: str) -> Value:
-        """Append an input."""
+        """Append an input of a type under a name, which is made unique."""
         value = Value(type, self.fresh_name(name))
         self.inputs.append(value)
         self.revision += 1
@@ -239,7 +243,7 @@ class Graph:
         self.revision += 1
 
     def set_output(self, position: int, value: Value) -> None:
-        """Make one output another value."""
+        """Make the output at a position another value."""
         del self.outputs[position]._uses[Use(self, position)]
         value._uses[Use(self, position)] = None
         self.outputs[position] = value
@@ -311,7 +315,7 @@ class Graph:
         self.revision += 1
 
     def set_input(self, node: Node, position: int, new: Any) -> None:
-        """Make one operand of a node another value, number, or None."""
+        """Make the operand at a position of a node a new value, number, or None."""
         old = node.inputs[position]
         if isinstance(old, Value):
             del old._uses[Use(node, position)]

@@ -46,6 +46,13 @@ class Operator:
 
     Made by `operator`. The slots ``onnx``, ``samples``, ``types``, ``write_back`` and ``from_torch`` are decorators
     that fill in the rest of the declaration.
+
+    Args:
+        reference: the eager function, whose name and signature are those of the operator.
+        overloads: the ATen calls that become it.
+        quant: how quantization passes through it.
+        error: how far its results may lie from exact ones.
+        random: whether two calls may differ, or the attribute that decides it.
     """
 
     __match_args__ = ("name",)
@@ -98,7 +105,7 @@ class Operator:
         return "device" in self.attributes
 
     def call(self, *operands: Any, **attrs: Any) -> Call:
-        """Return one call of this operator with every attribute spelled out.
+        """Return one call of this operator, on ``operands`` by position, with every attribute of ``attrs`` spelled out.
 
         Raises:
             PluginError: an attribute is unknown or missing.
@@ -113,7 +120,7 @@ class Operator:
         return Call((*operands, *absent), {**self.attributes, **attrs})
 
     def converted(self, overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Call:
-        """Return a PyTorch call as one of this operator."""
+        """Return a PyTorch call, an ATen ``overload`` with its ``args`` and ``kwargs``, as one of this operator."""
         convert = self.converters.get(overload) or self.converters.get(str(overload), self.call)
         return convert(*args, **kwargs)
 

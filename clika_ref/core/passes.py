@@ -88,11 +88,21 @@ class Pipeline:
     def of(
         cls, passes: Mapping[str, Pass], operators: Mapping[str, Operator], phase: Phase, **options: Any
     ) -> Pipeline:
-        """Return the pipeline of a phase: what is right for the stored graph is right for its clone too."""
+        """Return the pipeline of a phase: what is right for the stored graph is right for its clone too.
+
+        Args:
+            passes: by their names, of which those of the phase and of earlier ones are taken.
+            operators: those of the registry.
+            phase: when it runs.
+            options: further fields of the pipeline.
+
+        Raises:
+            PassError: passes want to come after each other.
+        """
         return cls(ordered([p for p in passes.values() if p.phase <= phase]), operators, **options)
 
     def run(self, graph: Graph, report: Callable[[PassReport], None] | None = None) -> list[PassReport]:
-        """Run all passes on a graph until none changes it; return what each run did.
+        """Run all passes on a graph until none changes it; return, and ``report`` as it goes, what each run did.
 
         Raises:
             PassError: a pass broke an invariant, changed numbers, or the passes do not settle.
@@ -149,7 +159,7 @@ eager and a runtime, which reassociates more than any pass.
 
 
 def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> None:
-    """Compare outputs before and after a pass, one tensor for each, within the error class that it states.
+    """Compare ``expected`` and ``actual`` outputs, one tensor for each, within the error class that the pass ``p`` has.
 
     Raises:
         PassError: they differ.

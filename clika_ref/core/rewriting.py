@@ -55,7 +55,7 @@ class Misses:
     closest: dict[str, tuple[Skip, str]] = field(default_factory=dict[str, "tuple[Skip, str]"])
 
     def note(self, rule: Rule, skip: Skip, node: Node) -> None:
-        """Remember a miss if it is the closest so far."""
+        """Remember that a rule answered ``skip`` at a node, if that is the closest miss so far."""
         known = self.closest.get(rule.name)
         if known is None or skip.closeness > known[0].closeness:
             self.closest[rule.name] = (skip, repr(node))
@@ -65,6 +65,12 @@ def apply_rules(
     graph: Graph, rules: Sequence[Rule], operators: Mapping[str, Operator], misses: Misses | None = None
 ) -> int:
     """Apply rules until none applies, visiting only what a rewrite may have changed; return how often one fired.
+
+    Args:
+        graph: which is changed.
+        rules: tried in their order.
+        operators: by their names, of which replacements are built.
+        misses: keeps why rules did not fire.
 
     Raises:
         PassError: a rule returned something else than replacements of the right number and types.
@@ -127,14 +133,14 @@ def _apply(
 
 
 def keeps_name(graph: Graph, old: Value, new: Value) -> bool:
-    """Whether ``new`` can replace ``old`` without an output losing its name or a state entry its own tensor."""
+    """Whether ``new`` can replace ``old`` in a graph without an output losing its name or a state entry its tensor."""
     if not any(use.user is graph for use in old.uses):
         return True
     return new.producer is not None and not any(use.user is graph for use in new.uses) and new.name not in _bound(graph)
 
 
 def substitute(graph: Graph, old: Value, new: Value) -> None:
-    """Replace a value where `keeps_name` holds; the new value of an output keeps the name that the user knows."""
+    """Replace ``old`` by ``new`` in a graph where `keeps_name` holds; an output keeps the name that the user knows."""
     if any(use.user is graph and isinstance(use.position, int) for use in old.uses):
         old.name, new.name = new.name, old.name
     graph.replace(old, new)
@@ -145,7 +151,7 @@ def _bound(graph: Graph) -> set[str]:
 
 
 def erase_dead(graph: Graph, *roots: Node) -> list[Node]:
-    """Erase nodes that nobody reads (nor a symbol), and what thereby becomes unread; return them."""
+    """Erase those of ``roots`` that nobody in a graph reads (nor a symbol), and what so becomes unread; return them."""
     stack, erased, bound = list(roots), list[Node](), _bound(graph)
     while stack:
         node = stack.pop()

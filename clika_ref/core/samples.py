@@ -115,7 +115,19 @@ class Descriptions:
         nan: bool = True,
         unique: bool = False,
     ) -> TensorDescription:
-        """Describe a tensor of the given shape, or of any shape whose rank and sides lie in the given ranges."""
+        """Describe a tensor of the given shape, or of any shape whose rank and sides lie in the given ranges.
+
+        Args:
+            shape: all of its sides; None draws them.
+            rank: how many sides it has, or the least and the most.
+            side: the least and the greatest length of each.
+            dtype: of its elements, or those to draw from.
+            low: the least element.
+            high: the greatest element.
+            domain: the ends between which special elements must lie; None where any will do.
+            nan: whether NaN may be among them.
+            unique: whether no two elements are equal.
+        """
         dtypes = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
         ranks = (rank, rank) if isinstance(rank, int) else rank
         sides = None if shape is None else tuple(shape)
@@ -138,7 +150,7 @@ class Descriptions:
         return Choice(options)
 
     def call(self, *operands: Any, **attrs: Any) -> Call:
-        """Describe the call itself, from drawn parts."""
+        """Describe the call itself, from drawn parts: ``operands`` by position, attributes ``attrs`` by name."""
         return Call(operands, attrs)
 
 
@@ -168,7 +180,7 @@ def _draw_tensor(random: Random, d: TensorDescription) -> TensorSample:
 
 
 def realize(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Fill a drawn tensor with elements between its ``low`` and ``high``."""
+    """Return a drawn ``sample`` filled by a generator: a tensor of its shape, of elements from ``low`` to ``high``."""
     if sample.dtype == torch.bool:
         return torch.randint(0, 2, sample.shape, generator=generator).bool()
     if sample.unique:

@@ -65,7 +65,7 @@ class Guard:
 
 @cache
 def named(name: str, *, is_length: bool = True) -> sympy.Symbol:
-    """Return the one sympy symbol of that name, an integer: a length is not negative, another number may be."""
+    """Return the one sympy symbol of that name, an integer: where ``is_length``, it is not negative."""
     return sympy.Symbol(name, integer=True, nonnegative=is_length or None)
 
 
@@ -149,10 +149,11 @@ FUNCTIONS: dict[type, Callable[..., Any]] = {
 
 
 def evaluate(expr: Any, sizes: Mapping[str, int]) -> Any:
-    """Compute an expression from the values of its symbols, exactly (sympy's own ``subs`` is 100 times slower).
+    """Compute ``expr`` from ``sizes``, what its symbols stand for, exactly (sympy's own ``subs`` is 100 times slower).
 
     Raises:
         KeyError: a symbol has no value.
+        ModelError: a function in it has no known meaning.
     """
     if not isinstance(expr, sympy.Basic):
         return expr
@@ -164,7 +165,11 @@ def evaluate(expr: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def resolve(attr: Any, sizes: Mapping[str, int]) -> Any:
-    """Replace every expression inside an attribute by its value."""
+    """Replace every expression inside an attribute ``attr`` by its value, where symbols stand for ``sizes``.
+
+    Raises:
+        ModelError: as `evaluate`.
+    """
     if isinstance(attr, tuple):
         return tuple(resolve(a, sizes) for a in attr)
     return evaluate(attr, sizes)

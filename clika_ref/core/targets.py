@@ -51,8 +51,9 @@ class Target(Protocol):
     files must keep rules offers a method ``check``, from a path to a list of `clika_ref.violations.Violation`. One
     whose runtime tells how long single nodes take offers a method ``profile``, from an artifact and inputs to the
     seconds of nodes in a call, by their names as `explain` has them; parts of other nodes have none, and what the
-    runtime does for none of them is under ``""``. One may say in ``runtime`` which distribution its runtime is, and in
-    ``suffixes`` how its files end, for tables.
+    runtime does for none of them is under ``""``. One whose files have a form of their own offers a method ``opened``,
+    from a path and a folder for a copy to a `clika_ref.opened_files.OpenedFile`. One may say in ``runtime`` which
+    distribution its runtime is, and in ``suffixes`` how its files end, for tables and commands.
     """
 
     @property
@@ -73,7 +74,7 @@ class Target(Protocol):
         ...
 
     def compile(self, graph: Graph, path: Path, /, **options: Any) -> Artifact:
-        """Write the artifact of a graph."""
+        """Write the artifact of a graph to a path; ``options`` are those of the export, as ``external_data``."""
         ...
 
     def load(self, artifact: Artifact, /) -> Runner:

@@ -53,5 +53,12 @@ def scaled_by(*factors: int) -> QuantizationTrait:
 
 
 def compute(*, weight: int = 1, axis: int = 0, bias: int | None = None, channel: int = -1) -> QuantizationTrait:
-    """Trait of an operator that multiplies and accumulates, which is where integers save time."""
+    """Trait of an operator that multiplies and accumulates, which is where integers save time.
+
+    Args:
+        weight: the position of the weight among the operands.
+        axis: the side of the weight along which its output channels lie.
+        bias: the position of the bias; None where there is none.
+        channel: the side of the result along which output channels lie.
+    """
     return QuantizationTrait("compute", weight, axis, bias, channel)

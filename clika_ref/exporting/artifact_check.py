@@ -39,6 +39,13 @@ def compare_artifact(
 ) -> str:
     """Run an artifact on every example, one tensor for each input; return one sentence for the log.
 
+    Args:
+        artifact: what the target made of the graph.
+        target: which runs it.
+        graph: whose nodes are asked one by one where results differ.
+        examples: inputs.
+        expected: what computes the right results, such as the module.
+
     Raises:
         DisagreementError: it differs beyond rounding; the message names the first node that does.
     """

@@ -27,6 +27,7 @@ from clika_ref.lora.lowering import restore_beside, set_aside
 from clika_ref.quantization.compressing import store_four_bits
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.quantization.smoothing import smooth
+from clika_ref.reporting.console import size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
 from clika_ref.sizes_seen import Sizes, sizes_in_file
@@ -85,7 +86,7 @@ def export(
     with staged(path) as place:
         with log.stage("Writing") as stage:
             artifact = target.compile(graph, place, external_data=request.options.external_data, observed=observed)
-            stage.done(f"{path.name}, {artifact.facts.get('bytes', 0) / 1e6:,.1f} MB")
+            stage.done(f"{path.name}, {size(artifact.facts.get('bytes', 0))}")
         for told in artifact.facts.get("warnings", ()):
             log.warning(f"{artifact.path.name}: {told}")
         _warn_of_broken_rules(target, artifact, log)
@@ -173,7 +174,7 @@ def target_named(name: str, registry: Registry) -> Target:
 
 
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
-    """Return the target that deployment settings name, as they want it.
+    """Return the target of a registry that deployment settings name, as they want it.
 
     Raises:
         TargetError: no plugin provides it.
@@ -216,9 +217,18 @@ def lower_for(
 ) -> list[PassReport]:
     """Lower a clone up to where the integers of a plan are put into it: smoothed, adapters merged or beside layers.
 
-    With ``check_inputs``, one tensor for each input, each pass is held to the numbers before it.
-
     Adapters tell layers apart whose weights are equal, so that these must not become one.
+
+    Args:
+        plan: what is quantized; None where nothing is.
+        graph: the clone.
+        registry: the operators and passes.
+        target: whose passes run as well.
+        check_inputs: one tensor for each input; with them each pass is held to the numbers before it.
+        for_any_weights: leave out passes that are right for the weights as they are only.
+
+    Raises:
+        ModelError: an adapter cannot follow what a pass made of its layer.
     """
     aside = set_aside(graph, is_quantized=plan is not None)
     reports = lower(graph, registry, target, check_inputs, for_any_weights=for_any_weights or bool(aside))
@@ -229,7 +239,7 @@ def lower_for(
 
 
 def refuse(graph: Graph, target: Target) -> None:
-    """Gather every node that the target cannot run.
+    """Gather every node of a graph that the target cannot run.
 
     Raises:
         TargetError: there are such nodes; all are named, and those that it runs in float say so.

@@ -65,6 +65,7 @@ def compare_quantized(
     Raises:
         DisagreementError: the artifact is further from the float model than its graph is; the message names the
             first layer that differs by itself.
+        TargetError: the target states a scheme that is none.
     """
     problem = target.missing()
     if problem is not None:

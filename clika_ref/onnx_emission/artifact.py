@@ -40,6 +40,11 @@ def write_artifact(
         target: its name.
         external_data: whether weights go into a file beside it even where one file could hold them.
         rewrite: what the target prefers to be written otherwise.
+
+    Raises:
+        ModelError: the file cannot be written.
+        PluginError: a lowering returned what is no result of its operator.
+        TargetError: a node has no form in ONNX, or ONNX refuses the file.
     """
     model = emit(graph)
     if rewrite is not None:

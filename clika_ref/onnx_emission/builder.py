@@ -49,7 +49,10 @@ class OnnxBuilder:
 
     Operands are ONNX values (or None where absent); attributes are keywords. One value comes back, or a tuple where
     ``outputs=n`` asks for several. ``result`` holds the type of the output of the node that is being lowered
-    (``results``: of all of them).
+    (``results``: of all of them). ``opset`` is the version of the default domain that is written.
+
+    Raises:
+        ModelError: by any method: ONNX has no such dtype.
     """
 
     def __init__(self, opset: int = OPSET) -> None:
@@ -79,7 +82,7 @@ class OnnxBuilder:
         return add
 
     def node(self, op_type: str, *operands: ir.Value | None, outputs: int = 1, domain: str = "", **attrs: Any) -> Any:
-        """Add a node of any domain; attributes that are None are left out.
+        """Add a node ``op_type`` of any domain, and return its outputs; those of ``attrs`` that are None are left out.
 
         Raises:
             PluginError: an operand is not an ONNX value.
@@ -175,7 +178,11 @@ class OnnxBuilder:
         return known.shape
 
     def rank(self, value: ir.Value) -> int:
-        """Return the number of sides of an operand."""
+        """Return the number of sides of an operand.
+
+        Raises:
+            PluginError: as `shape`.
+        """
         return len(self.shape(value))
 
     @property
@@ -188,7 +195,7 @@ class OnnxBuilder:
     def constant(
         self, data: torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, dtype: torch.dtype
     ) -> ir.Value:
-        """Return a constant of the shape of ``data``; equal constants are stored once."""
+        """Return a constant of the shape of ``data``, in another ``dtype``; equal constants are stored once."""
         exact = (
             data if isinstance(data, torch.Tensor) else np.asarray(data)
         )  # torch would make float32 of Python floats
@@ -207,7 +214,7 @@ class OnnxBuilder:
         return self._constants[key]
 
     def scalar(self, number: Any, dtype: torch.dtype) -> ir.Value:
-        """Return a 0-d value: a constant, or a size expression computed at run time."""
+        """Return a ``number`` as a 0-d value of a ``dtype``: a constant, or a size expression computed at run time."""
         if is_symbolic(number):
             return self.cast(self.sizes.scalar(number), dtype)
         return self.constant(number, dtype)
@@ -242,7 +249,7 @@ class OnnxBuilder:
         return x if self.dtype(x) == dtype else self.Cast(x, to=int(to_onnx(dtype)))
 
     def promote(self, *operands: Any, to: torch.dtype | None = None) -> tuple[ir.Value, ...]:
-        """Return all operands, numbers included, as values of one dtype (by default the result's)."""
+        """Return all operands, numbers included, as values of one dtype, ``to`` (by default the result's)."""
         dtype = to or self.result.dtype
         return tuple(self.cast(o, dtype) if isinstance(o, ir.Value) else self.scalar(o, dtype) for o in operands)
 

@@ -6,13 +6,13 @@ read outside leaves at its lower one. To the group around it, a group is an item
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from clika_ref.pictures.coordinates import choose_places
 from clika_ref.pictures.drawing import Box, Drawing, Edge, Group
-from clika_ref.pictures.layers import Item, Link, Step, add_stations, choose_layers, steps_of
+from clika_ref.pictures.layers import Item, Link, Step, add_lanes, add_stations, choose_layers, near_and_far, steps_of
 from clika_ref.pictures.ordering import ordered_layers
 from clika_ref.pictures.style import BAND, GAP, GAP_PER_SHIFT, MARGIN, WIDEST_GAP, band_width, size_of
 
@@ -40,7 +40,7 @@ class Route:
     target: int | None
     """None where it leaves the group."""
     columns: Sequence[tuple[float, int]]
-    """Where it crosses which layer, from the first to the last, all that lie between included."""
+    """Where it crosses which layer, from the first to the last; past those that are left out it leads straight down."""
 
 
 @dataclass(slots=True)
@@ -115,17 +115,19 @@ def _arranged(group: Group, ways: _Ways, depth: int) -> Arrangement:
     ]
     found = Arrangement(group, band=BAND if depth else 0.0)
     inside = ways.inside.get(group.key, [])
-    entering = list(dict.fromkeys(edge.carries for source, _, edge in inside if source is None))
-    leaving = list(dict.fromkeys(edge.carries for _, target, edge in inside if target is None))
+    entering = _numbered(edge for source, _, edge in inside if source is None)
+    leaving = _numbered(edge for _, target, edge in inside if target is None)
     extents = [*((0.0, 0.0) for _ in entering), *map(_extent, inner), *((0.0, 0.0) for _ in leaving)]
     items = [Item(*extent) for extent in extents]
     index = {member.key: len(entering) + i for i, member in enumerate(group.members)}
     links = [_link(way, inner, index, (entering, leaving)) for way in inside]
     choose_layers(items, links, len(entering), len(leaving))
-    add_stations(items, links)
-    steps = steps_of(links)
+    near, far = near_and_far(items, links)
+    ways_past = add_stations(items, near)
+    steps = steps_of(near)
     layers = ordered_layers(items, steps)
-    choose_places(items, layers, steps, [link.stations for link in links])
+    choose_places(items, layers, steps, ways_past)
+    add_lanes(items, far)
     _measure(found, items, layers, steps)
     first = len(entering)
     found.members = [
@@ -139,6 +141,11 @@ def _arranged(group: Group, ways: _Ways, depth: int) -> Arrangement:
     return found
 
 
+def _numbered(edges: Iterable[Edge]) -> dict[str, int]:
+    """Return what edges carry, in order, with the place of each."""
+    return {carries: place for place, carries in enumerate(dict.fromkeys(edge.carries for edge in edges))}
+
+
 def _extent(member: Box | Arrangement) -> tuple[float, float]:
     return size_of(member) if isinstance(member, Box) else (member.width, member.height)
 
@@ -147,18 +154,18 @@ def _link(
     way: _Way,
     inner: Sequence[Box | Arrangement],
     index: dict[str, int],
-    borders: tuple[Sequence[str], Sequence[str]],
+    borders: tuple[Mapping[str, int], Mapping[str, int]],
 ) -> Link:
     """Return the link of an edge between items: members behind the entries, exits behind the members."""
     (source, target, edge), (entering, leaving) = way, borders
     if source is None:
-        start, start_x = entering.index(edge.carries), 0.0
+        start, start_x = entering[edge.carries], 0.0
     else:
         start = index[source]
         made = inner[start - len(entering)]
         start_x = size_of(made)[0] / 2 if isinstance(made, Box) else made.exits[edge.carries]
     if target is None:
-        end, end_x = len(entering) + len(inner) + leaving.index(edge.carries), 0.0
+        end, end_x = len(entering) + len(inner) + leaving[edge.carries], 0.0
     else:
         end = index[target]
         reader = inner[end - len(entering)]
@@ -189,10 +196,10 @@ def _route(way: _Way, link: Link, items: Sequence[Item], first: int) -> Route:
     """Return where a link leads, once all items have their places; members begin at index ``first``."""
     source, target, edge = way
     start, end = items[link.source], items[link.target]
-    columns = [(start.x + link.source_x, start.layer)]
+    columns = [] if link.branches_off else [(start.x + link.source_x, start.layer)]
     columns += [(items[i].x, items[i].layer) for i in link.stations]
-    columns = [*columns[link.shared :], (end.x + link.target_x, end.layer)]
-    begins = source is not None and not link.shared
+    columns.append((end.x + link.target_x, end.layer))
+    begins = source is not None and not link.branches_off
     ends = (link.source - first if begins else None, None if target is None else link.target - first)
     return Route(edge, *ends, [(round(x, 1), layer) for x, layer in columns])
 

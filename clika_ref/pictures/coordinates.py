@@ -31,7 +31,7 @@ def choose_places(
         items: of the group.
         layers: the items of each, in order.
         steps: between neighbouring layers.
-        ways: the stations of each link.
+        ways: the stations of each tensor that passes layers, from top to bottom.
     """
     above, below = _wishes(items, steps)
     for layer in layers:
@@ -91,21 +91,36 @@ def _place_layer(items: Sequence[Item], layer: Sequence[int], wishes: Wishes) ->
 
 
 def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: Iterable[Sequence[int]]) -> None:
-    """Let the stations of a link stand below each other, where there is room for that between their neighbours."""
+    """Let the stations of a way stand below each other, as far down as there is room for that between neighbours."""
     place = {index: position for layer in layers for position, index in enumerate(layer)}
-    for way in sorted({tuple(way) for way in ways}, key=lambda way: (-len(way), way)):
-        least, most = -math.inf, math.inf
+    for way in sorted(ways, key=lambda way: (-len(way), way)):
+        run, least, most = list[int](), -math.inf, math.inf
         for station in way:
-            layer, position = layers[items[station].layer], place[station]
-            if position > 0:
-                before = items[layer[position - 1]]
-                least = max(least, before.x + before.width + BESIDE_STATION)
-            if position + 1 < len(layer):
-                most = min(most, items[layer[position + 1]].x - BESIDE_STATION)
-        if way and least <= most:
-            middle = sorted(items[station].x for station in way)[len(way) // 2]
-            for station in way:
-                items[station].x = min(max(middle, least), most)
+            left, right = _room_of(items, layers[items[station].layer], place[station])
+            if run and max(least, left) > min(most, right):
+                _align(items, run, least, most)
+                run, least, most = [], -math.inf, math.inf
+            run.append(station)
+            least, most = max(least, left), min(most, right)
+        _align(items, run, least, most)
+
+
+def _room_of(items: Sequence[Item], layer: Sequence[int], position: int) -> tuple[float, float]:
+    """Return how far left and right a station may stand."""
+    least, most = -math.inf, math.inf
+    if position > 0:
+        before = items[layer[position - 1]]
+        least = before.x + before.width + BESIDE_STATION
+    if position + 1 < len(layer):
+        most = items[layer[position + 1]].x - BESIDE_STATION
+    return least, most
+
+
+def _align(items: Sequence[Item], run: Sequence[int], least: float, most: float) -> None:
+    if run and least <= most:
+        middle = sorted(items[station].x for station in run)[len(run) // 2]
+        for station in run:
+            items[station].x = min(max(middle, least), most)
 
 
 def nearest_in_order(wished: Sequence[float], counts: Sequence[float]) -> list[float]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.explanation import Explanation
 from clika_ref.pictures.dot import write_dot
@@ -17,7 +16,7 @@ from clika_ref.pictures.png import write_png
 from clika_ref.pictures.reading import drawing_of
 from clika_ref.pictures.svg import write_svg
 from clika_ref.quantization.quantizing import Plan
-from clika_ref.storage import write_atomically
+from clika_ref.storage import path_of_kind, write_atomically
 
 FORMATS: Mapping[str, Callable[[Drawing], bytes]] = {
     ".svg": write_svg,
@@ -73,19 +72,4 @@ def picture_path(path: Any) -> Path:
     Raises:
         ModelError: it is no path, a folder, or has another suffix.
     """
-    if not isinstance(path, str | os.PathLike):
-        msg = f"path is {path!r}, a {type(path).__name__}; give a path such as 'model.svg'"
-        raise ModelError(msg)
-    place = Path(os.fspath(path))
-    if place.is_dir():
-        msg = f"cannot draw into {str(place)!r}: it is a folder; add a file name"
-        raise ModelError(msg)
-    if not place.suffix:
-        return place.with_name(f"{place.name}{DEFAULT}")
-    if place.suffix.lower() not in FORMATS:
-        msg = (
-            f"no picture is written with the suffix {place.suffix!r} of {place.name!r}; "
-            f"the suffixes are {', '.join(FORMATS)}, and {DEFAULT} where there is none"
-        )
-        raise ModelError(msg)
-    return place
+    return path_of_kind(path, "a picture", FORMATS, DEFAULT)

@@ -83,6 +83,7 @@ def pruned(
 
     Raises:
         ModelError: settings ask for what there is not, or for channels of a graph whose weights are masked.
+        PassError: a node does not compute the same without what goes.
     """
     for settings in (wanted.settings, *wanted.layers.values()):
         settings.check()

@@ -137,7 +137,7 @@ class Calibration:
         return self._means[place]
 
     def of(self, graph: Graph, model: str) -> Calibration:
-        """Return the same for another form of the graph, or for other weights, whose means are others."""
+        """Return the same for another form of the graph, or for other weights, whose `fingerprint` is ``model``."""
         return replace(self, graph=graph, model=model, _means={})
 
     def begins_with(self, inputs: Sequence[Tensor]) -> bool:
@@ -150,7 +150,7 @@ class Calibration:
         self.begin_with(RangeTable(smoothed_for=self.table.smoothed_for, model=self.model), graph)
 
     def begin_with(self, table: RangeTable, graph: Graph) -> None:
-        """Begin with other ranges, and with a graph that nothing is smoothed in yet."""
+        """Begin with the ranges of another table, and with a graph that nothing is smoothed in yet."""
         self.table, self.graph, self._means = table, graph, {}
 
     def keep(self, inputs: Sequence[Tensor]) -> None:
@@ -159,7 +159,7 @@ class Calibration:
         self.reservoir.offer(inputs)
 
     def take(self, reservoir: Reservoir, sizes: Counter[Sizes]) -> None:
-        """Have other batches at hand than those that were counted here, as of several processes."""
+        """Have the batches of another reservoir at hand, and their sizes, as of several processes."""
         self.reservoir, self.sizes, self._means = reservoir, sizes, {}
 
     @property

@@ -63,7 +63,10 @@ class Plan:
 
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
-    """Put the integers of a plan into a graph, which keeps the float weights that nothing reads any more."""
+    """Put the integers of a plan into a graph, which keeps the float weights that nothing reads any more.
+
+    ``operators`` are those of the registry, of which `quantize` and `dequantize` are taken.
+    """
     nodes = list(graph.nodes)
     layers = {node for node in nodes if node.name in plan.weights}
     after = dict(zip(nodes, [*nodes[1:], None], strict=True))

@@ -78,6 +78,9 @@ class Stages:
 
         Args:
             threshold: in place of the ``quantization_sensitivity_threshold`` of the settings.
+
+        Raises:
+            ModelError: the target holds no weights in the widths or blocks that the settings list.
         """
         settings = self.settings if threshold is None else self.settings.with_threshold(threshold)
         found = self._of_weights(settings) if self._is_of_weights else self._of_values(settings)

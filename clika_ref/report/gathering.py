@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,7 +14,7 @@ from clika_ref.core.ir import Graph, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.emulation import place_of, stand_in_of
-from clika_ref.explanation import Explanation, explain
+from clika_ref.explanation import Explanation, compiled, explained
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written, refuse
 from clika_ref.latency import profiler_of
@@ -31,10 +29,10 @@ from clika_ref.report.module_tree import module_records
 from clika_ref.report.node_records import Told, node_records
 from clika_ref.report.repeating import repeat_of
 from clika_ref.report.value_records import value_records
-from clika_ref.target_comparison import TargetFacts, facts_of, refused_by
+from clika_ref.target_comparison import TargetFacts, refused_by, row_of
 
 IS_FLOAT = (
-    "the module is float, so that there is nothing to tell; clika_initialize_algorithms(calibration_inputs=...) "
+    "the module is float, and nothing of it is quantized; clika_initialize_algorithms(calibration_inputs=...) "
     "quantizes it"
 )
 
@@ -79,6 +77,8 @@ class _Asked:
     bytes_of_file: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
+    row: TargetFacts | None = None
+    """Of the target, beside others; None where it is not known what was decided."""
 
 
 def gather(subject: Subject, others: Sequence[TargetFacts], step: Callable[[str], None]) -> Contents:
@@ -93,7 +93,7 @@ def gather(subject: Subject, others: Sequence[TargetFacts], step: Callable[[str]
         ModelError: the form that is asked for cannot be had.
     """
     graph, plan, found = subject.graph, subject.plan, subject.found
-    step("asking the runtime")
+    step("writing an artifact")
     written = as_written(graph, plan, subject.target, subject.registry, subject.form)
     asked = _asked(subject, written, step)
     values = value_records(written, plan, subject.table, found.observers if found else {})
@@ -101,8 +101,7 @@ def gather(subject: Subject, others: Sequence[TargetFacts], step: Callable[[str]
     told = Told(scheme_of(subject.target), plan, found, asked.explanation, asked.seconds)
     nodes = node_records(written, told, places)
     before, after = constant_bytes(written)
-    step("setting targets side by side")
-    own = [] if found is None else [_own_row(subject, found)]
+    own = [] if asked.row is None else [asked.row]
     return Contents(
         model=graph.name,
         target=place_of(subject.target),
@@ -131,22 +130,34 @@ def gather(subject: Subject, others: Sequence[TargetFacts], step: Callable[[str]
 
 
 def _asked(subject: Subject, written: Graph, step: Callable[[str], None]) -> _Asked:
-    """Write an artifact, and ask the runtime what it makes of it and how long it takes, and if not, why not."""
-    target, example = subject.target, subject.example
+    """Write one artifact, and ask of it what the runtime makes of it and how long it takes, and if not, why not."""
+    target, found = subject.target, subject.found
     try:
         refuse(written, target)
-        explanation = explain(subject.graph, subject.plan, target, subject.registry, example, form=subject.form)
+        with compiled(written, target) as file:
+            return _asked_of(file, subject, written, step)
     except TargetError as error:
-        return _Asked(missing={"runtime": str(error), "latency": str(error)})
+        row = None if found is None else refused_by(target, error)
+        return _Asked(missing={"runtime": str(error), "latency": str(error)}, row=row)
+
+
+def _asked_of(file: Artifact, subject: Subject, written: Graph, step: Callable[[str], None]) -> _Asked:
+    target, example, size = subject.target, subject.example, file.facts.get("bytes")
+    step("asking the runtime")
+    try:
+        explanation = explained(written, file, subject.plan, target, example)
+    except TargetError as error:
+        reason = str(error)
+        row = _own_row(subject, file, None, reason)
+        return _Asked(bytes_of_file=size, missing={"runtime": reason, "latency": reason}, row=row)
     step("timing nodes")
-    with tempfile.TemporaryDirectory() as folder:
-        artifact = target.compile(written, Path(folder) / "model.onnx")
-        size = artifact.facts.get("bytes")
-        try:
-            seconds, reason = _seconds(target, artifact, example), no_times(target)
-        except TargetError as error:
-            seconds, reason = {}, str(error)
-    return _Asked(explanation, size, seconds, {"latency": reason} if reason else {})
+    try:
+        seconds, reason = _seconds(target, file, example), no_times(target)
+    except TargetError as error:
+        seconds, reason = {}, str(error)
+    step("timing calls")
+    row = _own_row(subject, file, explanation)
+    return _Asked(explanation, size, seconds, {"latency": reason} if reason else {}, row)
 
 
 def no_times(target: Target) -> str:
@@ -171,12 +182,21 @@ def _latency(asked: _Asked, nodes: Sequence[NodeRecord]) -> Latency | None:
     return Latency(total, total - sum(node.seconds for node in nodes if node.seconds is not None))
 
 
-def _own_row(subject: Subject, found: Quantization) -> TargetFacts:
+def _own_row(
+    subject: Subject, file: Artifact, explanation: Explanation | None, missing: str = ""
+) -> TargetFacts | None:
+    """Return the row of the target itself; None where it is not known what was decided."""
+    target, found = subject.target, subject.found
+
+    def in_float() -> Graph:
+        return as_written(subject.graph, None, target, subject.registry, replace(subject.form, export_int4=None))
+
+    if found is None:
+        return None
     try:
-        inputs = subject.example
-        return facts_of(subject.graph, found, subject.target, subject.registry, inputs, form=subject.form)
+        return row_of(found, target, file, explanation, subject.example, in_float=in_float, missing=missing)
     except (ModelError, TargetError) as error:
-        return refused_by(subject.target, error)
+        return refused_by(target, error)
 
 
 def _chosen(found: Quantization, settings: Settings) -> Chosen:

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 from string import Template
 from typing import Any
 
-from clika_ref.core.errors import ModelError
 from clika_ref.report.contents import Contents
 
 SUFFIX = ".html"
 
 SCRIPTS = ("formats.js", "drawing.js", "table.js", "hierarchy.js", "charts.js", "details.js", "sections.js")
 """In this order; each says what it offers to those behind it."""
-
-
-def report_path(path: Any) -> Path:
-    """Return the path of a report.
-
-    Raises:
-        ModelError: it is no path, a folder, or has another suffix.
-    """
-    if not isinstance(path, str | os.PathLike):
-        msg = f"path is {path!r}, a {type(path).__name__}; give a path such as 'report.html'"
-        raise ModelError(msg)
-    place = Path(os.fspath(path))
-    if place.is_dir():
-        msg = f"cannot write a report to {str(place)!r}: it is a folder; add a file name"
-        raise ModelError(msg)
-    if place.suffix.lower() != SUFFIX:
-        msg = f"a report is an HTML file, and {place.name!r} does not end in {SUFFIX!r}; write it so"
-        raise ModelError(msg)
-    return place
 
 
 def report_page(contents: Contents) -> bytes:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 from rich.console import Console
 
 QUIET_VARIABLE = "CLIKA_REF_QUIET"
 """Environment variable that silences log and progress on the console; files and results are written all the same."""
+
+
+_in_command = ContextVar("in_command", default=False)
+
+
+@contextlib.contextmanager
+def in_command() -> Iterator[None]:
+    """Leave out, in the block, what tells callers in Python what to call next: a command shows that itself."""
+    token = _in_command.set(True)
+    try:
+        yield
+    finally:
+        _in_command.reset(token)
+
+
+def is_in_command() -> bool:
+    """Whether a command runs, and not a program in Python."""
+    return _in_command.get()
 
 
 def is_quiet() -> bool:
@@ -31,6 +52,17 @@ def result_console() -> Console:
     if not console.is_terminal:
         console.width = 1000
     return console
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> [size(count) for count in (0, 999, 13_512, 999_960, 102_500_000, 4_560_000_000)]
+    ['0 bytes', '999 bytes', '13.5 KB', '1.0 MB', '102.5 MB', '4,560.0 MB']
+    """
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1e6:,.1f} MB" if count >= 999_950 else f"{count / 1e3:.1f} KB"
 
 
 def duration(seconds: float) -> str:

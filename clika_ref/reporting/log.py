@@ -42,6 +42,11 @@ class CompilationLog:
 
     ``timings`` holds the seconds of each stage in the order in which the stages began; a stage that ran twice counts
     the sum. ``warnings`` holds the text of each. Made by `open`; without arguments, a log that only keeps these.
+
+    Args:
+        path: of the file, for messages.
+        file: where everything is written.
+        console: where stages and warnings are shown.
     """
 
     def __init__(self, path: Path | None = None, file: TextIO | None = None, console: Console | None = None) -> None:
@@ -58,6 +63,8 @@ class CompilationLog:
     @classmethod
     def open(cls, logs_dir: Path | str | None, *, console: bool = True) -> CompilationLog:
         """Start a log, with a file ``clika_<date>_<time>.log`` in ``logs_dir`` unless that is None.
+
+        Without ``console`` nothing is shown.
 
         Raises:
             ModelError: the file cannot be made.
@@ -142,7 +149,7 @@ class CompilationLog:
         self._end(stage, None)
 
     def table(self, title: str, table: Table[Any]) -> None:
-        """Write a table to the file."""
+        """Write a table under its title to the file."""
         self.detail(f"{title}:\n{table}")
 
     def removed(self, reports: Iterable[PassReport]) -> None:

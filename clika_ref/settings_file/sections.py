@@ -49,7 +49,7 @@ def unknown(name: str, where: str, known: Iterable[str], elsewhere: Mapping[str,
     elif near:
         told = f"did you mean {' or '.join(map(repr, near))}?"
     else:
-        told = f"it has {', '.join(known)}"
+        told = f"it has {', '.join(known) or 'nothing to set'}"
     return f"{where} has no {name!r}; {told}"
 
 

@@ -53,7 +53,7 @@ def test_its_types_are_right(tmp_path):
     folder, _ = write_plugin("acme", tmp_path)
     ours = {name: SETTINGS["pyright"][name] for name in ("pythonVersion", "typeCheckingMode", "reportPrivateUsage")}
     places = [str(ROOT), *(str(ROOT / path) for path in SETTINGS["pyright"]["extraPaths"])]
-    settings = {**ours, "include": ["clika_ref_*"], "extraPaths": places}
+    settings = {**ours, "include": ["clika_ref_*", "tests"], "extraPaths": places}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
     tool("pyright", "--pythonpath", sys.executable, cwd=folder)
 

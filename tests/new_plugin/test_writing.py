@@ -4,6 +4,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -87,6 +88,14 @@ def test_a_name_that_cannot_be_or_is_taken_is_wrong_use_with_what_to_do(run, tmp
     result = run("--", name)
     assert result.exit_code == 2
     assert re.search(problem, " ".join(result.stderr.split())), result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_distribution_that_installers_take_for_the_same_has_the_name_already(run, tmp_path, monkeypatch):
+    entry = SimpleNamespace(name="other", dist=SimpleNamespace(name="Clika_Ref.My_Ops"))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
+    result = run("my-ops")
+    assert (result.exit_code, "a plugin of Clika_Ref.My_Ops, which is installed" in result.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
 

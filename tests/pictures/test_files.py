@@ -50,14 +50,14 @@ def test_a_path_may_be_text(tmp_path):
 
 
 def test_an_unknown_suffix_is_refused_with_those_that_there_are(tmp_path):
-    message = r"suffix '.pdf' of 'model.pdf'; the suffixes are .svg, .html, .png, .dot, and .svg where there is none"
+    message = r"'model.pdf' ends in '.pdf', and a picture ends in .svg or .html or .png or .dot; write it so"
     with pytest.raises(ModelError, match=message):
         draw(residual(), tmp_path / "model.pdf")
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(ModelError, match=r"cannot draw into '.*': it is a folder; add a file name"):
+    with pytest.raises(ModelError, match=r"cannot write a picture to '.*': it is a folder; add a file name"):
         draw(residual(), tmp_path)
 
 

@@ -8,6 +8,8 @@ from read_pictures import Page
 from small_graphs import TYPE, branches, plus, put, residual
 
 from clika_ref.core.ir import Graph
+from clika_ref.pictures import layers
+from clika_ref.pictures.arrangement import arrange
 from clika_ref.pictures.coordinates import nearest_in_order
 from clika_ref.pictures.drawing import Drawing, Group
 from clika_ref.pictures.reading import drawing_of
@@ -37,8 +39,10 @@ def graph(request):
     return request.param
 
 
-@pytest.fixture
-def page(graph):
+@pytest.fixture(params=[layers.MOST_STATIONS, 0], ids=["past layers", "by lanes"])
+def page(graph, request, monkeypatch):
+    monkeypatch.setattr(layers, "MOST_STATIONS", request.param)
+    monkeypatch.setattr(layers, "STATIONS_PER_ITEM", 4 if request.param else 0)
     return Page(write_svg(drawing_of(graph)))
 
 
@@ -152,6 +156,36 @@ def test_a_value_that_all_read_is_led_past_them_once():
     graph.add_output(value)
     # A way of its own for each reader would have points in all layers above: 80,000 of them.
     assert write_svg(drawing_of(graph)).count(b"C") < 5 * 400
+
+
+def long_links(count: int) -> Graph:
+    """A graph in which each node reads the one before it and any other above it."""
+    chosen, graph = random.Random(0), Graph("Long")
+    values = [graph.add_input(TYPE, "x")]
+    for _ in range(count):
+        values.append(put(graph, plus, values[-1], chosen.choice(values)))
+    graph.add_output(values[-1])
+    return graph
+
+
+def test_links_between_any_two_nodes_take_as_many_points_as_there_are_links_not_as_layers_that_they_pass():
+    routes = arrange(drawing_of(long_links(1200))).routes
+    # A point in each layer would be 1200 ** 2 / 6, of which those that carry the same share half.
+    assert sum(len(route.columns) for route in routes) < 10 * 1200
+
+
+def test_lanes_around_a_thicket_lie_beside_each_other_and_are_used_again(monkeypatch):
+    monkeypatch.setattr(layers, "MOST_STATIONS", 0)
+    monkeypatch.setattr(layers, "STATIONS_PER_ITEM", 0)
+    items = [layers.Item(100.0, 20.0, layer=layer) for layer in range(12)]
+    ends = {(0, 5), (1, 4), (0, 3), (6, 9)}
+    links = [layers.Link(source, target, 50.0, 50.0, str(source)) for source, target in sorted(ends)]
+    near, far = layers.near_and_far(items, links)
+    assert (near, far) == ([], links)
+    layers.add_lanes(items, far)
+    lanes = {(link.source, link.target): {items[station].x for station in link.stations} for link in links}
+    assert lanes == {(0, 3): {126.0}, (0, 5): {126.0}, (1, 4): {132.0}, (6, 9): {126.0}}
+    assert [link.branches_off for link in links] == [False, True, False, False]
 
 
 def test_numbers_that_must_not_fall_come_as_near_as_they_can_to_those_that_are_wished_for():

@@ -268,8 +268,8 @@ def test_settings_are_those_that_a_file_reads_back(module, told, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("report.pdf", r"a report is an HTML file, and 'report.pdf' does not end in '.html'"),
-        ("report", r"'report' does not end in '.html'"),
+        ("report.pdf", r"'report.pdf' ends in '.pdf', and a report ends in .html; write it so"),
+        ("report", r"'report' has no suffix, and a report ends in .html; write it so"),
         ("folder.html", r"cannot write a report to .*folder.html': it is a folder; add a file name"),
         ("missing/report.html", r"cannot write .*missing' does not exist; create it, or choose another path"),
     ],
@@ -284,7 +284,7 @@ def test_a_path_that_is_no_place_for_a_report_is_refused_before_anything_is_aske
 
 
 def test_no_path_and_no_settings_are_refused(module, tmp_path):
-    with pytest.raises(ModelError, match=r"path is 3, a int; give a path such as 'report.html'"):
+    with pytest.raises(ModelError, match=r"path is 3, a int; give a path such as 'model.html'"):
         module.clika_report(3)
     with pytest.raises(ModelError, match=r"deployments is 'openvino'; give a list of deployment settings, such as"):
         module.clika_report(tmp_path / "report.html", "openvino")
@@ -310,3 +310,45 @@ def test_a_report_changes_nothing_of_the_module(tmp_path):
     module.clika_report(tmp_path / "report.html")
     assert module.clika_serialize() == before
     assert torch.equal(module(X), results)
+
+
+def counted(monkeypatch, target, *names):
+    """How often methods of a target are called, by their names."""
+    calls = dict.fromkeys(names, 0)
+
+    def count(name, method):
+        def called(self, *args, **options):
+            calls[name] += 1
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(target, name, called)
+
+    for name in names:
+        count(name, getattr(target, name))
+    return calls
+
+
+def test_one_artifact_is_written_and_asked_everything_and_one_in_float_to_compare_with(tmp_path, monkeypatch):
+    module = in_integers()
+    target = type(module._clika_registry.targets["onnxruntime"])
+    calls = counted(monkeypatch, target, "compile", "explain", "profile", "load")
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    assert calls == {"compile": 2, "explain": 1, "profile": 1, "load": 2}
+    assert found["bytes_of_file"] == found["targets"][0]["bytes"]
+
+
+def test_of_a_float_module_one_artifact_is_written(tmp_path, monkeypatch):
+    module = in_float()
+    target = type(module._clika_registry.targets["onnxruntime"])
+    calls = counted(monkeypatch, target, "compile", "explain", "profile", "load")
+    module.clika_report(tmp_path / "report.html")
+    assert calls == {"compile": 1, "explain": 1, "profile": 1, "load": 0}
+
+
+def test_a_runtime_that_is_not_there_still_leaves_the_size_of_the_file(tmp_path, monkeypatch):
+    module = in_integers()
+    monkeypatch.setattr(type(module._clika_registry.targets["onnxruntime"]), "missing", lambda self: "it is gone")
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    (row,) = found["targets"]
+    assert found["bytes_of_file"] == row["bytes"] > 0
+    assert (row["missing"], row["refusal"]) == ("it is gone", "")

@@ -180,7 +180,7 @@ def test_a_float_module_and_one_with_few_bits_open_without_errors(make, tmp_path
     page = open_page(make().clika_report(tmp_path / "report.html"))
     assert page.locator("#layers-table tbody tr").count() >= 6
     notes = page.locator("#sensitivity .note").all_inner_texts()
-    assert [note.startswith("the module is float") for note in notes] == ([True] if make is in_float else [])
+    assert [note.startswith("The module is float") for note in notes] == ([True] if make is in_float else [])
     page.locator("#layers-table tbody tr").first.click()
     assert page.locator("#details").is_visible()
 

@@ -6,6 +6,8 @@ const picture = document.getElementById("picture");
 const world = document.getElementById("world");
 const root = JSON.parse(document.getElementById("layout").textContent);
 const elements = new Map([...world.querySelectorAll("[data-key]")].map((element) => [element.dataset.key, element]));
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const STRIDE = 80; // pixels, by which an arrow key moves the view
 const FOLDED_FROM = 400; // nodes: beyond, a model opens folded, as no screen shows so many
 
 // Layout: as clika_ref/pictures/arrangement.py stacks the layers of a group and leads ways past them.
@@ -232,7 +234,14 @@ function show(index) {
 
 search.addEventListener("input", find);
 search.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && found.length) show(current + (event.shiftKey ? -1 : 1));
+  if (event.key === "Escape") {
+    search.value = "";
+    find();
+    search.blur();
+  }
+  if (event.key !== "Enter" || !found.length) return;
+  if (found.length > 1 || !details.hidden) show(current + (event.shiftKey ? -1 : 1));
+  choose(found[current].element);
 });
 
 // Buttons and keys
@@ -244,6 +253,13 @@ document.getElementById("farther").addEventListener("click", () => zoom(0.8));
 document.getElementById("fit").addEventListener("click", fit);
 window.addEventListener("keydown", (event) => {
   if (event.target === search) return;
+  const [right, down] = ARROWS[event.key] || [0, 0];
+  if (right || down) {
+    event.preventDefault();
+    view.x -= right * STRIDE;
+    view.y -= down * STRIDE;
+    look();
+  }
   if (event.key === "+" || event.key === "=") zoom(1.25);
   else if (event.key === "-") zoom(0.8);
   else if (event.key === "0") fit();

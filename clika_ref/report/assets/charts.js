@@ -10,14 +10,15 @@ function showSensitivity(host) {
   const frame = make("div", { class: "plot" });
   host.append(legend([...new Set(layers.map(({ node }) => node.state))]), frame);
   plotted(frame, (width) => {
-    const [left, right, top, bottom, height] = [58, 14, 10, 26, 280];
+    const [left, right, top, bottom, height] = [58, 14, 10, 40, 294];
     const x = linear(-0.5, layers.length - 0.5, left, width - right);
     const y = logarithmic(low, high, height - bottom, top);
     const whole = ticks(1, layers.length, 10).filter(Number.isInteger);
     const svg = draw("svg", { width, height, role: "group", "aria-label": "Sensitivity of each layer" },
       axisY(y, powers(low, high), left, powerText, width - left - right),
       axisX((place) => x(place - 1), whole, height - bottom, count),
-      draw("text", { class: "axis-title", x: 12, y: top + 4, transform: `rotate(-90 12 ${top + 4})`, "text-anchor": "end" }, "QS"));
+      draw("text", { class: "axis-title", x: 12, y: top + 4, transform: `rotate(-90 12 ${top + 4})`, "text-anchor": "end" }, "QS"),
+      draw("text", { class: "axis-title", x: width - right, y: height - 6, "text-anchor": "end" }, "layers, in the order in which they are computed"));
     if (threshold) {
       svg.append(draw("line", { class: "threshold", x1: left, x2: width - right, y1: y(threshold), y2: y(threshold) }),
         draw("text", { class: "threshold-text", x: width - right - 4, y: y(threshold) - 5, "text-anchor": "end" }, `threshold ${significant(threshold)}`));
@@ -50,14 +51,14 @@ function showThresholds(host) {
   host.append(frame, told);
   const say = (row) => {
     told.textContent = row
-      ? `At ${significant(row.threshold)}: ${plural(row.layers, "layer")} in integers, ${bytes(row.bytes)}, ${decibels(row.sqnr) || "no change"}`
-      : `Chosen: ${chosen.threshold === null ? "whatever can be" : `threshold ${significant(chosen.threshold)}`}, ${count(chosen.layers)} of ${plural(chosen.of_layers, "layer")} in integers, ${bytes(chosen.bytes)}${chosen.sqnr === null ? "" : `, ${decibels(chosen.sqnr)}`}`;
+      ? `At ${significant(row.threshold)}: ${plural(row.layers, "layer")} ${SMALL}, ${bytes(row.bytes)}, ${decibels(row.sqnr) || "no change"}`
+      : `Chosen: ${chosen.threshold === null ? "whatever can be" : `threshold ${significant(chosen.threshold)}`}, ${count(chosen.layers)} of ${plural(chosen.of_layers, "layer")} ${SMALL}, ${bytes(chosen.bytes)}${chosen.sqnr === null ? "" : `, ${decibels(chosen.sqnr)}`}`;
   };
   say(null);
   plotted(frame, (width) => thresholdPlot(width, rows, chosen, low, high, say));
   makeTable(at("thresholds-table"), "Thresholds", [
     { title: "Threshold", numeric: true, value: (row) => row.threshold, cell: (row) => significant(row.threshold) },
-    { title: "Layers in integers", numeric: true, value: (row) => row.layers, cell: (row) => count(row.layers) },
+    { title: `Layers ${SMALL}`, numeric: true, value: (row) => row.layers, cell: (row) => count(row.layers) },
     { title: "Weights and constants", numeric: true, value: (row) => row.bytes, cell: (row) => bytes(row.bytes) },
     { title: "Predicted SQNR", numeric: true, value: (row) => row.sqnr, cell: (row) => decibels(row.sqnr) },
   ], rows);
@@ -137,7 +138,7 @@ function histogram(value, width, isLogarithmic) {
     svg.append(column);
   });
   for (const end of [seen.low, seen.high]) svg.append(draw("path", { class: "extreme", d: `M${x(end)},${height - bottom}l-4,7h8z` }));
-  const marks = ticks(low, high, Math.max(3, Math.floor(width / 90)));
+  const marks = ticks(low, high, Math.max(4, Math.floor(width / 55)));
   svg.append(draw("line", { class: "ground", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }),
     axisX(x, marks, height - bottom + 3, significant));
   return svg;

@@ -12,6 +12,13 @@ const STATES = {
   float: "float",
 };
 
+// What is smaller than float, in words: of a model whose weights alone are, nothing computes in integers.
+const SMALL = (() => {
+  const states = new Set(report.nodes.filter((node) => node.bits).map((node) => node.state));
+  if (!states.has("weights")) return "in integers";
+  return states.has("integers") || states.has("missed") ? "in integers or few bits" : "with few-bit weights";
+})();
+
 function count(x) {
   return x === null || x === undefined ? "" : Math.round(x).toLocaleString("en");
 }
@@ -112,12 +119,22 @@ function legend(states) {
   return make("p", { class: "legend" }, states.map((state) => make("span", {}, make("i", { class: state }), STATES[state])));
 }
 
+// A sentence that begins with a word of the language, and not with a name, whose letters must stay as they are.
+function sentence(text) {
+  return /^(the|it|its|no|nothing)\b/.test(text) ? `${text[0].toUpperCase()}${text.slice(1)}` : text;
+}
+
 function note(text) {
-  return make("p", { class: "note" }, text);
+  return make("p", { class: "note" }, sentence(text));
 }
 
 function pathOf(node) {
   return node.scope || "(model)";
+}
+
+// The path of a node, of which the beginning is left out where it is too long: paths differ at their ends.
+function pathSpan(node) {
+  return make("span", { class: "path", title: `${pathOf(node)}\n${node.name}` }, make("bdi", { dir: "ltr" }, pathOf(node)));
 }
 
 function titleOf(node) {

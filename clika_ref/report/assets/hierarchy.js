@@ -14,8 +14,10 @@ function showHierarchy() {
     firsts[parent] = Math.min(firsts[parent], firsts[place]);
   }
   const body = make("tbody");
-  const titles = [["Module", ""], ["Nodes", "number"], ["Layers in integers", "number"], ["Bytes before", "number"], ["Bytes after", "number"],
-    ["Products", "number"], ["Largest QS", "number"]];
+  const titles = [["Module", ""], ["Nodes", "number"], [`Layers ${SMALL}`, "number"], ["Bytes before", "number"], ["Bytes after", "number"],
+    ["Products", "number"]];
+  const weighed = largest.sensitivity !== null;
+  if (weighed) titles.push(["Largest QS", "number"]);
   const timed = largest.seconds !== null;
   if (timed) titles.push(["Time", "number"]);
   const head = make("thead", {}, make("tr", {}, titles.map(([title, kind]) => make("th", { scope: "col", class: kind || null }, title))));
@@ -36,8 +38,8 @@ function showHierarchy() {
     const module = report.modules[place];
     const shares = [number(count(module.count)), number(module.layers ? `${count(module.integers)} of ${count(module.layers)}` : ""),
       number(module.bytes_before ? bytes(module.bytes_before) : ""), number(module.bytes_before ? [bytes(module.bytes_after), sizeBar(module)] : ""),
-      number(percent(module.products, largest.products), bar(module.products / (largest.products || 1))),
-      number(significant(module.sensitivity, 2))];
+      number(percent(module.products, largest.products), bar(module.products / (largest.products || 1)))];
+    if (weighed) shares.push(number(significant(module.sensitivity, 2)));
     if (timed) shares.push(number(seconds(module.seconds), bar(module.seconds / largest.seconds)));
     const line = make("tr", { tabindex: 0, "aria-level": depth + 1, "aria-expanded": "false", class: "module-row" },
       nameCell(lastName(module), depth, true, (event) => { event.stopPropagation(); toggle(line); }), shares);
@@ -55,8 +57,8 @@ function showHierarchy() {
   function nodeRow(place, depth, alone = "") {
     const node = report.nodes[place];
     const shares = [number(), number(badge(node.state)), number(node.bits ? bytes(node.bytes_before) : ""), number(node.bits ? [bytes(node.bytes_after), sizeBar(node)] : ""),
-      number(node.products ? percent(node.products, largest.products) : "", node.products ? bar(node.products / largest.products, 0, node.state) : ""),
-      number(significant(node.sensitivity, 2))];
+      number(node.products ? percent(node.products, largest.products) : "", node.products ? bar(node.products / largest.products, 0, node.state) : "")];
+    if (weighed) shares.push(number(significant(node.sensitivity, 2)));
     if (timed) shares.push(number(seconds(node.seconds), node.seconds === null ? "" : bar(node.seconds / largest.seconds)));
     const line = make("tr", { tabindex: 0, "aria-level": depth + 1, class: "choosable" }, nameCell(alone ? [alone, make("small", {}, node.operator)] : [node.operator, make("small", {}, node.name)], depth, false), shares);
     line.dataset.key = place;

@@ -10,16 +10,17 @@ function showOverview() {
   at("model").textContent = report.model;
   document.querySelector("#overview h1").append(report.model, make("small", {}, `for ${report.target}`));
   const given = report.example.length ? `; times and products are of a call on ${report.example.join(", ")}` : "";
-  at("summary").textContent = report.summary ? `${report.summary[0].toUpperCase()}${report.summary.slice(1)}${given}.` : (report.missing.sensitivity || "");
+  at("summary").textContent = `${report.summary ? `${report.summary[0].toUpperCase()}${report.summary.slice(1)}` : sentence(report.missing.sensitivity || "")}${given}.`;
   const own = report.targets[0];
   const tiles = [tile("Nodes", count(report.nodes.length)), tile("Parameters", products(report.parameters), count(report.parameters))];
-  if (whole.integers) tiles.push(tile("Layers in integers", `${count(whole.integers)} of ${count(whole.layers)}`));
+  if (whole.integers) tiles.push(tile(`Layers ${SMALL}`, `${count(whole.integers)} of ${count(whole.layers)}`));
   tiles.push(tile("Weights and constants", report.bytes_after < report.bytes_before ? `${bytes(report.bytes_before)} → ${bytes(report.bytes_after)}` : bytes(report.bytes_before)));
   if (report.bytes_of_file !== null) tiles.push(tile("File", bytes(report.bytes_of_file)));
-  if (whole.integers) tiles.push(tile("Products in integers", percent(whole.products_in_integers, whole.products), "Of the products of all layers"));
+  if (whole.integers) tiles.push(tile(`Products ${SMALL}`, percent(whole.products_in_integers, whole.products), "Of the products of all layers"));
   if (report.chosen && report.chosen.sqnr !== null) tiles.push(tile("Predicted SQNR", decibels(report.chosen.sqnr), "Of the part of the outputs that varies with the input"));
   if (own && own.seconds !== null) tiles.push(tile("A call", seconds(own.seconds), "The median of calls on the example"));
   if (own && own.ratio !== null) tiles.push(tile("Of the time in float", `${significant(own.ratio, 3)} ×`));
+  if (!(own && own.seconds !== null) && report.latency) tiles.push(tile("A call, profiled", seconds(report.latency.seconds), "As the runtime tells of its nodes; telling takes time as well"));
   at("tiles").append(...tiles);
   const parts = Object.keys(STATES).map((state) => {
     const nodes = report.nodes.filter((node) => node.state === state);
@@ -37,7 +38,7 @@ function showLayers() {
   const slowest = Math.max(...rows.map((row) => row.seconds || 0));
   const columns = [
     { title: "#", numeric: true, hint: "In the order in which they are computed", value: (row) => -row.place, cell: (row) => count(row.place + 1) },
-    { title: "Module", value: pathOf, cell: (row) => make("span", { class: "path", title: row.name }, pathOf(row)) },
+    { title: "Module", value: pathOf, cell: (row) => pathSpan(row) },
     { title: "Operator", value: (row) => row.operator, cell: (row) => row.operator },
     { title: "Became", hint: "What was planned, and what the runtime does", value: (row) => Object.keys(STATES).indexOf(row.state), cell: (row) => badge(row.state) },
     { title: "Bits", numeric: true, hint: "Of weights, and of what the layer reads", value: (row) => (row.bits ? row.bits[0] : null), cell: (row) => (row.bits ? row.bits.join(" / ") : "") },
@@ -50,8 +51,9 @@ function showLayers() {
     { title: "Runs in", hint: "Read from the graph that the runtime really runs", value: (row) => row.runs, cell: (row) => row.runs || "" },
   ];
   if (slowest) columns.push({ title: "Time", numeric: true, value: (row) => row.seconds, cell: (row) => (row.seconds === null ? "" : [seconds(row.seconds), bar(row.seconds / slowest)]) });
-  columns.push({ title: "Why", value: (row) => row.reason, cell: (row) => make("span", { class: "why", title: row.reason }, row.reason) });
-  const table = makeTable(at("layers-table"), "Layers and nodes", columns, rows, { choose: (row, line) => openNode(row.place, line), keyOf: (row) => row.place });
+  if (rows.some((row) => row.reason)) columns.push({ title: "Why", value: (row) => row.reason, cell: (row) => make("span", { class: "why", title: row.reason }, row.reason) });
+  const told = columns.filter((column) => column.title !== "QS" || rows.some((row) => row.sensitivity !== null));
+  const table = makeTable(at("layers-table"), "Layers and nodes", told, rows, { choose: (row, line) => openNode(row.place, line), keyOf: (row) => row.place });
   filterTools(at("layers-tools"), table, {
     label: "Filter by module, operator or reason",
     text: (row) => `${row.scope} ${row.name} ${row.operator} ${row.reason} ${STATES[row.state]}`,
@@ -80,7 +82,7 @@ function showValues() {
   filterTools(at("values-tools"), table, {
     label: "Filter by name or type",
     text: (row) => `${row.name} ${row.type}`,
-    choices: [["In integers", (row) => row.covered !== null], ["All values", () => true]],
+    choices: [...(rows.some((row) => row.covered) ? [["In integers", (row) => row.covered !== null]] : []), ["All values", () => true]],
   });
 }
 
@@ -133,7 +135,7 @@ function showLatency() {
   const rows = report.nodes.map((node, place) => ({ ...node, place })).filter((node) => node.seconds !== null);
   const slowest = Math.max(...rows.map((row) => row.seconds));
   makeTable(at("latency-table"), "Time of nodes", [
-    { title: "Module", value: pathOf, cell: (row) => make("span", { class: "path", title: row.name }, pathOf(row)) },
+    { title: "Module", value: pathOf, cell: (row) => pathSpan(row) },
     { title: "Operator", value: (row) => row.operator, cell: (row) => row.operator },
     { title: "Runs in", value: (row) => row.runs, cell: (row) => row.runs || "" },
     { title: "Time", numeric: true, value: (row) => row.seconds, cell: (row) => seconds(row.seconds) },
@@ -147,8 +149,8 @@ function showTargets() {
   const none = (row, text) => (row.refusal ? "" : text);
   makeTable(at("targets-table"), "Targets", [
     { title: "Target", value: (row) => row.target, cell: (row) => row.target },
-    { title: "Layers in integers", numeric: true, value: (row) => row.layers, cell: (row) => none(row, `${count(row.layers)} of ${count(row.of_layers)}`) },
-    { title: "Products in integers", numeric: true, value: (row) => row.share, cell: (row) => (row.share === null ? "" : percent(row.share, 1)) },
+    { title: "Layers in integers or few bits", numeric: true, value: (row) => row.layers, cell: (row) => none(row, `${count(row.layers)} of ${count(row.of_layers)}`) },
+    { title: "Products", hint: "The share of all layers that the runtime runs in integers, or with weights in few bits", numeric: true, value: (row) => row.share, cell: (row) => (row.share === null ? "" : percent(row.share, 1)) },
     { title: "File", numeric: true, value: (row) => row.bytes, cell: (row) => none(row, bytes(row.bytes)) },
     { title: "Predicted SQNR", numeric: true, value: (row) => row.sqnr, cell: (row) => decibels(row.sqnr) },
     { title: "A call", numeric: true, value: (row) => row.seconds, cell: (row) => (row.is_emulated ? "not measured: emulated" : seconds(row.seconds)) },
@@ -165,7 +167,7 @@ function showWarnings() {
 function showRepeat() {
   const { settings, code, versions, machine, seconds: stages } = report.repeat;
   const packages = Object.entries(versions).filter(([name, version]) => name !== "Python" && /^\d/.test(version));
-  const blocks = [["settings.yaml", settings], ["Python", code], ["requirements.txt", packages.map(([name, version]) => `${name}==${version}\n`).join("")]];
+  const blocks = [["settings.yaml", settings], ["Python", code], ["requirements.txt", packages.map(([name, version]) => `${name}==${version.split("+")[0]}\n`).join("")]];
   const pairs = (title, entries) => make("div", {}, make("h3", {}, title), make("dl", {}, entries.map(([name, text]) => [make("dt", {}, name), make("dd", {}, text)])));
   at("repeat-blocks").append(
     make("div", { class: "blocks" }, blocks.map(([title, text]) => block(title, text))),

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from clika_ref.core.errors import TargetError
+from clika_ref.core.targets import Artifact
 from clika_ref.precisions import FLOAT, FUSED, INTEGERS
 
 BORDERS = ("QuantizeLinear", "DequantizeLinear")
@@ -48,21 +50,36 @@ MOVES = frozenset(
 """What computes nothing, so that it says of a lowering that holds more only how its ends are moved."""
 
 
-def precisions(path: Path, *, optimize: bool) -> dict[str, str]:
+class ExplainedArtifact(Artifact):
+    """An ONNX file that remembers what the runtime makes of it, which takes seconds for a model of 100 MB."""
+
+    @cached_property
+    def fused(self) -> OnnxGraph:
+        """The graph up to the extended level, where nodes keep their names; behind it layouts change."""
+        return optimized_graph(self.path, "ORT_ENABLE_EXTENDED")
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> ExplainedArtifact:
+        """Return an artifact as one that remembers, itself if it does."""
+        if isinstance(artifact, ExplainedArtifact):
+            return artifact
+        return cls(artifact.path, artifact.target, artifact.input_names, artifact.output_names, artifact.facts)
+
+
+def precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str, str]:
     """Return what each node of a graph runs in: `INTEGERS`, ``int4 weights``, `FLOAT` and why, or `FUSED`.
 
     Nodes are said by the names that the graph gives them, with which those in the file begin.
 
     Args:
-        path: of the ONNX file.
+        artifact: the ONNX file.
         optimize: whether the runtime may; without, it computes in float what lies between integers.
     """
-    written = OnnxGraph.read(path)
+    written = OnnxGraph.read(artifact.path)
     if not optimize:
         return {owner: written.in_float(owner, "ONNX Runtime's optimizations are off") for owner in written.owners}
-    # Up to the extended level nodes keep their names; behind it layouts change, which makes new ones.
-    found = optimized_graph(path, "ORT_ENABLE_EXTENDED")
-    lost = found.kernels - optimized_graph(path, "ORT_ENABLE_ALL").kernels
+    found = artifact.fused
+    lost = found.kernels - optimized_graph(artifact.path, "ORT_ENABLE_ALL").kernels
     kept = _kept(written, found)
     return {owner: _precision(owner, kept.get(owner, []), written, found, lost) for owner in written.owners}
 
@@ -94,7 +111,11 @@ def _precision(
 
 
 def optimized_graph(path: Path, level: str) -> OnnxGraph:
-    """Return the graph that the runtime makes of a file."""
+    """Return the graph that the runtime makes of a file.
+
+    Raises:
+        TargetError: the runtime rejects the file.
+    """
     import onnxruntime as ort  # noqa: PLC0415 - heavy, and the plugin must load without it
 
     options = ort.SessionOptions()
@@ -102,7 +123,11 @@ def optimized_graph(path: Path, level: str) -> OnnxGraph:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "optimized.onnx"
         options.optimized_model_filepath = str(place)
-        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        try:
+            ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            msg = f"ONNX Runtime {ort.__version__} cannot load {path}: {error}"
+            raise TargetError(msg) from error
         return OnnxGraph.read(place)
 
 

@@ -20,7 +20,7 @@ from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
 from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref_onnxruntime.arithmetic import arithmetic_here
-from clika_ref_onnxruntime.explaining import OnnxGraph, optimized_graph, precisions
+from clika_ref_onnxruntime.explaining import ExplainedArtifact, OnnxGraph, precisions
 from clika_ref_onnxruntime.kept_apart import keep_apart
 from clika_ref_onnxruntime.kernels import missing_kernel
 from clika_ref_onnxruntime.profiling import CALLS, seconds_of_nodes
@@ -66,7 +66,8 @@ class OnnxRuntime:
         """Write a graph as an ONNX file."""
         rewrite = keep_apart if self.optimize else None
         external_data = options.get("external_data", False)
-        return write_artifact(graph, path, self.name, external_data=external_data, rewrite=rewrite)
+        written = write_artifact(graph, path, self.name, external_data=external_data, rewrite=rewrite)
+        return ExplainedArtifact.of(written)
 
     def load(self, artifact: Artifact) -> OnnxRuntimeRunner:
         """Load an ONNX file in the runtime.
@@ -83,12 +84,12 @@ class OnnxRuntime:
         """Return what each node runs in, read from the graph that the runtime makes of the file: see `explaining`.
 
         Raises:
-            TargetError: the runtime is missing.
+            TargetError: the runtime is missing or rejects the file.
         """
         problem = self.missing()
         if problem is not None:
             raise TargetError(problem)
-        return precisions(artifact.path, optimize=self.optimize)
+        return precisions(ExplainedArtifact.of(artifact), optimize=self.optimize)
 
     def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
         """Return the seconds of nodes in a call, from the runtime's own profile of `CALLS`: see `profiling`.
@@ -105,7 +106,7 @@ class OnnxRuntime:
             for _ in range(CALLS):
                 runner(inputs)
             written = OnnxGraph.read(artifact.path)
-            fused = optimized_graph(artifact.path, "ORT_ENABLE_EXTENDED") if self.optimize else written
+            fused = ExplainedArtifact.of(artifact).fused if self.optimize else written
             return seconds_of_nodes(written, fused, optimized, Path(runner.session.end_profiling()))
 
 

@@ -1,7 +1,10 @@
 """What ONNX Runtime is said to run in integers, and why not the rest: read from files in which one thing is missing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from clika_ref_onnxruntime import explaining
 from clika_ref_onnxruntime.target import OnnxRuntime
 
 from clika_ref.core.inference import Builder
@@ -104,3 +107,18 @@ def test_without_optimizations_nothing_runs_in_integers(tmp_path):
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(sketch.pair(convolution(sketch, sketch.pair(sketch.x))), tmp_path, optimize=False)
     assert found == {"conv2d": "float: ONNX Runtime's optimizations are off"}
+
+
+def test_what_the_runtime_makes_of_a_file_before_layouts_change_is_found_out_once(tmp_path, monkeypatch):
+    levels = []
+    whole = explaining.optimized_graph
+    monkeypatch.setattr(explaining, "optimized_graph", lambda path, level: levels.append(level) or whole(path, level))
+    graph, target = Graph("relu"), OnnxRuntime()
+    build = Builder(graph, OPERATORS)
+    graph.add_output(build("relu", graph.add_input(TensorType(torch.float32, (2, 4)), "x")))
+    artifact = target.compile(graph, tmp_path / "model.onnx")
+    assert target.explain(artifact) == {"relu": "float"}
+    assert target.profile(artifact, [torch.zeros(2, 4)])["relu"] > 0
+    assert levels == ["ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"]
+    moved = replace(artifact, path=(tmp_path / "model.onnx").rename(tmp_path / "moved.onnx"))
+    assert target.explain(moved) == {"relu": "float"}

@@ -16,9 +16,11 @@ from clika_ref.core.ir import Graph, Node
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact
 from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
+from clika_ref.opened_files import OpenedFile
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.settings import BaseDeploymentSettings
 from clika_ref_openvino.explaining import precisions, seconds_of_nodes
+from clika_ref_openvino.opening import opened
 from clika_ref_openvino.scheme import scheme_here, symmetric
 
 OWN_FORM = ".xml"
@@ -90,14 +92,19 @@ class OpenVino:
         """Return what each node runs in, read from the graph that the runtime makes of the file: see `explaining`.
 
         Raises:
-            TargetError: the runtime is missing.
+            TargetError: the runtime is missing or rejects the file.
         """
         ov = self._runtime()
-        read, executed = (
-            ov.Core().read_model(str(artifact.path)),
-            OpenVinoRunner(artifact, ov).model.get_runtime_model(),
-        )
-        return precisions(executed, read, artifact.output_names)
+        executed = OpenVinoRunner(artifact, ov).model.get_runtime_model()
+        return precisions(executed, ov.Core().read_model(str(artifact.path)), artifact.output_names)
+
+    def opened(self, path: Path, folder: Path) -> OpenedFile:
+        """Return what is known of a file of OpenVINO's own form, ours or anybody's: see `opening`.
+
+        Raises:
+            TargetError: the runtime is missing or cannot read the file.
+        """
+        return opened(path, folder, self._runtime())
 
     def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
         """Return the seconds of nodes in a call, as the runtime counts them: see `explaining`.

@@ -16,6 +16,7 @@ from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt
 
 from clika_ref import (
     ClikaModule,
+    DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TensorRT_ONNX,
     clika_compile,
 )
@@ -28,6 +29,12 @@ from clika_ref.quantization.calibration import Reservoir
 
 def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
     artifact = compiled(shapes={"batch": (2, 8, 32)}).clika_export(tmp_path / "net.onnx")
+    assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
+
+
+def test_an_engine_of_weights_in_few_bits_is_built_for_chosen_sizes_too(tmp_path):
+    deployment = DeploymentSettings_TensorRT_LLM_ONNX(shapes={"batch": (2, 8, 32)})
+    artifact = compiled().clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
     assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
 
 

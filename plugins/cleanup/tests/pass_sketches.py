@@ -1,11 +1,10 @@
-"""Graphs drawn by hand, for the tests beside the passes."""
+"""Graphs drawn by hand, for the tests of passes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from clika_ref_aten.plugin import clika_ref_operators
 
@@ -94,15 +93,3 @@ def _fill(type: TensorType, sizes: dict[str, int]) -> torch.Tensor:
     if type.dtype.is_floating_point and numbers.numel() > 3:
         numbers.view(-1)[:3] = torch.tensor([-0.0, float("nan"), float("inf")])
     return numbers.to(type.dtype) if type.dtype.is_floating_point else numbers.abs().to(type.dtype)
-
-
-@pytest.fixture
-def sketch() -> Sketch:
-    """Return an empty sketch."""
-    return Sketch()
-
-
-@pytest.fixture(name="operators")
-def operators_() -> dict[str, Any]:
-    """Return every operator of the plugin that declares ATen's."""
-    return OPERATORS

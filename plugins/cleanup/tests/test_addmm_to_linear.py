@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from clika_ref_cleanup.addmm_to_linear import AddmmToLinear
 
 

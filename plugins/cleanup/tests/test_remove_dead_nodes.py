@@ -3,12 +3,12 @@
 import pytest
 import sympy
 import torch
+from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
 
 from clika_ref.core.ir import Node
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import Guard, Side, Symbol, named
 from clika_ref.core.types import TensorType
-from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
 
 
 @operator(random=True)

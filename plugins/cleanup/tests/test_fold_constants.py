@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from clika_ref_cleanup.fold_constants import FoldConstants, FoldLiterals
+from clika_ref_cleanup.plugin import clika_ref_passes
 
 from clika_ref.core.operators import operator
 from clika_ref.core.passes import Phase, Pipeline
-from clika_ref_cleanup.fold_constants import FoldConstants, FoldLiterals
-from clika_ref_cleanup.plugin import clika_ref_passes
 
 
 @operator(random=True)

@@ -1,11 +1,11 @@
 """``detach`` and ``overwritten`` go from the clone that is lowered, never from the stored graph."""
 
 import torch
-
-from clika_ref.core.passes import Phase, Pipeline
 from clika_ref_cleanup.plugin import clika_ref_passes
 from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
 from clika_ref_cleanup.remove_detach import RemoveDetach
+
+from clika_ref.core.passes import Phase, Pipeline
 
 
 def detached(sketch):

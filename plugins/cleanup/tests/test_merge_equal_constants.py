@@ -1,7 +1,6 @@
 """Equal constants merge on the lowered clone, if their dtype, shape and every bit agree."""
 
 import torch
-
 from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from clika_ref_cleanup.plugin import clika_ref_passes
+from pass_sketches import OPERATORS, Sketch
 
 from clika_ref.core.ir import Value
 from clika_ref.core.passes import Pass, Phase, Pipeline, ordered
-from clika_ref_cleanup.conftest import OPERATORS, Sketch
-from clika_ref_cleanup.plugin import clika_ref_passes
 
 PASSES = {p.name: p for p in clika_ref_passes()}
 

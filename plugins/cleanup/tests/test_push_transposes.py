@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from clika_ref_cleanup.plugin import clika_ref_passes
+from clika_ref_cleanup.push_transposes import PushTransposes, _Pushing
 
 from clika_ref.core.operators import operator
 from clika_ref.core.passes import Phase, Pipeline
-from clika_ref_cleanup.plugin import clika_ref_passes
-from clika_ref_cleanup.push_transposes import PushTransposes, _Pushing
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # channels last, channels first: inverse to each other
 

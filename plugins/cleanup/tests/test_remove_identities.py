@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from clika_ref_cleanup.remove_identities import RemoveIdentities
 
 F32, F16, I64, BOOL = torch.float32, torch.float16, torch.int64, torch.bool

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-
 from clika_ref_cleanup.merge_chains import FLOATS, INTEGERS, MergeChains, embeds, merges
 
 DTYPES = (*INTEGERS, *FLOATS)

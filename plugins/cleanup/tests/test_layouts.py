@@ -4,11 +4,6 @@ import random
 
 import pytest
 import torch
-
-from clika_ref.core.inference import infer
-from clika_ref.core.ir import Graph, Node
-from clika_ref.core.samples import Descriptions, TensorSample, random_draw, realize
-from clika_ref.core.types import TensorType
 from clika_ref_cleanup.layouts import (
     ALONG_SIDES,
     ELEMENTWISE,
@@ -21,12 +16,17 @@ from clika_ref_cleanup.layouts import (
     reordered,
 )
 
+from clika_ref.core.inference import infer
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.samples import Descriptions, TensorSample, random_draw, realize
+from clika_ref.core.types import TensorType
+
 LISTED = sorted({*ELEMENTWISE, *ALONG_SIDES, *REDUCTIONS, *ON_LAST_SIDE})
 
 
 def drawn_node(op, seed):
     """Return a node of a drawn call and its tensors."""
-    draw = random_draw(random.Random(f"{op.name}-{seed}"))  # noqa: S311 - draws tests, keeps no secrets
+    draw = random_draw(random.Random(f"{op.name}-{seed}"))
     generator = torch.Generator().manual_seed(seed)
     call = op.sampler(draw, Descriptions())
     call = op.call(*call.operands, **call.attrs)
@@ -48,7 +48,7 @@ def test_an_order_of_sides_passes_through(operators, name):
             continue
         rank = node.outputs[0].type.rank
         order = list(range(rank))
-        random.Random(seed).shuffle(order)  # noqa: S311 - as above
+        random.Random(seed).shuffle(order)
         order = tuple(order if name not in ON_LAST_SIDE else [d for d in order if d != rank - 1] + [rank - 1])
         before = list(tensors)
         for i in follow:

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from clika_ref_cleanup.merge_common_subexpressions import MergeCommonSubexpressions
 
 from clika_ref.core.operators import operator
-from clika_ref_cleanup.merge_common_subexpressions import MergeCommonSubexpressions
 
 
 @operator(random=True)

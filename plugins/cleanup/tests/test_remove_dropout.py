@@ -1,7 +1,6 @@
 """Dropout goes where it drops nothing, and stays in training mode."""
 
 import pytest
-
 from clika_ref_cleanup.remove_dropout import RemoveDropout
 
 

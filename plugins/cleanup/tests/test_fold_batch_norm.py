@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from clika_ref_cleanup.fold_batch_norm import FoldBatchNorm, fold_batch_norm
+from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
 
 from clika_ref import norm_folding
 from clika_ref.core.inference import infer
 from clika_ref.core.registry import load_registry
 from clika_ref.core.rewriting import Misses, apply_rules
-from clika_ref_cleanup.fold_batch_norm import FoldBatchNorm, fold_batch_norm
-from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
 
 LAYERS = [
     ("conv1d", (2, 4, 9), (6, 4, 3), {}),

@@ -1,0 +1,28 @@
+"""What ``clika-ref compile --dry-run --json`` tells a machine: what the tables of a dry run tell people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import clika_ref
+from clika_ref.command_line.graphs import module_graph
+from clika_ref.core.registry import load_registry
+from clika_ref.dry_run import operators_in
+from clika_ref.exporting.export import target_for
+from clika_ref.settings import BaseDeploymentSettings
+
+OF_THE_GRAPH = ("name", "inputs", "outputs", "symbols", "guards", "weights_bytes")
+
+
+def facts_of(module: clika_ref.ClikaModule, deployment: BaseDeploymentSettings) -> dict[str, Any]:
+    """Return what compiling a module for a target would do.
+
+    Raises:
+        TargetError: no plugin provides the target.
+    """
+    target, graph = target_for(deployment, load_registry()), module_graph(module).as_json()
+    operators = [
+        {"operator": name, "nodes": count, "refusal": refusal}
+        for name, count, refusal in operators_in(module.graph, target)
+    ]
+    return {"target": target.name, "operators": operators, **{key: graph[key] for key in OF_THE_GRAPH}}

@@ -1,0 +1,30 @@
+"""Files of a target's own form, ours or anybody's: what its optional method ``opened`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from clika_ref.core.targets import Artifact, Target
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """What is known of a file that lies there already."""
+
+    artifact: Artifact
+    """Of a file that computes the same, in which nodes have names of their own by which the target explains them."""
+    inputs: Mapping[str, tuple[torch.dtype | None, Sequence[int | None]]]
+    """Of each input, its dtype, None where torch has none, and its sides, None where they are dynamic."""
+    nodes: Mapping[str, tuple[str, str]]
+    """By the name that the target explains: what it is called in the file, and its operator."""
+
+
+def opener_of(target: Target) -> Callable[[Path, Path], OpenedFile] | None:
+    """Return what opens files of a target's own form, given a folder for a copy; None where it has no such form."""
+    return getattr(target, "opened", None)

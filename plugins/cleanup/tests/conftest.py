@@ -1,0 +1,22 @@
+"""What the tests of passes begin with; and their helper module, which this folder lets them import."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pass_sketches import OPERATORS, Sketch
+
+
+@pytest.fixture
+def sketch():
+    """Return an empty sketch."""
+    return Sketch()
+
+
+@pytest.fixture(name="operators")
+def operators_():
+    """Return every operator of the plugin that declares ATen's."""
+    return OPERATORS

@@ -1,0 +1,77 @@
+"""Files of OpenVINO's own form as they lie there: their inputs, and a copy whose nodes have names to be told by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.targets import Artifact
+from clika_ref.opened_files import OpenedFile
+
+UNTOLD = frozenset({"Constant", "Parameter", "Result"})
+"""Kinds of nodes that compute nothing."""
+
+BORDERS = {"FakeQuantize": "quantize", "Convert": "dequantize"}
+"""Kinds of nodes between floats and integers, under names by which `explaining` knows them."""
+
+DTYPES = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "boolean": torch.bool,
+}
+"""By OpenVINO's names."""
+
+
+def opened(path: Path, folder: Path, ov: Any) -> OpenedFile:
+    """Return what is known of a file.
+
+    Args:
+        path: of the ``.xml``, beside which lies its ``.bin``.
+        folder: where to write the copy.
+        ov: the runtime.
+
+    Raises:
+        TargetError: the runtime cannot read it.
+    """
+    try:
+        model = ov.Core().read_model(str(path))
+    except RuntimeError as error:
+        msg = f"OpenVINO {ov.__version__} cannot read {path}: {error}"
+        raise TargetError(msg) from error
+    nodes: dict[str, tuple[str, str]] = {}
+    for number, node in enumerate(model.get_ordered_ops()):
+        kind = node.get_type_name()
+        if kind not in UNTOLD:
+            name = f"{BORDERS.get(kind, 'node')}_{number}"
+            if kind not in BORDERS:
+                nodes[name] = (node.get_friendly_name(), kind)
+            node.set_friendly_name(f"{name}/{kind}")
+    names = [_named(port, f"output_{place}") for place, port in enumerate(model.outputs)]
+    inputs = {
+        _named(port, f"input_{place}"): (DTYPES.get(port.get_element_type().get_type_name()), _sides(port))
+        for place, port in enumerate(model.inputs)
+    }
+    copy = folder / path.name
+    ov.save_model(model, str(copy), compress_to_fp16=False)
+    return OpenedFile(Artifact(copy, "openvino", tuple(inputs), tuple(names)), inputs, nodes)
+
+
+def _named(port: Any, otherwise: str) -> str:
+    """Return the name of an input or output, which is given one where it has none."""
+    if not port.get_names():
+        port.get_tensor().set_names({otherwise})
+    return port.get_any_name()
+
+
+def _sides(port: Any) -> list[int | None]:
+    return [side.get_length() if side.is_static else None for side in port.get_partial_shape()]

@@ -1,0 +1,83 @@
+"""What type checkers are told of the public interface: `make lint` lets pyright read this file, and pytest runs it.
+
+``assert_type`` does nothing when it runs; pyright compares what it knows of a value with the type that is written.
+"""
+
+from pathlib import Path
+from typing import Any, assert_type
+
+import torch
+from torch import Tensor, nn
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_ONNXRuntime_ONNX,
+    QuantizationSettings,
+    Settings,
+    SimpleProgressBar,
+    clika_compile,
+    clika_install_inputs_catcher,
+    clika_move_to_device,
+    distillation_loss,
+)
+from clika_ref.core.ir import Graph
+from clika_ref.core.targets import Artifact
+from clika_ref.explanation import Explanation
+from clika_ref.quantization.decision import LayerReport, Quantization, WhatIf
+from clika_ref.quantization.goal import GoalSearch
+from clika_ref.reporting.tables import Table
+
+
+def network() -> nn.Module:
+    """Return a model of two layers."""
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+def data() -> list[Tensor]:
+    """Return some batches."""
+    return [torch.randn(8, 4) for _ in range(4)]
+
+
+def test_a_module_and_what_it_returns_are_known_by_their_types(tmp_path: Path) -> None:
+    module = clika_compile(
+        network(),
+        calibration_inputs=data(),
+        quantization_settings=QuantizationSettings(weights_num_bits=[8, 4]),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    assert_type(module, ClikaModule)
+    assert_type(module.graph, Graph)
+    found = module.clika_summary()
+    assert_type(found, Quantization)
+    assert_type(found.table, Table[LayerReport])
+    assert_type(found.what_if_table, Table[WhatIf])
+    assert_type(found.table.to_dict(), list[dict[str, Any]])
+    assert_type(module.clika_export(tmp_path / "model.onnx"), Artifact)
+    assert_type(module.clika_explain(), Explanation)
+    assert_type(module.clika_quantize_to_goal(lambda _: 1.0, 0.5), GoalSearch)
+    module.clika_save(tmp_path / "model")
+    assert_type(ClikaModule.clika_load(tmp_path / "model"), ClikaModule)
+
+
+def test_only_a_call_that_may_return_the_original_is_said_to_do_so() -> None:
+    model = network()
+    assert_type(clika_compile(model, tracing_inputs=data(), discard_input_model=False), ClikaModule)
+    assert clika_compile(model, disable=True) is assert_type(model, nn.Module)
+
+
+def test_settings_of_a_file_leave_a_module_of_known_type() -> None:
+    settings = Settings(global_quantization_settings=None)
+    module = clika_compile(network(), tracing_inputs=data(), **settings.compile_arguments())
+    assert_type(module, ClikaModule)
+
+
+def test_what_goes_through_a_function_keeps_its_type() -> None:
+    assert_type(clika_move_to_device(data(), "cpu"), list[Tensor])
+    assert_type(clika_move_to_device({"x": torch.zeros(1)}, "cpu"), dict[str, Tensor])
+    for batch in SimpleProgressBar(data()):
+        assert_type(batch, Tensor)
+    assert_type(distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3)), Tensor)
+    model = network()
+    catcher = clika_install_inputs_catcher(model)
+    model(data()[0])
+    assert_type(catcher(), list[Any])
