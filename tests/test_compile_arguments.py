@@ -194,7 +194,7 @@ def test_a_dry_run_reports_and_returns_the_original(capsys, tmp_path):
     assert_same(before, snapshot(original))
     text = capsys.readouterr()
     shown = text.out + text.err
-    for fact in ("Dry run of Net", "conv2d", "runs in onnxruntime", "Dynamic: batch", "MB of weights"):
+    for fact in ("Dry run of Net", "conv2d", "runs in onnxruntime", "Dynamic: batch", "560 bytes of weights"):
         assert fact in shown
     assert [p.suffix for p in tmp_path.iterdir()] == [".log"], "a dry run leaves its log and no artifact"
 

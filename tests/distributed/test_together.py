@@ -191,11 +191,15 @@ def test_a_rank_that_does_not_answer_in_time_is_named(tmp_path):
 
 
 def near(found, wanted):
-    """Hold parameters against those of one process, whose sums of gradients have other roundings."""
+    """Hold parameters against those of one process, whose sums of gradients have other roundings.
+
+    By these, an integer may be another one, which moves the gradient of its scale by some per cent where few elements
+    have that scale. Steps that were added up where a mean is meant would be off by a factor of two.
+    """
     assert found.keys() == wanted.keys()
     for name, numbers in wanted.items():
-        off = 1e-3 if name.startswith("clika.log") else 1e-4  # four steps; one moves 1e-3, and scales by much more
-        assert found[name] == pytest.approx(numbers, rel=off, abs=off / 10), name
+        rel, off = (0.2, 1e-3) if name.startswith("clika.log") else (1e-4, 1e-5)
+        assert found[name] == pytest.approx(numbers, rel=rel, abs=off), name
 
 
 @pytest.mark.parametrize("scenario", ["replicated_training", "sharded_training"])
