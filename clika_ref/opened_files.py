@@ -1,4 +1,4 @@
-"""Files of a target's own form, ours or anybody's: what its optional method ``opened`` returns."""
+"""Files of a target's own form, ours or anybody's: how they end, and what its optional method ``opened`` returns."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ class OpenedFile:
 def opener_of(target: Target) -> Callable[[Path, Path], OpenedFile] | None:
     """Return what opens files of a target's own form, given a folder for a copy; None where it has no such form."""
     return getattr(target, "opened", None)
+
+
+def suffixes_of(target: Target | None) -> tuple[str, ...]:
+    """Return how the files of a target end; nothing where it does not say, or there is no target."""
+    return tuple(getattr(target, "suffixes", ()))

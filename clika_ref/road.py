@@ -355,6 +355,18 @@ def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
         log.warning(f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN")
 
 
+def _set_eval(module: torch.nn.Module) -> None:
+    """Call ``eval()``, which some modules have no use for."""
+    try:
+        module.eval()
+    except NotImplementedError as error:
+        msg = (
+            f"{type(module).__name__} has no eval(): {error} The module of an exported program computes in the mode "
+            "that it was exported in; compile the model that was exported, or give skip_eval_set_mode=True"
+        )
+        raise ModelError(msg) from error
+
+
 @contextlib.contextmanager
 def _evaluation_mode(callee: Callee, choices: Choices) -> Iterator[None]:
     """Set the model to eval mode, unless told not to; restore it where the original stays, as after a failure.
@@ -364,7 +376,7 @@ def _evaluation_mode(callee: Callee, choices: Choices) -> Iterator[None]:
     modes = [(m, m.training) for m in callee.module.modules()]
     stays = True  # also after a failure
     if not choices.skip_eval_set_mode:
-        callee.module.eval()
+        _set_eval(callee.module)
     try:
         yield
         stays = callee.stays or callee.borrows

@@ -66,13 +66,12 @@ def require(text: str, wanted: Sequence[Kind], remedy: str) -> Kind:
     return kind
 
 
-def heeding(text: str, inputs: Sequence[str]) -> Kind:
-    """Return what a word names, where ``--input`` is what a model is traced with.
+def heeding(kind: Kind, text: str, inputs: Sequence[str]) -> Kind:
+    """Return the kind of what a word names, where ``--input`` is what a model is traced with.
 
     Raises:
         MisuseError: it is traced already.
     """
-    kind = kind_of(text)
     if kind is not Kind.FACTORY and inputs:
         msg = f"{text} is compiled already, and --input says what to trace with; leave it out"
         raise MisuseError(msg)

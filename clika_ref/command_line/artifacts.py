@@ -13,7 +13,7 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.onnx_emission.emission import PRODUCER, SCOPE
-from clika_ref.opened_files import OpenedFile, opener_of
+from clika_ref.opened_files import OpenedFile, opener_of, suffixes_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def targets_opening(path: Path) -> list[str]:
     """Return the names of targets whose own form a file has, other than ONNX."""
     targets = load_registry().targets.values()
     opening = [target for target in targets if opener_of(target) is not None]
-    return [target.name for target in opening if path.suffix in set(getattr(target, "suffixes", ())) - {".onnx"}]
+    return [target.name for target in opening if path.suffix in {*suffixes_of(target)} - {".onnx"}]
 
 
 def opened_file(path: Path, target: Target, folder: Path) -> OpenedFile:

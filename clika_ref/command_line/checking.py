@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from clika_ref.command_line.arguments import Kind, compiled, heeding
+from clika_ref.command_line.arguments import Kind, compiled, heeding, kind_of
 from clika_ref.command_line.choices import deployment
 from clika_ref.command_line.data import read_calls
 from clika_ref.command_line.endings import MisuseError
@@ -35,7 +35,7 @@ def rules_broken(text: str, target: str, inputs: Sequence[str]) -> Sequence[Viol
         having = ", ".join(sorted(name for name, found in registry.targets.items() if checker_of(found))) or "none"
         msg = f"the target {target} has no rules for files; these have: {having}"
         raise MisuseError(msg)
-    if heeding(text, inputs) is Kind.ONNX:
+    if heeding(kind_of(text), text, inputs) is Kind.ONNX:
         with working("Checking"):
             return check(Path(text))
     module = compiled(text, [*read_calls(inputs)])

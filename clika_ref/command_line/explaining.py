@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clika_ref.command_line.arguments import Kind, compiled, heeding
+from clika_ref.command_line.arguments import Kind, compiled, heeding, kind_of
 from clika_ref.command_line.artifacts import Owner, artifact_of, opened_file, targets_opening, with_names
 from clika_ref.command_line.choices import deployment
 from clika_ref.command_line.data import read_calls
@@ -64,7 +64,7 @@ def of_model(text: str, inputs: Sequence[str], target: str | None) -> Explanatio
         ModelError: the model cannot be compiled or loaded.
         TargetError: the target refuses a node, or its runtime is missing.
     """
-    if heeding(text, inputs) in (Kind.ONNX, Kind.OWN):
+    if heeding(kind_of(text), text, inputs) in (Kind.ONNX, Kind.OWN):
         return _of_file(Path(text), target)
     module = compiled(text, [*read_calls(inputs)])
     with working("Explaining"):

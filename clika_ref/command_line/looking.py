@@ -47,7 +47,7 @@ def inspect(
             seed_all(seed)
             arguments, data, graphs = late("arguments"), late("data"), late("graphs")
             place = graphs.place_of_picture(picture)
-            is_onnx = arguments.heeding(model, inputs or ()) is arguments.Kind.ONNX
+            is_onnx = arguments.heeding(arguments.kind_of(model), model, inputs or ()) is arguments.Kind.ONNX
             if place is not None:
                 arguments.require(model, [arguments.Kind.FACTORY, arguments.Kind.SAVED], NO_PICTURE)
             examples = [*data.read_calls(inputs or ())]

@@ -58,8 +58,8 @@ def subject_of(text: str, calibrate: Sequence[str], inputs: Sequence[str], batch
     Raises:
         MisuseError: it names no model, or there is no data for it, or too much.
     """
-    require(text, [Kind.FACTORY, Kind.SAVED], "only models that Python makes, and saved modules, are quantized")
-    kind = heeding(text, inputs)
+    remedy = "only models that Python makes, and saved modules, are quantized"
+    kind = heeding(require(text, [Kind.FACTORY, Kind.SAVED], remedy), text, inputs)
     if kind is Kind.FACTORY and not calibrate:
         msg = f"give --calibrate DATA: {text} is quantized by what its values are on data, which is read once"
         raise MisuseError(msg)

@@ -59,7 +59,7 @@ def report(
             seed_all(seed)
             choices, arguments = late("choices"), late("arguments")
             others = [choices.deployment(name) for name in beside or ()]
-            is_saved = arguments.heeding(model, inputs or ()) is arguments.Kind.SAVED
+            is_saved = arguments.heeding(arguments.kind_of(model), model, inputs or ()) is arguments.Kind.SAVED
             if is_saved and not calibrate and (target is not None or settings is not None):
                 raise MisuseError(OF_ITS_OWN if target is not None else UNHEEDED)
             chosen = choices.chosen(settings, choices.Flags(target))

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from clika_ref.core.registry import Plugin
 from clika_ref.core.targets import Target
 from clika_ref.emulation import stand_in_of
+from clika_ref.opened_files import suffixes_of
 from clika_ref.quantization_scheme import Integers, scheme_of
 from clika_ref.settings import SHORT_NAMES
 from clika_ref.violations import checker_of
@@ -83,7 +84,7 @@ def _row(target: Target, plugin: Plugin) -> TargetRow:
         values=_integers(scheme.activations) if scheme is not None else "",
         weights=_integers(scheme.weights) if scheme is not None else "",
         weights_only=tuple(sorted(few.bits)) if few is not None else (),
-        suffixes=tuple(getattr(target, "suffixes", ())),
+        suffixes=suffixes_of(target),
         has_rules=checker_of(target) is not None,
     )
 

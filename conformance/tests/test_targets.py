@@ -59,6 +59,7 @@ def module(tmp_path, monkeypatch):
     ("text", "name"),
     [
         ("onnxruntime", "onnxruntime"),
+        ("ort", "onnxruntime"),
         ("identity", "identity"),
         ("some_targets:TARGET", "mine"),
         ("some_targets:Made", "identity"),

@@ -239,6 +239,15 @@ def test_a_failure_after_the_trace_leaves_the_model_in_its_mode(monkeypatch):
     assert net.training
 
 
+def test_a_module_of_an_exported_program_has_no_mode_to_set():
+    x = torch.ones(2, 3)
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).eval()
+    exported = torch.export.export(net, (x,)).module()
+    with pytest.raises(ModelError, match=r"GraphModule has no eval\(\).*or give skip_eval_set_mode=True"):
+        clika_compile(exported, tracing_inputs=[x])
+    assert torch.equal(clika_compile(exported, tracing_inputs=[x], skip_eval_set_mode=True)(x), net(x))
+
+
 @pytest.mark.filterwarnings("ignore:.*quantize.*")
 def test_quantized_tensors_are_refused_with_the_remedy():
     quantized = torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8)

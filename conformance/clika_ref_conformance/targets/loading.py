@@ -16,6 +16,7 @@ from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.importing import find_object
 from clika_ref.quantization_scheme import scheme_of
+from clika_ref.settings import full_name
 from clika_ref_conformance.targets.identity import Identity
 
 T = TypeVar("T")
@@ -31,8 +32,9 @@ def load_target(text: str, registry: Registry) -> Target:
     """Return the target that ``text`` names.
 
     Args:
-        text: the name of an installed target, ``identity`` (eager itself), or ``package.module:TARGET``, where
-            ``TARGET`` is a target, or its class or a function that makes one without arguments.
+        text: the name of an installed target, or its short one, ``identity`` (eager itself), or
+            ``package.module:TARGET``, where ``TARGET`` is a target, or its class or a function that makes one without
+            arguments.
         registry: where installed targets are found.
 
     Raises:
@@ -89,7 +91,8 @@ def _asked(text: str, part: str, ask: Callable[[], T]) -> T:
 
 def _named(text: str, registry: Registry) -> Target:
     known = {**registry.targets, "identity": Identity()}
-    if text not in known:
+    found = known.get(full_name(text))
+    if found is None:
         near = difflib.get_close_matches(text, known)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         msg = (
@@ -97,7 +100,7 @@ def _named(text: str, registry: Registry) -> Target:
             "One that is not installed as a plugin is given as package.module:TARGET."
         )
         raise TargetError(msg)
-    return known[text]
+    return found
 
 
 def _imported(text: str) -> Any:

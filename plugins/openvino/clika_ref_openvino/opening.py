@@ -10,6 +10,7 @@ import torch
 from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Artifact
 from clika_ref.opened_files import OpenedFile
+from clika_ref_openvino.core import core
 
 UNTOLD = frozenset({"Constant", "Parameter", "Result"})
 """Kinds of nodes that compute nothing."""
@@ -44,7 +45,7 @@ def opened(path: Path, folder: Path, ov: Any) -> OpenedFile:
         TargetError: the runtime cannot read it.
     """
     try:
-        model = ov.Core().read_model(str(path))
+        model = core().read_model(str(path))
     except RuntimeError as error:
         msg = f"OpenVINO {ov.__version__} cannot read {path}: {error}"
         raise TargetError(msg) from error

@@ -19,6 +19,7 @@ from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
 from clika_ref.opened_files import OpenedFile
 from clika_ref.quantization_scheme import QuantizationScheme
 from clika_ref.settings import BaseDeploymentSettings
+from clika_ref_openvino.core import core
 from clika_ref_openvino.explaining import precisions, seconds_of_nodes
 from clika_ref_openvino.opening import opened
 from clika_ref_openvino.scheme import scheme_here, symmetric
@@ -73,7 +74,7 @@ class OpenVino:
         with tempfile.TemporaryDirectory() as folder:
             onnx = write_artifact(graph, Path(folder) / "model.onnx", self.name)
             try:
-                ov.save_model(ov.Core().read_model(str(onnx.path)), str(path), compress_to_fp16=False)
+                ov.save_model(core().read_model(str(onnx.path)), str(path), compress_to_fp16=False)
             except RuntimeError as error:
                 msg = f"OpenVINO {ov.__version__} cannot convert {graph.name}: {error}"
                 raise TargetError(msg) from error
@@ -96,7 +97,7 @@ class OpenVino:
         """
         ov = self._runtime()
         executed = OpenVinoRunner(artifact, ov).model.get_runtime_model()
-        return precisions(executed, ov.Core().read_model(str(artifact.path)), artifact.output_names)
+        return precisions(executed, core().read_model(str(artifact.path)), artifact.output_names)
 
     def opened(self, path: Path, folder: Path) -> OpenedFile:
         """Return what is known of a file of OpenVINO's own form, ours or anybody's: see `opening`.
@@ -117,7 +118,7 @@ class OpenVino:
         for _ in range(CALLS):
             runner(inputs)
             counts.append({told.node_name: told.real_time.total_seconds() for told in runner.request.profiling_info})
-        read, executed = ov.Core().read_model(str(artifact.path)), runner.model.get_runtime_model()
+        read, executed = core().read_model(str(artifact.path)), runner.model.get_runtime_model()
         return seconds_of_nodes(executed, read, artifact.output_names, counts)
 
     def _runtime(self) -> Any:
@@ -142,7 +143,7 @@ class OpenVinoRunner:
         """Load an artifact; where ``counts`` is set, the runtime counts how long each of its nodes takes."""
         options = {**COMPARABLE, "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERF_COUNT": counts}
         try:
-            self.model: Any = ov.Core().compile_model(str(artifact.path), "CPU", options)
+            self.model: Any = core().compile_model(str(artifact.path), "CPU", options)
         except RuntimeError as error:
             msg = f"OpenVINO {ov.__version__} cannot load {artifact.path}: {error}"
             raise TargetError(msg) from error

@@ -1,5 +1,8 @@
 """OpenVINO as a target: both forms of file, what it refuses, and what it says where it cannot."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from clika_ref_openvino import target as module_of_target
@@ -31,6 +34,28 @@ def test_a_file_of_either_form_computes_what_the_module_does(suffix, settings, t
     for x in (X, X[:1]):
         (found,) = runner([x])
         torch.testing.assert_close(found, compiled(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+SIGNALLED = """
+import signal, sys, torch
+from clika_ref import DeploymentSettings_OpenVINO_ONNX, clika_compile
+from clika_ref_openvino.target import OpenVino
+
+module = clika_compile(torch.nn.Linear(8, 4).eval(), tracing_inputs=[torch.ones(2, 8)])
+artifact = module.clika_export(sys.argv[1], deployment_settings=DeploymentSettings_OpenVINO_ONNX())
+runners = [OpenVino().load(artifact) for _ in range(3)]
+while runners:
+    del runners[0]
+signal.signal(signal.SIGTERM, lambda *_: print("heard"))
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_a_process_in_which_models_came_and_went_hears_signals(tmp_path):
+    """In a process of its own, as it might not survive."""
+    command = [sys.executable, "-c", SIGNALLED, str(tmp_path / "model.onnx")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.splitlines()[-1:]) == (0, ["heard"]), run.stderr
 
 
 @pytest.mark.parametrize(("bits", "block"), [(8, 0), (4, 32)])
