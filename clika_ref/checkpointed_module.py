@@ -129,11 +129,12 @@ class CheckpointedModule(SavedModule):
         graph, registry, quantized = self.graph, self._clika_registry or load_registry(), self._clika_quantized
         self._refuse_foreign(graph)
         stored: dict[str, StoredWeight] = {}
-        if quantized is not None and not keep_float_weights:
-            plan = learned_plan(quantized.plan.on(device_of(graph)), self._log_scales)
-            stored = integer_weights(graph, plan, target_of(quantized, registry), registry)
-            layers = {weight.layer for weight in stored.values()}
-            quantized = replace(quantized, plan=without_moves(quantized.plan, layers))
+        if quantized is not None:
+            plan = learned_plan(quantized.plan.on(device_of(graph)), self._log_scales)  # refuses spoiled scales
+            if not keep_float_weights:
+                stored = integer_weights(graph, plan, target_of(quantized, registry), registry)
+                layers = {weight.layer for weight in stored.values()}
+                quantized = replace(quantized, plan=without_moves(quantized.plan, layers))
         mark = fingerprint(graph)
         if quantized is not None and quantized.model == mark:
             quantized = replace(quantized, model=SAVED)

@@ -14,7 +14,7 @@ from clika_ref.argument_checks import check_kinds
 from clika_ref.autocast import outside_autocast, surrounding_autocast
 from clika_ref.calling import Method, forward_under, level_of_the_user
 from clika_ref.capture.calibration_inputs import Unread
-from clika_ref.core.errors import ClikaWarning, ModelError
+from clika_ref.core.errors import ClikaError, ClikaWarning, ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
@@ -180,6 +180,7 @@ class ClikaModule(ReportedModule):
             ModelError: the module is quantized, and a weight or scale is NaN, or a parameter could not be trained.
             TargetError: no plugin provides the target that it is quantized for.
         """
+        before = self.training
         super().train(mode)
         hold_buffers_of_first(self)
         if mode and self._clika_idle_dropouts:
@@ -188,15 +189,23 @@ class ClikaModule(ReportedModule):
             self._clika_idle_dropouts = 0
         if self._clika_quantized is None:
             return self
-        with whole_weights(self):
-            if mode:
-                self._trained()
-            else:
-                self._simulated().prepare(self.graph, self._log_scales, looks_at_numbers=True)
+        try:
+            self._prepare()
+        except ClikaError:
+            super().train(before)
+            raise
         if mode and is_divided(self):
             self._clika_simulation = None
             let_go(self._clika_graph, *([self._clika_calibration.graph] if self._clika_calibration else []))
         return self
+
+    def _prepare(self) -> None:
+        """Make what the quantized module computes with in its mode."""
+        with whole_weights(self):
+            if self.training:
+                self._trained()
+            else:
+                self._simulated().prepare(self.graph, self._log_scales, looks_at_numbers=True)
 
     def clika_gather(self) -> ClikaModule:
         """Return a module that holds whole weights, on each rank: where they are divided (FSDP), all ranks call it.

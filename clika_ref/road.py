@@ -40,7 +40,7 @@ from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
-from clika_ref.quantization.spoiled_weights import has_nan
+from clika_ref.quantization.spoiled_weights import told_of_nan
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.console import is_in_command
 from clika_ref.reporting.log import CompilationLog
@@ -349,10 +349,9 @@ def _callee(module_or_func: Any) -> Callee:
 
 
 def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
-    named = [*callee.module.named_parameters(), *callee.module.named_buffers()]
-    spoiled = [name for name, tensor in named if tensor.is_floating_point() and has_nan(tensor)]
-    if spoiled:
-        log.warning(f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN")
+    told = told_of_nan(dict([*callee.module.named_parameters(), *callee.module.named_buffers()]))
+    if told is not None:
+        log.warning(told)
 
 
 def _set_eval(module: torch.nn.Module) -> None:

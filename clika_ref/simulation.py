@@ -99,14 +99,14 @@ def device_of(graph: Graph) -> torch.device:
 class Simulation:
     """Runs a quantized graph; it is made anew whenever a weight has changed since.
 
-    A call sees that by the versions of tensors, which is cheap; what is written to ``.data`` raises none, and is seen
-    by the numbers themselves where these are asked for. What a call writes to, such as a cache, is the module's own,
-    and no reason to make it anew.
+    A call sees that by the versions of tensors and where their numbers lie, which is cheap; what is written into
+    ``.data`` changes neither, and is seen by the numbers themselves where these are asked for. What a call writes to,
+    such as a cache, is the module's own, and no reason to make it anew.
     """
 
     def __init__(self, quantized: Quantized, registry: Registry) -> None:
         self._plan, self._target, self._registry = quantized.plan, target_of(quantized, registry), registry
-        self._made_of: list[tuple[torch.Tensor, int]] = []
+        self._made_of: list[Seen] = []
         self._logs: dict[str, torch.Tensor] = {}
         self._mark = ""
         self._run: Callable[..., Sequence[torch.Tensor]] | None = None
@@ -150,7 +150,7 @@ class Simulation:
             self._logs = {name: log.detach().clone() for name, log in logs.items()}
 
     def _refuse_old_weights(self) -> None:
-        if self._run is None or any(t._version != version for t, version in self._made_of if version != UNSEEN):
+        if self._run is None or any(t._version != version for t, version, _ in self._made_of if version != UNSEEN):
             msg = (
                 "the integers of a quantized module are made of its weights, which torch.export does not show: call "
                 ".eval() once more before it is exported"
@@ -182,16 +182,21 @@ UNSEEN = -1
 """Of a tensor that may be written to, or does not count how often it is: no version."""
 
 
-def _versions(graph: Graph, logs: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    """Return constants, logarithms, and how often each was written to; of state that is no matter."""
+Seen = tuple[torch.Tensor, int, int]
+"""A tensor, how often it was written to, and where its numbers lay, which an assignment to ``.data`` changes."""
+
+
+def _versions(graph: Graph, logs: Mapping[str, torch.Tensor]) -> list[Seen]:
+    """Return constants and logarithms, as they are seen; how often state was written to is no matter."""
     weights = [(name, v.data) for name, v in graph.constants.items() if v.data is not None] + [*logs.items()]
-    return [(t, UNSEEN if name in graph.state or t.is_inference() else t._version) for name, t in weights]
+    unseen = {name for name, t in weights if name in graph.state or t.is_inference()}
+    return [(t, UNSEEN if name in unseen else t._version, t.data_ptr()) for name, t in weights]
 
 
-def _is_same(made_of: Sequence[tuple[torch.Tensor, int]], found: Sequence[tuple[torch.Tensor, int]]) -> bool:
-    """Whether all are the tensors that they were, and none was written to."""
+def _is_same(made_of: Sequence[Seen], found: Sequence[Seen]) -> bool:
+    """Whether all are the tensors that they were, where they were, and none was written to."""
     pairs = zip(made_of, found, strict=False)
-    return len(made_of) == len(found) and all(a is b and one == other for (a, one), (b, other) in pairs)
+    return len(made_of) == len(found) and all(a is b and one == other for (a, *one), (b, *other) in pairs)
 
 
 def serves(plan: Plan, target: Target, former: Target | None) -> bool:

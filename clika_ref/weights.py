@@ -17,6 +17,11 @@ IN_PARTS = (
     "graph computes, and not its parts. Divide the module as a whole, with fully_shard(module) alone"
 )
 
+GONE = (
+    "the module no longer holds {!r}, which its graph computes with: a parametrization or torch.nn.utils.prune may "
+    "have taken its place; apply such things to the model before it is compiled, or take them off again"
+)
+
 DIVIDED = (
     "the weight {!r} is divided among processes, and here whole ones are needed; let all ranks call "
     "module.clika_gather(), which returns a module that has them"
@@ -36,7 +41,7 @@ class Weights:
     """How generated code sees the weights of a module: ``constant_<i>`` is the one that the graph lists at ``i``.
 
     Raises:
-        ModelError: a weight has another dtype than the graph was traced with.
+        ModelError: a weight has another dtype than the graph was traced with, or is no longer there.
     """
 
     def __init__(self, module: nn.Module, places: Sequence[Place]) -> None:
@@ -45,6 +50,8 @@ class Weights:
             for scope in scopes:
                 part = part._modules[scope]
             weight = _held(part, leaf)
+            if weight is None:
+                raise ModelError(GONE.format(".".join((*scopes, leaf))))
             if isinstance(weight, DTensor):
                 raise ModelError(IN_PARTS)
             if weight.dtype is not dtype:
@@ -56,7 +63,7 @@ def _held(part: nn.Module, leaf: str) -> Any:
     for holder in (part._parameters, part._buffers):
         if leaf in holder:
             return holder[leaf]
-    return part.__dict__[leaf]  # in a replica that DataParallel made, weights are plain attributes
+    return part.__dict__.get(leaf)  # in a replica that DataParallel made, weights are plain attributes
 
 
 Place = tuple[str, tuple[str, ...], torch.dtype]
@@ -158,10 +165,12 @@ def bind_weights(module: nn.Module, graph: Graph) -> None:
     """Let the constants of a graph be the module's current parameters and buffers, as moves and loads replace them.
 
     Raises:
-        ModelError: a weight is divided among processes.
+        ModelError: a weight is divided among processes, or is no longer there.
     """
     tensors = named_tensors(module)
     for name, value in graph.constants.items():
+        if name not in tensors:
+            raise ModelError(GONE.format(name))
         if isinstance(tensors[name], DTensor):
             raise ModelError(DIVIDED.format(name))
         value.data = tensors[name]

@@ -61,6 +61,10 @@ def test_a_step_whose_loss_is_nan_is_followed_by_an_error_that_names_scales_and_
     for call in (lambda: module(data()), module.eval):
         with pytest.raises(ModelError, match=said):
             call()
+    assert module.training, "no mode is entered in which nothing can be computed"
+    for keeps in (False, True):
+        with pytest.raises(ModelError, match=said):
+            module.clika_serialize(keep_float_weights=keeps)
 
 
 @pytest.mark.parametrize(("number", "found"), [(-200.0, "0.0"), (100.0, "inf")])
@@ -73,6 +77,41 @@ def test_a_scale_that_has_grown_too_small_or_too_large_is_named_before_it_makes_
         module(data())
     module.load_state_dict(before)
     assert module(data()).isfinite().all()
+
+
+def test_a_float_module_that_has_diverged_warns_when_it_is_exported(tmp_path, capsys):
+    module = compiled(quantization_settings=None)
+    (module.train()(data()).sum() * math.nan).backward()
+    torch.optim.SGD(module.parameters(), lr=0.1).step()
+    capsys.readouterr()
+    module.eval().clika_export(tmp_path / "net.onnx")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "NaN in the weights conv.weight, norm.weight, norm.bias, head.weight, head.bias: whatever they touch" in said
+
+
+# Weights
+
+
+def test_integers_follow_weights_that_are_assigned_to_data():
+    module = compiled().eval()
+    before = module(data())
+    kept = [p.detach().clone() for p in module.parameters()]
+    head = module.get_parameter("head.weight")
+    torch.nn.utils.vector_to_parameters(head.detach().flatten() * 2, [head])
+    assert not torch.allclose(module(data()), before, atol=0.01)
+    for parameter, old in zip(module.parameters(), kept, strict=True):
+        parameter.data = old
+    assert torch.equal(module(data()), before)
+
+
+@pytest.mark.parametrize("settings", [ALL, None])
+def test_a_weight_whose_place_was_taken_is_named_with_what_to_do(settings):
+    module = compiled(quantization_settings=settings).eval()
+    nn.utils.parametrizations.weight_norm(module.get_submodule("head"), "weight")
+    said = "no longer holds 'head.weight', .*: a parametrization or torch.nn.utils.prune may have taken its place"
+    for call in (lambda: module(data()), module.clika_serialize, lambda: module.clika_export("net.onnx")):
+        with pytest.raises(ModelError, match=said):
+            call()
 
 
 # Norms

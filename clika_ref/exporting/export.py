@@ -27,6 +27,7 @@ from clika_ref.lora.lowering import restore_beside, set_aside
 from clika_ref.quantization.compressing import store_four_bits
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.quantization.smoothing import smooth
+from clika_ref.quantization.spoiled_weights import told_of_nan
 from clika_ref.reporting.console import size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
@@ -75,6 +76,7 @@ def export(
     """
     target = target_for(deployment, registry)
     path = require_path(request.file)
+    _warn_of_nan(request.graph, log)
     names = restrict_dynamic_sides(
         request.graph, request.dynamic_axes, request.examples, request.input_names, request.output_names
     )
@@ -98,6 +100,14 @@ def export(
     place = behind_links(path) if path.is_symlink() else path
     log.detail(f"Saved final model: {place}")
     return replace(artifact, path=place)
+
+
+def _warn_of_nan(graph: Graph, log: CompilationLog) -> None:
+    """Warn of weights that have become NaN, as by training: file and module agree on what these make of everything."""
+    held = {name: v.data for name, v in graph.constants.items() if v.data is not None and name not in graph.state}
+    told = told_of_nan(held)
+    if told is not None:
+        log.warning(told)
 
 
 def _fused(

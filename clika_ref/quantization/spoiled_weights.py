@@ -46,6 +46,12 @@ def _named(held: Mapping[str, torch.Tensor]) -> list[str]:
     return [name for name, data in held.items() if data.is_floating_point()]
 
 
+def told_of_nan(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return what to warn of where floats of some names are NaN, which a model that computes in float may have."""
+    spoiled = [name for name in _named(tensors) if has_nan(tensors[name])]
+    return f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN" if spoiled else None
+
+
 def has_nan(tensor: torch.Tensor) -> bool:
     """Whether any element is NaN; of most tensors a sum tells that none is, in a tenth of the time."""
     return bool(tensor.sum(dtype=torch.float32).isnan()) and bool(tensor.isnan().any())
