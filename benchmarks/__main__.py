@@ -13,6 +13,7 @@ from benchmarks import export as export_part
 from benchmarks import forward as forward_part
 from benchmarks import imports as import_part
 from benchmarks import pruning as pruning_part
+from benchmarks import report as report_part
 from benchmarks import scaling as scaling_part
 from benchmarks.ptq import run as quantization_part
 from benchmarks.qat import run as training_part
@@ -94,6 +95,12 @@ def checkpoints(names: Names = None, rounds: int = 9) -> None:
 def targets(names: Names = None) -> None:
     """Twenty architectures for TensorRT and OpenVINO: rules broken, what is planned and run; not part of all."""
     targets_part.run(names)
+
+
+@app.command()
+def report(names: Names = None, rounds: int = 5) -> None:
+    """Pages of reports: size, and time until headless Chromium has drawn them; needs Chromium, not part of all."""
+    report_part.run(names, rounds)
 
 
 @app.command()

@@ -1,0 +1,69 @@
+"""The report of a quantized model: how large its page is, and how long a browser takes until it is drawn."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.models import MODELS
+
+# isort: split
+from playwright.sync_api import Playwright, sync_playwright
+
+from benchmarks.measuring import verdict
+from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.reporting.tables import print_table
+
+SUBJECTS = ("vit_b_16", "resnet18")
+
+SECONDS, MEGABYTES = 2.0, 3.0
+"""How long a page may take until it is drawn, and how large it may be."""
+
+FILLED = "document.querySelectorAll('#layers-table tbody tr').length > 0"
+DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Done once what is laid out has been painted: behind the frame after the next."""
+
+
+def run(names: Sequence[str] | None = None, rounds: int = 5) -> None:
+    """Measure and print one row for each model, and whether the longest time and the size are within limits."""
+    for name in names or SUBJECTS:
+        with TemporaryDirectory() as folder, sync_playwright() as playwright:
+            path = Path(folder) / "report.html"
+            nodes = _reported(name, path)
+            seconds = [_seconds_to_drawn(playwright, path) for _ in range(rounds)]
+            megabytes = path.stat().st_size / 1e6
+        shown = [f"{s:.2f} s" for s in (min(seconds), max(seconds))]
+        print_table(("model", "nodes", "file", "fastest", "slowest"), [(name, nodes, f"{megabytes:.2f} MB", *shown)])
+        print(f"{name}: seconds from the start of Chromium to what is drawn: {verdict(max(seconds), SECONDS)}")
+        print(f"{name}: MB of the page: {verdict(megabytes, MEGABYTES)}")
+
+
+def _reported(name: str, path: Path) -> int:
+    """Quantize a model, write its report, and return how many nodes it has."""
+    model = MODELS[name]()
+    data = [model.inputs(4) for _ in range(4)]
+    module = clika_compile(
+        model.make(),
+        calibration_inputs=data,
+        quantization_settings=QuantizationSettings(),
+        deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
+    )
+    assert isinstance(module, ClikaModule)
+    module.clika_report(path)
+    return len(module.graph)
+
+
+def _seconds_to_drawn(playwright: Playwright, path: Path) -> float:
+    """Start a browser, open a page in it, and return when it was drawn."""
+    program = os.environ.get("CLIKA_REF_CHROMIUM") or shutil.which("chromium")
+    start = time.perf_counter()
+    with playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"]) as browser:
+        page = browser.new_page()
+        page.goto(path.as_uri())
+        page.wait_for_function(FILLED)
+        page.evaluate(DRAWN)
+        return time.perf_counter() - start
