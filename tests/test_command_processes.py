@@ -60,13 +60,13 @@ def started(folder, *words, before="", **how):
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **how)
 
 
-def interrupted(folder, *words, before=""):
-    """Start a command, press Ctrl-C in the middle of what it does, and return its status and what it said."""
+def interrupted(folder, *words, before="", number=signal.SIGINT):
+    """Start a command, send it a signal in the middle of what it does, and return its status and what it said."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(folder, *words, before=before, **pipes) as process:
         while not (folder / "started").exists() and process.poll() is None:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, said = process.communicate(timeout=60)
     return process.returncode, out, said.splitlines()
 
@@ -88,10 +88,11 @@ def test_an_interrupt_ends_with_130_and_one_line_and_writes_nothing(folder, word
     assert names(folder) == {"m.onnx", "slow_model.py", "started"}
 
 
-def test_an_interrupt_while_a_file_is_compared_leaves_the_old_one_and_no_other(folder):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_a_file_is_compared_leaves_the_old_one_and_no_other(folder, number):
     (folder / "m.onnx").write_bytes(b"what was there before")
     words = ("compile", "slow_model:Net", "--input", "1x4", "-o", "m.onnx")
-    status, _, said = interrupted(folder, *words, before=SLOW_COMPARISON)
+    status, _, said = interrupted(folder, *words, before=SLOW_COMPARISON, number=number)
     assert (status, said[-1]) == (130, LAST), said
     assert any(line.startswith("Writing") for line in said)
     assert (folder / "m.onnx").read_bytes() == b"what was there before"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated
@@ -66,6 +67,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a target says may hold what no terminal can show
             stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a system that ends the command is heard as Ctrl-C is
     join_commands(app)
     app()
 
