@@ -116,6 +116,17 @@ class Shuffled(nn.Module):
         return self.head(F.pixel_shuffle(self.wide(x), 2).relu())
 
 
+class Halved(nn.Module):
+    """Two gated linear units, of which the second weighs channels of a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.deep, self.head = nn.Conv2d(3, 12, 1), nn.Linear(6, 16), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(F.glu(self.deep(F.glu(self.wide(x), 1).mean((2, 3)))))
+
+
 def _images():
     return [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 8, 8)]
 
@@ -125,7 +136,7 @@ def _sequences():
 
 
 MODELS = {
-    **{model.__name__: (model, _images) for model in (Residual, Depthwise, Grouped, Dense, Shuffled)},
+    **{model.__name__: (model, _images) for model in (Residual, Depthwise, Grouped, Dense, Shuffled, Halved)},
     **{model.__name__: (model, _sequences) for model in (Attention, RepeatedHeads, Encoder)},
 }
 
