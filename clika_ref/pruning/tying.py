@@ -114,6 +114,7 @@ def _through(found: Dependencies, node: Node, sizes: Mapping[str, int]) -> None:
         reason = asked
     else:
         _spread(found, asked, given, sizes)
+        _divide_shuffled(found, node)
         reason = refusal(asked, found)
     if reason:
         for value in (*values, *node.outputs):
@@ -148,6 +149,25 @@ def _spread(found: Dependencies, asked: Probe, given: Iterable[tuple[int, int]],
         follow(position, axis, found.units.pinned(asked.operands[position].shape[axis], stays))
     for output, sides in zip(node.outputs, reached, strict=True):
         found.sides[output] = _joined(found.units, output, sides.values(), f"{node!r}")
+
+
+def _divide_shuffled(found: Dependencies, node: Node) -> None:
+    """Divide a side that a node returns in another order into as many parts as an attribute of it says.
+
+    So channels are shuffled: of parts that are told apart as heads are, any may go, and any places within them.
+    """
+    units = found.units
+    counts = [n for n in node.attrs.values() if type(n) is int and n > 1]
+    pairs = [(v, output) for v in node.inputs if isinstance(v, Value) for output in node.outputs if counts]
+    for value, output in pairs:
+        for axis, own in found.of(value).items():
+            before, after = units.roots(own), units.roots(found.of(output).get(axis, own))
+            if torch.equal(before, after) or not torch.equal(before.sort()[0], after.sort()[0]):
+                continue
+            for count in (n for n in counts if len(own) % n == 0 and n < len(own)):
+                parts, within = units.fresh(count).tolist(), units.fresh(len(own) // count).tolist()
+                for i, unit in enumerate(own.tolist()):
+                    units.merge(unit, units.cross([parts[i // len(within)], within[i % len(within)]]))
 
 
 def _known_sources(found: Dependencies, asked: Probe, position: int, axis: int) -> Sources | None:

@@ -16,6 +16,7 @@ EXPECTED = {
     "Dense": {("stem",): 6, ("first",): 4, ("second",): 6, ("gate",): 6},
     "Shuffled": {("wide",): 4},
     "Halved": {("wide",): 6, ("deep",): 8},
+    "Mixed": {("wide",): 4, ("first", "second"): 4},
     "Attention": {("query", "key", "value"): 2, ("value",): 2},
     "RepeatedHeads": {("query", "key", "value"): 2, ("value",): 2},
     "Encoder": {("attention",): 4, ("wide",): 24},
