@@ -68,7 +68,7 @@ class PrunedModule(QuantizedModule):
         Raises:
             ModelError: the module is quantized already or has adapters, there is no data, or it does not fit; or
                 settings ask for what there is not.
-            PassError: a node does not compute the same without what goes.
+            PassError: a node makes other types than what is left: a defect.
         """
         check_kinds(locals())  # which are the arguments, and nothing else yet
         if self._clika_quantized is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.types import Dim
 from clika_ref.pruning.layer_sides import LayerSides
+from clika_ref.pruning.sources import Sources
 from clika_ref.pruning.units import Units
 
 Sides = dict[int, Tensor]
@@ -30,7 +31,7 @@ class Dependencies:
     sides: dict[Value, Sides] = field(default_factory=dict[Value, Sides])
     layers: dict[Node, LayerSides] = field(default_factory=dict[Node, LayerSides])
     """Those that multiply by weights, in order."""
-    known: dict[Any, list[Tensor] | None] = field(default_factory=dict[Any, "list[Tensor] | None"])
+    known: dict[Any, Sources | None] = field(default_factory=dict[Any, "Sources | None"])
     """What nodes answered that may be met again."""
 
     def of(self, value: Value) -> Sides:

@@ -20,8 +20,10 @@ from clika_ref.pruning.probing import Probe, probe
 Kept = Mapping[int, Tensor]
 
 
-def remove(found: Dependencies, gone: frozenset[int], sizes: Mapping[str, int]) -> None:
-    """Remove units from the graph whose dependencies are given; nothing is changed where that fails.
+def remove(found: Dependencies, gone: frozenset[int], sizes: Mapping[str, int]) -> list[Node]:
+    """Remove units from the graph whose dependencies are given; return the nodes that hinder it.
+
+    These do not compute the same without them, with whatever attributes. Nothing is changed where there are any.
 
     Args:
         found: the units of the graph.
@@ -29,13 +31,16 @@ def remove(found: Dependencies, gone: frozenset[int], sizes: Mapping[str, int]) 
         sizes: values of its symbols for which nodes are run.
 
     Raises:
-        PassError: a node does not compute the same without them: what goes together was not understood.
+        PassError: a node makes other types than what is left: what goes together was not understood.
     """
     graph = found.graph
     made = [v for node in graph.nodes for v in node.outputs]
     kept = {v: some for v in (*graph.constants.values(), *made) if (some := found.kept(v, gone))}
     shapes = {v: found.shape(v, some) for v, some in kept.items()}
-    attrs = {node: _attributes(found, node, gone, kept, sizes) for node in graph.nodes if _is_touched(node, kept)}
+    tried = {node: _attributes(found, node, gone, kept, sizes) for node in graph.nodes if _is_touched(node, kept)}
+    attrs = {node: own for node, own in tried.items() if own is not None}
+    if len(attrs) < len(tried):
+        return [node for node in tried if node not in attrs]
     for value, shape in shapes.items():
         value.type = TensorType(value.type.dtype, shape)
         if value.is_constant and value.data is not None:
@@ -47,6 +52,7 @@ def remove(found: Dependencies, gone: frozenset[int], sizes: Mapping[str, int]) 
             msg = f"{node!r} in {node.origin} makes {', '.join(map(str, types))} after channels were removed"
             raise PassError(msg)
     graph.revision += 1
+    return []
 
 
 def _is_touched(node: Node, kept: Mapping[Value, Kept]) -> bool:
@@ -55,7 +61,7 @@ def _is_touched(node: Node, kept: Mapping[Value, Kept]) -> bool:
 
 def _attributes(
     found: Dependencies, node: Node, gone: frozenset[int], kept: Mapping[Value, Kept], sizes: Mapping[str, int]
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     layer = layer_sides(node)
     if layer is not None and found.of(layer.weight):
         if layer.groups == 1 or layer.x not in kept:
@@ -63,14 +69,7 @@ def _attributes(
         groups = layer.groups * len(kept[layer.x][layer.channel]) // len(found.of(layer.x)[layer.channel])
         return {**node.attrs, "groups": groups}
     asked = probe(node, sizes)
-    attrs = attributes_without(asked, found, gone) if isinstance(asked, Probe) else None
-    if attrs is None:
-        msg = (
-            f"{node!r} in {node.origin} does not compute the same without what goes of its sides: leave the layers "
-            "before it out, with layer_pruning_settings={...: LayerPruningSettings(skip_pruning=True)}, and report it"
-        )
-        raise PassError(msg)
-    return attrs
+    return attributes_without(asked, found, gone) if isinstance(asked, Probe) else None
 
 
 def _shorter(data: Tensor, kept: Kept) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import read_sizes
-from clika_ref.core.ir import Graph, Node
+from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import resolve
 from clika_ref.pruning.agreeing import agreed
@@ -83,7 +83,7 @@ def pruned(
 
     Raises:
         ModelError: settings ask for what there is not, or for channels of a graph whose weights are masked.
-        PassError: a node does not compute the same without what goes.
+        PassError: a node makes other types than what is left: a defect.
     """
     for settings in (wanted.settings, *wanted.layers.values()):
         settings.check()
@@ -109,9 +109,8 @@ def pruned(
 
 def _removed(work: _Work) -> dict[Node, Masked]:
     """Remove channels where that is wanted; return by layer what went, or why nothing did."""
-    chosen = work.chosen
-    told = {node: Masked(None, None, chosen[node].skipped) for node in work.wanting(removal=True)}
-    if all(chosen[node].skipped for node in told):
+    told = _untold(work)
+    if all(one.decision for one in told.values()):
         return told
     if has_masks(work.graph):
         msg = (
@@ -123,18 +122,43 @@ def _removed(work: _Work) -> dict[Node, Masked]:
     found = dependencies(work.graph, sizes)
     every = groups(found)
     weighed = effects(found, every, work.operators, work.batches) if every else None
-    gone: set[int] = set()
+    while True:
+        told, gone = _decided(every, work, weighed)
+        _tell_fixed(found, every, work.chosen, told)
+        hindering = remove(found, gone, sizes) if gone else []
+        if not hindering:
+            return told
+        for node in hindering:
+            _fix(found, node, every, gone)
+        every = groups(found)
+
+
+def _untold(work: _Work) -> dict[Node, Masked]:
+    """Return by layer that is to lose channels why it is left out, where it is."""
+    return {node: Masked(None, None, work.chosen[node].skipped) for node in work.wanting(removal=True)}
+
+
+def _decided(every: Sequence[Group], work: _Work, weighed: Effects | None) -> tuple[dict[Node, Masked], frozenset[int]]:
+    """Return by layer what goes of it, or why nothing does, and the units that go."""
+    told, gone = _untold(work), set[int]()
     for group in every:
-        taken = _taken(group, chosen, weighed, gone)
+        taken = _taken(group, work.chosen, weighed, gone)
         gone |= {*taken.units}
         count = f"{len(taken.units)} of {len(group.units)} {group.kind} removed"
         for node in group.producers:
             if node in told and (taken.sensitivity is not None or not told[node].decision):
                 told[node] = _joined(told[node], Masked(None, taken.sensitivity, taken.reason or count))
-    _tell_fixed(found, every, chosen, told)
-    if gone:
-        remove(found, frozenset(gone), sizes)
-    return told
+    return told, frozenset(gone)
+
+
+def _fix(found: Dependencies, node: Node, every: Sequence[Group], gone: frozenset[int]) -> None:
+    """Let units stay along the sides of a node that hinders their removal: those of groups of which some were to go."""
+    values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
+    there = {*found.units.free(u for v in values for some in found.of(v).values() for u in some.tolist())}
+    for group in every:
+        own = there.intersection(group.units)
+        for unit in () if gone.isdisjoint(own) else own:
+            found.units.fix(unit, f"{node!r} does not compute the same without those that were to go")
 
 
 def _taken(group: Group, chosen: Mapping[Node, Choice], weighed: Effects | None, gone: set[int]) -> Removal:

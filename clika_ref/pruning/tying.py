@@ -12,7 +12,7 @@ from clika_ref.pruning.attributes import refusal
 from clika_ref.pruning.dependencies import Dependencies, Sides, in_periods
 from clika_ref.pruning.layer_sides import LayerSides, layer_sides
 from clika_ref.pruning.probing import Probe, probe
-from clika_ref.pruning.sources import sources
+from clika_ref.pruning.sources import Sources, sources
 from clika_ref.pruning.spreading import spread
 from clika_ref.pruning.units import ABSENT, Units
 
@@ -114,6 +114,7 @@ def _through(found: Dependencies, node: Node, sizes: Mapping[str, int]) -> None:
         reason = asked
     else:
         _spread(found, asked, given, sizes)
+        _divide_shuffled(found, node)
         reason = refusal(asked, found)
     if reason:
         for value in (*values, *node.outputs):
@@ -127,17 +128,18 @@ def _spread(found: Dependencies, asked: Probe, given: Iterable[tuple[int, int]],
     reached: list[dict[int, list[Sides]]] = [{} for _ in node.outputs]
 
     def follow(position: int, axis: int, own: Tensor) -> None:
-        places = _known_sources(found, asked, position, axis)
-        again = places if other is asked or isinstance(other, str) else _known_sources(found, other, position, axis)
+        come = _known_sources(found, asked, position, axis)
+        again = come if other is asked or isinstance(other, str) else _known_sources(found, other, position, axis)
         side = f"side {axis} of its operand {position}"
-        if places is None:
+        if come is None:
             found.units.fix_all(own, f"{node!r} mixes what lies along {side}")
-        elif isinstance(other, str) or again is None or not all(map(torch.equal, places, again)):
+        elif isinstance(other, str) or not come.are(again):
             found.units.fix_all(own, f"{node!r} chooses by data what it takes of {side}")
         else:
-            if all(bool((p == ABSENT).all()) for p in places):
+            if come.reach_nothing:
                 found.units.fix_all(own, f"{node!r} does not show what it makes of {side}")
-            for sides, p in zip(reached, places, strict=True):
+            found.units.merge_all(own[come.tied[:, 0]], own[come.tied[:, 1]])
+            for sides, p in zip(reached, come.places, strict=True):
                 sides.setdefault(position, []).append(spread(found.units, own, p, f"{node!r}"))
 
     for position, axis in given:
@@ -149,16 +151,35 @@ def _spread(found: Dependencies, asked: Probe, given: Iterable[tuple[int, int]],
         found.sides[output] = _joined(found.units, output, sides.values(), f"{node!r}")
 
 
-def _known_sources(found: Dependencies, asked: Probe, position: int, axis: int) -> list[Tensor] | None:
+def _divide_shuffled(found: Dependencies, node: Node) -> None:
+    """Divide a side that a node returns in another order into as many parts as an attribute of it says.
+
+    So channels are shuffled: of parts that are told apart as heads are, any may go, and any places within them.
+    """
+    units = found.units
+    counts = [n for n in node.attrs.values() if type(n) is int and n > 1]
+    pairs = [(v, output) for v in node.inputs if isinstance(v, Value) for output in node.outputs if counts]
+    for value, output in pairs:
+        for axis, own in found.of(value).items():
+            before, after = units.roots(own), units.roots(found.of(output).get(axis, own))
+            if torch.equal(before, after) or not torch.equal(before.sort()[0], after.sort()[0]):
+                continue
+            for count in (n for n in counts if len(own) % n == 0 and n < len(own)):
+                parts, within = units.fresh(count).tolist(), units.fresh(len(own) // count).tolist()
+                for i, unit in enumerate(own.tolist()):
+                    units.merge(unit, units.cross([parts[i // len(within)], within[i % len(within)]]))
+
+
+def _known_sources(found: Dependencies, asked: Probe, position: int, axis: int) -> Sources | None:
     """Return what `sources` finds, which is the same for layers that are alike."""
     key = asked.likeness, position, axis
     if asked.likeness is None or key not in found.known:
-        places = sources(asked, position, axis)
+        come = sources(asked, position, axis)
         if asked.likeness is None:
-            return places
+            return come
         if len(found.known) >= REMEMBERED:
             found.known.clear()
-        found.known[key] = places
+        found.known[key] = come
     return found.known[key]
 
 

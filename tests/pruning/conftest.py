@@ -116,6 +116,31 @@ class Shuffled(nn.Module):
         return self.head(F.pixel_shuffle(self.wide(x), 2).relu())
 
 
+class Halved(nn.Module):
+    """Two gated linear units, of which the second weighs channels of a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.deep, self.head = nn.Conv2d(3, 12, 1), nn.Linear(6, 16), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(F.glu(self.deep(F.glu(self.wide(x), 1).mean((2, 3)))))
+
+
+class Mixed(nn.Module):
+    """A shuffle of channels that one layer makes, and one of those of two, which is cut in halves."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.first, self.second = nn.Conv2d(3, 12, 1), nn.Conv2d(12, 8, 1), nn.Conv2d(12, 8, 1)
+        self.left, self.right = nn.Conv2d(8, 2, 1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x):
+        x = F.channel_shuffle(self.wide(x), 3).relu()
+        left, right = F.channel_shuffle(torch.cat([self.first(x), self.second(x)], 1), 4).chunk(2, 1)
+        return self.left(left) + self.right(right)
+
+
 def _images():
     return [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 8, 8)]
 
@@ -125,7 +150,7 @@ def _sequences():
 
 
 MODELS = {
-    **{model.__name__: (model, _images) for model in (Residual, Depthwise, Grouped, Dense, Shuffled)},
+    **{model.__name__: (model, _images) for model in (Residual, Depthwise, Grouped, Dense, Shuffled, Halved, Mixed)},
     **{model.__name__: (model, _sequences) for model in (Attention, RepeatedHeads, Encoder)},
 }
 

@@ -1,5 +1,7 @@
 """Channels are removed from a module that trains, saves, exports and quantizes as before; orders that make no sense."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -195,3 +197,43 @@ def test_what_is_pruned_in_inference_mode_trains_afterwards(made, settings):
         module.clika_prune(settings, calibration_inputs=[torch.randn(4, 3, 8, 8)])
     module.train()(inputs[0]).sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+class Joined(nn.Module):
+    """Two branches that are joined and divided into heads each of which is a whole branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 16, 1), nn.Conv2d(3, 16, 1), nn.Conv2d(32, 2, 1)
+
+    def forward(self, x):
+        x = torch.cat([self.first(x), self.second(x)], 1)
+        return self.head(x.unflatten(1, (2, 16)).transpose(1, 2).flatten(1, 2))
+
+
+class Stepped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.head = nn.Conv2d(3, 32, 1), nn.Conv2d(16, 2, 1)
+
+    def forward(self, x):
+        return self.head(self.wide(x)[:, ::2])
+
+
+@pytest.mark.parametrize("settings", [HALF, PruningSettings("structured", 0.5)])
+def test_heads_of_which_one_is_all_that_a_layer_returns_stay_and_channels_within_them_go(settings):
+    torch.manual_seed(0)
+    data = [torch.randn(16, 3, 6, 6)]
+    module = clika_compile(Joined().eval(), calibration_inputs=data)
+    module.clika_prune(settings, calibration_inputs=data)
+    assert module.first.weight.shape == module.second.weight.shape == (8, 3, 1, 1)
+
+
+def test_channels_without_which_a_node_computes_something_else_stay_and_the_table_names_it():
+    torch.manual_seed(0)
+    data = [torch.randn(16, 3, 6, 6)]
+    module = clika_compile(Stepped().eval(), calibration_inputs=data)
+    before = module(data[0])
+    found = module.clika_prune(PruningSettings("structured", None, 0.3), calibration_inputs=data)
+    assert re.search("%slice.* does not compute the same without those that were to go", found.layers[0].decision)
+    assert torch.equal(module(data[0]), before)
