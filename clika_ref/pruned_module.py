@@ -16,7 +16,7 @@ from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
-from clika_ref.distributed.deciding import refuse_other_models
+from clika_ref.distributed.deciding import refuse_other_models, refuse_other_settings
 from clika_ref.distributed.merging import batches_of_all
 from clika_ref.distributed.ranks import working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
@@ -81,6 +81,8 @@ class PrunedModule(QuantizedModule):
         registry, graph = self._clika_registry or load_registry(), self.graph.clone()
         together = working_together(distributed_training_settings or self._clika_distributed)
         with together as ranks, self._log(ranks) as log, outside_autocast(), torch.inference_mode(mode=False):
+            alike = {"pruning_settings": wanted.settings, "layer_pruning_settings": {**wanted.layers}}
+            refuse_other_settings(alike, ranks)
             own, are_dealt = self._weighed_on(data, log)
             batches = enough(batches_of_all(ranks, own, are_dealt=are_dealt))
             if not batches:

@@ -20,7 +20,7 @@ from clika_ref.checkpointed_module import CheckpointedModule
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
-from clika_ref.distributed.deciding import decided_together, refuse_other_models, score_of_first
+from clika_ref.distributed.deciding import decided_together, refuse_other_models, refuse_other_settings, score_of_first
 from clika_ref.distributed.ranks import ALONE, Ranks, working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.emulation import stand_in_of
@@ -250,6 +250,9 @@ class QuantizedModule(CheckpointedModule):
         wanted = Wanted(target, settings or QuantizationSettings(), layers, self._clika_options)
         together = working_together(how.distributed_training_settings or self._clika_distributed)
         with together as ranks, self._log(ranks) as log, outside_autocast():
+            given = {"deployment_settings": deployment, "clika_compile_options": self._clika_options}
+            given |= {"quantization_settings": wanted.given, "layer_quantization_settings": {**layers}}
+            refuse_other_settings(given, ranks)
             if ranks.are_several:
                 refuse_other_models(fingerprint(self.graph), ranks)
             before = self._clika_unfinished if data else known
