@@ -63,13 +63,13 @@ class AdaptedModule(PrunedModule):
                 norms are live; or another process has another module.
             TargetError: no plugin provides the target that the module is quantized for.
         """
-        check_kinds({"lora_settings": lora_settings, "distributed_training_settings": distributed_training_settings})
-        if self._clika_options.batch_norm == "live":
-            raise ModelError(LIVE_BASE)
-        registry, graph = self._clika_registry or load_registry(), self.graph.clone()
         settings = lora_settings or LoraSettings()
         together = working_together(distributed_training_settings or self._clika_distributed)
         with together as ranks, self._log(ranks) as log:
+            check_kinds({"lora_settings": lora_settings})
+            if self._clika_options.batch_norm == "live":
+                raise ModelError(LIVE_BASE)
+            registry, graph = self._clika_registry or load_registry(), self.graph.clone()
             refuse_other_settings({"lora_settings": settings}, ranks)
             found = attach(graph, settings, registry.operators, log)
             hold_those_of_first(ranks, drawn(graph))

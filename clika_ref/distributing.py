@@ -51,10 +51,10 @@ def clika_distribute(
         ModelError: ranks have different plans or numbers of steps, or train or divide other weights; another rank
             failed, or there is no process group.
     """
-    if not isinstance(module, ClikaModule):
-        msg = f"clika_distribute takes a ClikaModule, and {type(module).__name__} is none; compile it first"
-        raise ModelError(msg)
     with working_together(settings) as ranks:
+        if not isinstance(module, ClikaModule):
+            msg = f"clika_distribute takes a ClikaModule, and {type(module).__name__} is none; compile it first"
+            raise ModelError(msg)
         _refuse_differences(module, steps, ranks)
         refuse_other_settings(_alike(module, settings), ranks)
     if not settings.multi_gpu:

@@ -25,7 +25,7 @@ from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.distributed.deciding import refuse_other_models, refuse_other_settings
 from clika_ref.distributed.merging import batches_of_all
-from clika_ref.distributed.ranks import Ranks, hold_those_of_first, unasked, working_together
+from clika_ref.distributed.ranks import Ranks, hold_those_of_first, unasked
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting.export import target_for
@@ -102,16 +102,16 @@ def compile_model(
     options: ClikaCompileOptions,
     deployment: BaseDeploymentSettings | None,
     logs_dir: Path | str | None,
+    ranks: Ranks,
 ) -> torch.nn.Module | ClikaModule:
     """Compile what `clika_compile` was given, once its arguments are checked."""
-    with working_together(given.distributed_training_settings) as ranks:
-        refuse_other_settings(_alike(given, choices, options, deployment), ranks)
-        callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
-        registry = _registry_for(deployment)
-        with CompilationLog.open(logs_dir, console=ranks.is_first) as log:
-            log.header(_echoed(choices, options, deployment, given))
-            _warn_of_what_is_given(given, choices, ranks, log)
-            module = _compile(_Travel(callee, given, registry, choices, log, options, deployment, ranks))
+    refuse_other_settings(_alike(given, choices, options, deployment), ranks)
+    callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
+    registry = _registry_for(deployment)
+    with CompilationLog.open(logs_dir, console=ranks.is_first) as log:
+        log.header(_echoed(choices, options, deployment, given))
+        _warn_of_what_is_given(given, choices, ranks, log)
+        module = _compile(_Travel(callee, given, registry, choices, log, options, deployment, ranks))
     if module is None:
         return module_or_func  # type: ignore[return-value]
     module.clika_configure(deployment, options, logs_dir, given.distributed_training_settings)

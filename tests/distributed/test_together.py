@@ -145,6 +145,22 @@ def test_where_one_rank_fails_all_end_with_its_reason(failing, scenario, rank, r
     assert "so that all end" not in said[rank], "the one that failed has its own error"
 
 
+def test_arguments_that_one_rank_alone_has_wrong_end_all_with_its_reason(failing):
+    reasons = [
+        "quantization_settings needs calibration_inputs as well",
+        "unknown option 'no_option' = 1",
+        "pruning_settings is 3, a int",
+        "lora_settings is 4, a int",
+        "quantization_settings is 5, a int",
+        "clika_distribute takes a ClikaModule, and int is none",
+    ]
+    one, other = failing.told("arguments_on_one")
+    for reason, said, own in zip(reasons, one, other, strict=True):
+        assert own.startswith(reason)
+        assert said.startswith("rank 1 of 2 failed, so that all end: ")
+        assert reason in said
+
+
 def test_where_all_fail_each_has_its_own_error(failing):
     assert failing.told("an_error_on_both") == [NAN.format(2)] * 2
 

@@ -103,7 +103,7 @@ def told(work):
     """Return what a scenario that fails is told."""
     try:
         work()
-    except ModelError as error:
+    except (ModelError, ValueError) as error:
         return str(error)
     return ""
 
@@ -333,6 +333,21 @@ def other_settings_later():
         lambda: module.clika_initialize_algorithms(ALL, layer_quantization_settings=layers, **data),
     ]
     return {"told": " / ".join(map(told, steps))}
+
+
+def arguments_on_one():
+    """Give what is refused, on the second rank alone: as a module is compiled, and later."""
+    rank = dist.get_rank()
+    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1), distributed_training_settings=TOGETHER)
+    steps = [
+        lambda: compiled(Convolutions(), None if rank else images(1)),
+        lambda: compiled(Convolutions(), images(1), **({"no_option": 1} if rank else {})),
+        lambda: module.clika_prune(3 if rank else STRUCTURED),
+        lambda: module.clika_attach_lora(4 if rank else None),
+        lambda: module.clika_initialize_algorithms(5 if rank else ALL, calibration_inputs=images(1)),
+        lambda: clika_distribute(6 if rank else module, TOGETHER),
+    ]
+    return {"told": [*map(told, steps)]}
 
 
 def a_file_of_ranges():
@@ -594,6 +609,7 @@ GROUPS = {
         *(nan_on_one, nan_in_the_first, no_data_on_the_first, an_error_of_the_users_on_one, an_error_on_both),
         *(an_error_before_counts_are_summed,),
         *(other_targets, other_options, other_thresholds, float_on_one, other_settings_later),
+        *(arguments_on_one,),
         *(other_norms, other_frozen_weights, divided_on_one),
         *(other_weights, a_file_of_ranges, other_plans, other_shapes, other_steps, convolutions),
     ],
