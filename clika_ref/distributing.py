@@ -32,7 +32,7 @@ OTHER_STEPS = (
 
 
 def clika_distribute(
-    module: ClikaModule, settings: DistributedTrainingSettings, *, steps: int | None = None
+    module: ClikaModule, settings: DistributedTrainingSettings | None, *, steps: int | None = None
 ) -> nn.Module:
     """Let the processes of ``torch.distributed`` train a module together; all of them call this.
 
@@ -43,21 +43,21 @@ def clika_distribute(
 
     Args:
         module: where its weights lie, there it is trained.
-        settings: whether there are several processes, and what each holds.
+        settings: whether there are several processes, and what each holds; None, as ``multi_gpu=False``, is one.
         steps: how many steps this rank will take in each epoch, where it is known: with other numbers on other ranks,
             some would wait for ever.
 
     Raises:
         ModelError: ranks have different plans or numbers of steps, or train or divide other weights; another rank
-            failed, or there is no process group.
+            failed, there is no process group, or an argument is of another kind.
     """
     with working_together(settings) as ranks:
         if not isinstance(module, ClikaModule):
             msg = f"clika_distribute takes a ClikaModule, and {type(module).__name__} is none; compile it first"
             raise ModelError(msg)
         _refuse_differences(module, steps, ranks)
-        refuse_other_settings(_alike(module, settings), ranks)
-    if not settings.multi_gpu:
+        refuse_other_settings(_alike(module, settings or DistributedTrainingSettings()), ranks)
+    if settings is None or not settings.multi_gpu:
         return module
     device = next(module.parameters()).device
     if settings.use_sharding:
