@@ -12,7 +12,7 @@ from clika_ref.argument_checks import check_kinds
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
-from clika_ref.distributed.deciding import refuse_other_models
+from clika_ref.distributed.deciding import refuse_other_models, refuse_other_settings
 from clika_ref.distributed.ranks import hold_those_of_first, working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.exporting.export import lower_for
@@ -63,13 +63,15 @@ class AdaptedModule(PrunedModule):
                 norms are live; or another process has another module.
             TargetError: no plugin provides the target that the module is quantized for.
         """
-        check_kinds({"lora_settings": lora_settings, "distributed_training_settings": distributed_training_settings})
-        if self._clika_options.batch_norm == "live":
-            raise ModelError(LIVE_BASE)
-        registry, graph = self._clika_registry or load_registry(), self.graph.clone()
+        settings = lora_settings or LoraSettings()
         together = working_together(distributed_training_settings or self._clika_distributed)
         with together as ranks, self._log(ranks) as log:
-            found = attach(graph, lora_settings or LoraSettings(), registry.operators, log)
+            check_kinds({"lora_settings": lora_settings})
+            if self._clika_options.batch_norm == "live":
+                raise ModelError(LIVE_BASE)
+            registry, graph = self._clika_registry or load_registry(), self.graph.clone()
+            refuse_other_settings({"lora_settings": settings}, ranks)
+            found = attach(graph, settings, registry.operators, log)
             hold_those_of_first(ranks, drawn(graph))
             if ranks.are_several:
                 refuse_other_models(fingerprint(graph), ranks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, ClassVar, Self, TypedDict
 
 from clika_ref.checked_settings import CheckedSettings
@@ -16,8 +15,10 @@ from clika_ref.quantization_settings import LayerQuantizationSettings, Quantizat
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.settings_file.reading import read_settings
 from clika_ref.settings_file.writing import as_yaml
-from clika_ref.storage import write_atomically
+from clika_ref.storage import require_path, write_atomically
 from clika_ref.training_settings import TrainingSettings
+
+EXAMPLE = "clika.yaml"
 
 
 def _a(kind: type) -> Callable[[Any], str]:
@@ -122,9 +123,10 @@ class Settings(CheckedSettings):
         """Read settings from a YAML file; what is not in it has its default.
 
         Raises:
-            ModelError: the file cannot be read, or something in it is no setting; all of it is told, with its lines.
+            ModelError: ``path`` is none, the file cannot be read, or something in it is no setting; all of it is told,
+                with its lines.
         """
-        found = read_settings(Path(path))
+        found = read_settings(require_path(path, EXAMPLE))
         layers = found.get("layer_settings", {})
         return cls(**{**found, "layer_settings": {name: LayerSettings(**of) for name, of in layers.items()}})
 
@@ -132,9 +134,9 @@ class Settings(CheckedSettings):
         """Write the settings as a YAML file, which reads back as the same.
 
         Raises:
-            ModelError: no file can be written there.
+            ModelError: ``path`` is none, or no file can be written there.
         """
-        with write_atomically(Path(path)) as file:
+        with write_atomically(require_path(path, EXAMPLE)) as file:
             file.write(self.to_yaml().encode())
 
     def to_yaml(self) -> str:

@@ -11,7 +11,6 @@ import torch
 
 from clika_ref.capture.inputs import refuse_no_list
 from clika_ref.core.errors import ModelError
-from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.lora_settings import LoraSettings
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
@@ -41,10 +40,6 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     "clika_compile_options": (
         ClikaCompileOptions,
         "a ClikaCompileOptions, such as ClikaCompileOptions(check_passes=True), or None",
-    ),
-    "distributed_training_settings": (
-        DistributedTrainingSettings,
-        "a DistributedTrainingSettings, such as DistributedTrainingSettings(multi_gpu=True), or None",
     ),
     "logs_dir": ((str, PathLike), "the path of a folder, or None"),
     "graph_name": (str, "a str, or None for the class of the model"),

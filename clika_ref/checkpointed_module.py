@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -33,9 +32,11 @@ from clika_ref.saving.settings_format import (
 )
 from clika_ref.settings import ClikaCompileOptions
 from clika_ref.simulation import device_of, target_of
-from clika_ref.storage import write_atomically
+from clika_ref.storage import require_path, write_atomically
 from clika_ref.wanted import Wanted
 from clika_ref.weights import named_tensors
+
+EXAMPLE = "saved/model"
 
 RANGES = "clika/ranges/"
 """Of the names of tensors of the calibration; no qualified name of a weight holds a slash."""
@@ -74,7 +75,7 @@ class CheckpointedModule(SavedModule):
             ModelError: no file can be written there; or the module is empty, or holds what is no part of its graph.
             TargetError: no plugin provides the target that the module is quantized for.
         """
-        place = _path(path)
+        place = require_path(path, EXAMPLE)
         parts = self._packed(keep_float_weights=keep_float_weights, keep_calibration_inputs=keep_calibration_inputs)
         with write_atomically(place) as file:
             for part in parts:
@@ -88,7 +89,7 @@ class CheckpointedModule(SavedModule):
             ModelError: the file cannot be read, is cut off, altered, of a newer format or no saved module, or needs
                 plugins or classes that are not there; the message says which.
         """
-        place = _path(path)
+        place = require_path(path, EXAMPLE)
         try:
             blob = place.read_bytes()
         except IsADirectoryError as error:
@@ -244,18 +245,6 @@ class CheckpointedModule(SavedModule):
             given = settings_from_json(QuantizationSettings, saved["settings"])
             options = settings_from_json(ClikaCompileOptions, saved["options"])
             self._clika_wanted = Wanted(target_for(deployment, registry), given, layers, options)
-
-
-def _path(path: Any) -> Path:
-    """Return a path.
-
-    Raises:
-        ModelError: it is none.
-    """
-    if not isinstance(path, str | PathLike):
-        msg = f"path is {path!r}, a {type(path).__name__}; give a path such as 'saved/model'"
-        raise ModelError(msg)
-    return Path(path)
 
 
 def _constants(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 
 from clika_ref.argument_checks import check_arguments
 from clika_ref.capture.inputs import ForwardFn
+from clika_ref.distributed.ranks import working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.pruning_settings import LayerPruningSettings, PruningSettings
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
@@ -151,14 +152,16 @@ def clika_compile(
     """
     if disable is True:  # whatever else is given; what only counts as true is refused below
         return module_or_func  # type: ignore[return-value]
-    check_arguments(locals())  # which are the arguments, and nothing else yet
+    arguments = locals()  # and nothing else yet
     # torch.export and sympy take a second to load: the first compilation waits for them, not the import.
     from clika_ref.road import Given, compile_model  # noqa: PLC0415
 
-    inputs = (tracing_inputs, calibration_inputs, data_transform_fn, forward_fn)
-    settings = (quantization_settings, layer_quantization_settings, pruning_settings, layer_pruning_settings)
-    given = Given(*inputs, *settings, distributed_training_settings)
-    choices = Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name)
-    options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
-    where = {"deployment": deployment_settings, "logs_dir": logs_dir}
-    return compile_model(module_or_func, given, choices, options=options, **where)
+    with working_together(distributed_training_settings) as ranks:
+        check_arguments(arguments)
+        inputs = (tracing_inputs, calibration_inputs, data_transform_fn, forward_fn)
+        settings = (quantization_settings, layer_quantization_settings, pruning_settings, layer_pruning_settings)
+        given = Given(*inputs, *settings, distributed_training_settings)
+        choices = Choices(discard_input_model, is_model_pretrained, skip_eval_set_mode, dynamic, is_dry_run, graph_name)
+        options = (clika_compile_options or ClikaCompileOptions()).with_extra(extra_options)
+        where = {"deployment": deployment_settings, "logs_dir": logs_dir, "ranks": ranks}
+        return compile_model(module_or_func, given, choices, options=options, **where)

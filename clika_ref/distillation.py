@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -26,10 +29,13 @@ def distillation_loss(
         temperature: above 0; the larger, the more do classes count that the teacher takes for unlikely.
 
     Raises:
-        ModelError: the outputs are no logits of the same shape, or there are none; or the temperature is none.
+        ModelError: the outputs are no tensors of logits, not of the same shape, or there are none; or the
+            temperature is none.
 
     Source: Hinton et al., Distilling the Knowledge in a Neural Network (2015), section 2.
     """
+    _refuse_no_logits("student_outputs", student_outputs)
+    _refuse_no_logits("teacher_outputs", teacher_outputs)
     shapes = [tuple(outputs.shape) for outputs in (student_outputs, teacher_outputs)]
     if shapes[0] != shapes[1] or not shapes[0]:
         msg = (
@@ -41,7 +47,7 @@ def distillation_loss(
         rows = f"logits of {list(shapes[0])} have none"
         msg = f"distillation_loss takes the mean over rows, and {rows}; leave empty batches out"
         raise ModelError(msg)
-    if isinstance(temperature, bool) or not 0 < temperature < math.inf:
+    if isinstance(temperature, bool) or not isinstance(temperature, Real) or not 0 < temperature < math.inf:
         msg = f"temperature is {temperature!r}; it takes a number above 0, of which 1 changes nothing"
         raise ModelError(msg)
     student, teacher = (
@@ -51,3 +57,16 @@ def distillation_loss(
     apart = (teacher - student).masked_fill(teacher == -math.inf, 0)  # classes that the teacher has excluded
     rows = student.numel() // shapes[0][-1]
     return (teacher.exp() * apart).sum() / rows * temperature**2
+
+
+def _refuse_no_logits(name: str, outputs: Any) -> None:
+    if isinstance(outputs, torch.Tensor) and outputs.is_floating_point():
+        return
+    wanted = "the tensor of its logits, in floating point"
+    if hasattr(outputs, "logits"):
+        wanted = f"{name}.logits"
+    elif isinstance(outputs, Mapping) and "logits" in outputs:
+        wanted = f"{name}['logits']"
+    of = f" of {outputs.dtype}" if isinstance(outputs, torch.Tensor) else ""
+    msg = f"distillation_loss compares logits, and {name} is a {type(outputs).__name__}{of}; give {wanted}"
+    raise ModelError(msg)

@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 
 from clika_ref.checked_settings import CheckedSettings, flag
 
+WANTED = "a DistributedTrainingSettings, such as DistributedTrainingSettings(multi_gpu=True), or None"
+"""What an argument takes that says whether processes work together."""
+
 
 @dataclass
 class DistributedTrainingSettings(CheckedSettings):

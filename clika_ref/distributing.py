@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from clika_ref.core.errors import ModelError
+from clika_ref.distributed.deciding import refuse_other_settings
 from clika_ref.distributed.ranks import Ranks, working_together
 from clika_ref.distributed.sharding import hold_numbers_of_first
 from clika_ref.distributed_settings import DistributedTrainingSettings
@@ -31,7 +32,7 @@ OTHER_STEPS = (
 
 
 def clika_distribute(
-    module: ClikaModule, settings: DistributedTrainingSettings, *, steps: int | None = None
+    module: ClikaModule, settings: DistributedTrainingSettings | None, *, steps: int | None = None
 ) -> nn.Module:
     """Let the processes of ``torch.distributed`` train a module together; all of them call this.
 
@@ -42,19 +43,21 @@ def clika_distribute(
 
     Args:
         module: where its weights lie, there it is trained.
-        settings: whether there are several processes, and what each holds.
+        settings: whether there are several processes, and what each holds; None, as ``multi_gpu=False``, is one.
         steps: how many steps this rank will take in each epoch, where it is known: with other numbers on other ranks,
             some would wait for ever.
 
     Raises:
-        ModelError: ranks have different plans or numbers of steps, another rank failed, or there is no process group.
+        ModelError: ranks have different plans or numbers of steps, or train or divide other weights; another rank
+            failed, there is no process group, or an argument is of another kind.
     """
-    if not isinstance(module, ClikaModule):
-        msg = f"clika_distribute takes a ClikaModule, and {type(module).__name__} is none; compile it first"
-        raise ModelError(msg)
     with working_together(settings) as ranks:
+        if not isinstance(module, ClikaModule):
+            msg = f"clika_distribute takes a ClikaModule, and {type(module).__name__} is none; compile it first"
+            raise ModelError(msg)
         _refuse_differences(module, steps, ranks)
-    if not settings.multi_gpu:
+        refuse_other_settings(_alike(module, settings or DistributedTrainingSettings()), ranks)
+    if settings is None or not settings.multi_gpu:
         return module
     device = next(module.parameters()).device
     if settings.use_sharding:
@@ -91,6 +94,12 @@ def _refuse_differences(module: ClikaModule, steps: int | None, ranks: Ranks) ->
     counts = [document["steps"] for document in said]
     if len({*counts}) > 1:
         raise ModelError(OTHER_STEPS.format(", ".join(map(str, counts))))
+
+
+def _alike(module: ClikaModule, settings: DistributedTrainingSettings) -> dict[str, Any]:
+    """Return what says which weights learn, and how they are held: with others, each rank has other gradients."""
+    learned = {f"{name}.requires_grad": parameter.requires_grad for name, parameter in module.named_parameters()}
+    return {"batch_norm": module._clika_options.batch_norm, "use_sharding": settings.use_sharding, **learned}
 
 
 def _digest(module: ClikaModule) -> str:

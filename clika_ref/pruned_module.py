@@ -16,7 +16,7 @@ from clika_ref.capture.callables import callee_of
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
-from clika_ref.distributed.deciding import refuse_other_models
+from clika_ref.distributed.deciding import refuse_other_models, refuse_other_settings
 from clika_ref.distributed.merging import batches_of_all
 from clika_ref.distributed.ranks import working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
@@ -70,17 +70,20 @@ class PrunedModule(QuantizedModule):
                 settings ask for what there is not.
             PassError: a node makes other types than what is left: a defect.
         """
-        check_kinds(locals())  # which are the arguments, and nothing else yet
-        if self._clika_quantized is not None:
-            raise ModelError(QUANTIZED)
-        if adapters_of(self.graph):
-            raise ModelError(ADAPTED)
-        given = calibration_inputs
-        data = None if given is None else Unread(given, data_transform_fn, forward_fn)
-        wanted = WantedPruning(pruning_settings or PruningSettings(), layer_pruning_settings or {})
-        registry, graph = self._clika_registry or load_registry(), self.graph.clone()
+        arguments = locals()  # and nothing else yet
         together = working_together(distributed_training_settings or self._clika_distributed)
         with together as ranks, self._log(ranks) as log, outside_autocast(), torch.inference_mode(mode=False):
+            check_kinds(arguments)
+            if self._clika_quantized is not None:
+                raise ModelError(QUANTIZED)
+            if adapters_of(self.graph):
+                raise ModelError(ADAPTED)
+            given = calibration_inputs
+            data = None if given is None else Unread(given, data_transform_fn, forward_fn)
+            wanted = WantedPruning(pruning_settings or PruningSettings(), layer_pruning_settings or {})
+            registry, graph = self._clika_registry or load_registry(), self.graph.clone()
+            alike = {"pruning_settings": wanted.settings, "layer_pruning_settings": {**wanted.layers}}
+            refuse_other_settings(alike, ranks)
             own, are_dealt = self._weighed_on(data, log)
             batches = enough(batches_of_all(ranks, own, are_dealt=are_dealt))
             if not batches:

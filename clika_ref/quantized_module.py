@@ -20,7 +20,7 @@ from clika_ref.checkpointed_module import CheckpointedModule
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
-from clika_ref.distributed.deciding import decided_together, refuse_other_models, score_of_first
+from clika_ref.distributed.deciding import decided_together, refuse_other_models, refuse_other_settings, score_of_first
 from clika_ref.distributed.ranks import ALONE, Ranks, working_together
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.emulation import stand_in_of
@@ -125,7 +125,6 @@ class QuantizedModule(CheckpointedModule):
             ModelError: there is no data, or it does not fit; settings ask for what there is not.
             TargetError: the target computes in float, or no plugin provides it.
         """
-        check_kinds(locals())  # which are the arguments, and nothing else yet
         data = (data_transform_fn, forward_fn, distributed_training_settings)
         how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, *data)
         with self._calibrated(quantization_settings, how) as ready:
@@ -174,7 +173,6 @@ class QuantizedModule(CheckpointedModule):
             ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` none from 0.
             TargetError: as `clika_initialize_algorithms`.
         """
-        check_kinds(locals())  # which are the arguments, and nothing else yet
         check_call("eval_fn", eval_fn, ("module",))
         search = GoalSearch(max_drop)
         data = (data_transform_fn, forward_fn, distributed_training_settings)
@@ -242,14 +240,18 @@ class QuantizedModule(CheckpointedModule):
     @contextlib.contextmanager
     def _calibrated(self, settings: QuantizationSettings | None, how: _How) -> Iterator[_Calibrated]:
         """Calibrate as the user wants; ranges that are there stay until others are whole."""
-        registry, known = self._clika_registry or load_registry(), self._clika_calibration
-        data = how.data(None if known else self._clika_unread)
-        deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
-        layers = how.layer_quantization_settings or {}
-        target = target_for(deployment, registry)
-        wanted = Wanted(target, settings or QuantizationSettings(), layers, self._clika_options)
         together = working_together(how.distributed_training_settings or self._clika_distributed)
         with together as ranks, self._log(ranks) as log, outside_autocast():
+            check_kinds({"quantization_settings": settings, **vars(how)})
+            registry, known = self._clika_registry or load_registry(), self._clika_calibration
+            data = how.data(None if known else self._clika_unread)
+            deployment = how.deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
+            layers = how.layer_quantization_settings or {}
+            target = target_for(deployment, registry)
+            wanted = Wanted(target, settings or QuantizationSettings(), layers, self._clika_options)
+            given = {"deployment_settings": deployment, "clika_compile_options": self._clika_options}
+            given |= {"quantization_settings": wanted.given, "layer_quantization_settings": {**layers}}
+            refuse_other_settings(given, ranks)
             if ranks.are_several:
                 refuse_other_models(fingerprint(self.graph), ranks)
             before = self._clika_unfinished if data else known

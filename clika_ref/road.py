@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules.dropout import _DropoutNd
 
 from clika_ref.algorithms import batches_of, calibrated, decide
-from clika_ref.argument_checks import refuse_scripted
+from clika_ref.argument_checks import OF_LAYERS, refuse_scripted
 from clika_ref.autocast import outside_autocast
 from clika_ref.calibrating import EMPTY, to_calibrate
 from clika_ref.capture.calibration_inputs import CalibrationInputs, Unread
@@ -23,9 +23,9 @@ from clika_ref.capture.memory import in_one_chunk, spared
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
-from clika_ref.distributed.deciding import refuse_other_models
+from clika_ref.distributed.deciding import refuse_other_models, refuse_other_settings
 from clika_ref.distributed.merging import batches_of_all
-from clika_ref.distributed.ranks import Ranks, hold_those_of_first, unasked, working_together
+from clika_ref.distributed.ranks import Ranks, hold_those_of_first, unasked
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.dry_run import report_dry_run
 from clika_ref.exporting.export import target_for
@@ -102,19 +102,31 @@ def compile_model(
     options: ClikaCompileOptions,
     deployment: BaseDeploymentSettings | None,
     logs_dir: Path | str | None,
+    ranks: Ranks,
 ) -> torch.nn.Module | ClikaModule:
     """Compile what `clika_compile` was given, once its arguments are checked."""
-    with working_together(given.distributed_training_settings) as ranks:
-        callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
-        registry = _registry_for(deployment)
-        with CompilationLog.open(logs_dir, console=ranks.is_first) as log:
-            log.header(_echoed(choices, options, deployment, given))
-            _warn_of_what_is_given(given, choices, ranks, log)
-            module = _compile(_Travel(callee, given, registry, choices, log, options, deployment, ranks))
+    refuse_other_settings(_alike(given, choices, options, deployment), ranks)
+    callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
+    registry = _registry_for(deployment)
+    with CompilationLog.open(logs_dir, console=ranks.is_first) as log:
+        log.header(_echoed(choices, options, deployment, given))
+        _warn_of_what_is_given(given, choices, ranks, log)
+        module = _compile(_Travel(callee, given, registry, choices, log, options, deployment, ranks))
     if module is None:
         return module_or_func  # type: ignore[return-value]
     module.clika_configure(deployment, options, logs_dir, given.distributed_training_settings)
     return module
+
+
+def _alike(
+    given: Given, choices: Choices, options: ClikaCompileOptions, deployment: BaseDeploymentSettings | None
+) -> dict[str, Any]:
+    """Return what is the same on all ranks that work together, by the names of the arguments of `clika_compile`."""
+    layers = {name: getattr(given, name) or None for name in OF_LAYERS}
+    chosen = {name: getattr(given, name) for name in ("quantization_settings", "pruning_settings")}
+    switches = {name: getattr(choices, name) for name in ("is_dry_run", "skip_eval_set_mode")}
+    switches["dynamic"] = choices.dynamic is not False
+    return {"deployment_settings": deployment, **chosen, **layers, **switches, "clika_compile_options": options}
 
 
 def _warn_of_what_is_given(given: Given, choices: Choices, ranks: Ranks, log: CompilationLog) -> None:

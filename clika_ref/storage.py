@@ -34,6 +34,18 @@ def behind_links(path: Path | str) -> Path:
         raise ModelError(msg) from error
 
 
+def require_path(path: Any, example: str, *, name: str = "path") -> Path:
+    """Return the path that a user gave as the argument ``name``.
+
+    Raises:
+        ModelError: it is none; the example is told.
+    """
+    if not isinstance(path, str | os.PathLike):
+        msg = f"{name} is {path!r}, a {type(path).__name__}; give a path such as {example!r}"
+        raise ModelError(msg)
+    return Path(os.fspath(path))
+
+
 def path_of_kind(path: Any, kind: str, suffixes: Collection[str], default: str = "") -> Path:
     """Return the path of a file whose suffix says of which kind it is.
 
@@ -46,10 +58,7 @@ def path_of_kind(path: Any, kind: str, suffixes: Collection[str], default: str =
     Raises:
         ModelError: it is no path, a folder, or has another suffix.
     """
-    if not isinstance(path, str | os.PathLike):
-        msg = f"path is {path!r}, a {type(path).__name__}; give a path such as 'model{next(iter(suffixes))}'"
-        raise ModelError(msg)
-    place = Path(os.fspath(path))
+    place = require_path(path, f"model{next(iter(suffixes))}")
     if place.is_dir():
         msg = f"cannot write {kind} to {str(place)!r}: it is a folder; add a file name"
         raise ModelError(msg)

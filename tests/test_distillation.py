@@ -1,5 +1,7 @@
 """What a student learns of its teacher."""
 
+import re
+
 import pytest
 import torch
 from torch.nn import functional
@@ -54,10 +56,36 @@ def test_batches_without_rows_are_refused():
         distillation_loss(logits(0, 5), logits(0, 5))
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan"), True])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan"), True, "2", None])
 def test_a_temperature_that_is_none_is_refused(temperature):
     with pytest.raises(ModelError, match=r"temperature is .*; it takes a number above 0, of which 1 changes nothing"):
         distillation_loss(logits(2, 3), logits(2, 3), temperature=temperature)
+
+
+class Outputs:
+    """As those of transformers are."""
+
+    logits = logits(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "told"),
+    [
+        (Outputs(), "Outputs; give {name}.logits"),
+        ({"logits": logits(2, 3)}, "dict; give {name}['logits']"),
+        ((logits(2, 3),), "tuple; give the tensor of its logits, in floating point"),
+        (None, "NoneType; give the tensor of its logits, in floating point"),
+        ("logits", "str; give the tensor of its logits, in floating point"),
+        (
+            torch.ones(2, 3, dtype=torch.int64),
+            "Tensor of torch.int64; give the tensor of its logits, in floating point",
+        ),
+    ],
+)
+def test_what_is_no_tensor_of_logits_is_refused_with_what_to_give(outputs, told):
+    for name, given in (("student_outputs", (outputs, logits(2, 3))), ("teacher_outputs", (logits(2, 3), outputs))):
+        with pytest.raises(ModelError, match=re.escape(f"{name} is a {told.format(name=name)}")):
+            distillation_loss(*given)
 
 
 @pytest.mark.parametrize(("one", "other"), [((2, 3), (2, 4)), ((), ())])

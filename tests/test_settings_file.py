@@ -382,6 +382,14 @@ def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path):
         Settings.load_from_path(tmp_path / "bytes.yaml")
 
 
+@pytest.mark.parametrize("path", [None, 3, b"clika.yaml"])
+def test_what_is_no_path_is_refused(path):
+    told = f"path is {path!r}, a {type(path).__name__}; give a path such as 'clika.yaml'"
+    for use in (Settings.load_from_path, Settings().save_to_path):
+        with pytest.raises(ModelError, match=re.escape(told)):
+            use(path)
+
+
 def test_fields_are_checked_as_they_are_set():
     with pytest.raises(ModelError, match=r"Settings.training_settings is None; it takes a TrainingSettings"):
         Settings(training_settings=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +21,11 @@ OTHER_MODEL = (
     "ranks before, broadcast the running statistics of batch norms, which DistributedDataParallel lets each rank have "
     "for itself, and give the same tracing_inputs to all, by which the graph is captured"
 )
+
+OTHER_SETTINGS = "rank {} was given other settings than rank 0: {}. Give the same on all ranks"
+
+OF_ONE_RANK = frozenset({"check_passes", "compare_after_export", "external_data", "ranges_file"})
+"""Options that change nothing of the model, and may be others on each rank."""
 
 
 def decided_together(make: Callable[[], Quantization], scheme: QuantizationScheme, ranks: Ranks) -> Quantization:
@@ -44,6 +51,46 @@ def refuse_other_models(fingerprint: str, ranks: Ranks) -> None:
     other = [str(rank) for rank, model in enumerate(said) if model != said[0]]
     if other:
         raise ModelError(OTHER_MODEL.format(", ".join(other)))
+
+
+def refuse_other_settings(settings: Mapping[str, Any], ranks: Ranks) -> None:
+    """Refuse to go on where ranks were given different settings; all call it with the same names.
+
+    Args:
+        settings: by their names; what is a dataclass counts field by field.
+        ranks: the processes.
+
+    Raises:
+        ModelError: there are others than on the first rank; each is named, with both values.
+    """
+    if not ranks.are_several:
+        return
+    said = [document["settings"] for document, _ in ranks.told_by_all(({"settings": _spelled(settings)}, {}))]
+    other = {rank: differences for rank, own in enumerate(said) if (differences := _differences(own, said[0]))}
+    if other:
+        raise ModelError("; ".join(OTHER_SETTINGS.format(rank, told) for rank, told in other.items()))
+
+
+def _spelled(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings as text that is the same in each process, with the fields of each beside it."""
+    spelled: dict[str, str] = {}
+    for name, value in settings.items():
+        is_one = dataclasses.is_dataclass(value)
+        spelled[name] = type(value).__name__ if is_one else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+        for field in dataclasses.fields(value) if is_one else ():
+            if field.name not in OF_ONE_RANK:
+                spelled |= _spelled({f"{name}.{field.name}": getattr(value, field.name)})
+    return spelled
+
+
+def _differences(own: Mapping[str, str], first: Mapping[str, str]) -> str:
+    """Return which settings are others, in words; of those of another kind, which have other fields, that alone."""
+    other = [
+        f"{name} ({textwrap.shorten(own[name], 100)} in place of {textwrap.shorten(text, 100)})"
+        for name, text in first.items()
+        if name in own and own[name] != text
+    ]
+    return ", ".join([*other[:4], *([f"and {len(other) - 4} more"] if other[4:] else [])])
 
 
 def _written(found: Quantization) -> Message:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
-from clika_ref.distributed_settings import DistributedTrainingSettings
+from clika_ref.distributed_settings import WANTED, DistributedTrainingSettings
 from clika_ref.saving.extra_state import read_extra_state, write_extra_state
 
 Message = tuple[Mapping[str, Any], Mapping[str, Tensor]]
@@ -134,8 +134,12 @@ def working_together(settings: DistributedTrainingSettings | None) -> Iterator[R
     """Yield the processes that work on one model; where one leaves with an error, all do, with its reason.
 
     Raises:
-        ModelError: several are to work, and ``torch.distributed`` knows of none; or another one failed or ended.
+        ModelError: these are no such settings; several are to work, and ``torch.distributed`` knows of none; or another
+            one failed or ended.
     """
+    if settings is not None and not isinstance(settings, DistributedTrainingSettings):
+        msg = f"distributed_training_settings is {settings!r}, a {type(settings).__name__}; it takes {WANTED}"
+        raise ModelError(msg)
     if settings is None or not settings.multi_gpu:
         yield ALONE
         return

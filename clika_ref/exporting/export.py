@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import PassReport, Phase, Pipeline
@@ -32,7 +30,7 @@ from clika_ref.reporting.console import size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions, remedy_for
 from clika_ref.sizes_seen import Sizes, sizes_in_file
-from clika_ref.storage import behind_links, staged
+from clika_ref.storage import behind_links, require_path, staged
 from clika_ref.violations import checker_of
 
 DEQUANTIZED = "dequantize"
@@ -75,7 +73,7 @@ def export(
 
     """
     target = target_for(deployment, registry)
-    path = require_path(request.file)
+    path = require_path(request.file, "model.onnx", name="file")
     _warn_of_nan(request.graph, log)
     names = restrict_dynamic_sides(
         request.graph, request.dynamic_axes, request.examples, request.input_names, request.output_names
@@ -272,15 +270,3 @@ def _in_float(node: Node, target: Target) -> str:
     twin = alone.insert(Node(node.op, operands, node.attrs, node.origin), [v.type for v in node.outputs])
     helps = "kept float it would run: LayerQuantizationSettings(skip_quantization=True)"
     return f"; {helps}" if target.refusal(twin) is None else "; keeping it float does not help"
-
-
-def require_path(file: Any) -> Path:
-    """Return a path.
-
-    Raises:
-        ModelError: it is none.
-    """
-    if not isinstance(file, str | os.PathLike):
-        msg = f"file is {file!r}, a {type(file).__name__}; give a path such as 'model.onnx'"
-        raise ModelError(msg)
-    return Path(os.fspath(file))

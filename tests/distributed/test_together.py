@@ -145,6 +145,22 @@ def test_where_one_rank_fails_all_end_with_its_reason(failing, scenario, rank, r
     assert "so that all end" not in said[rank], "the one that failed has its own error"
 
 
+def test_arguments_that_one_rank_alone_has_wrong_end_all_with_its_reason(failing):
+    reasons = [
+        "quantization_settings needs calibration_inputs as well",
+        "unknown option 'no_option' = 1",
+        "pruning_settings is 3, a int",
+        "lora_settings is 4, a int",
+        "quantization_settings is 5, a int",
+        "clika_distribute takes a ClikaModule, and int is none",
+    ]
+    one, other = failing.told("arguments_on_one")
+    for reason, said, own in zip(reasons, one, other, strict=True):
+        assert own.startswith(reason)
+        assert said.startswith("rank 1 of 2 failed, so that all end: ")
+        assert reason in said
+
+
 def test_where_all_fail_each_has_its_own_error(failing):
     assert failing.told("an_error_on_both") == [NAN.format(2)] * 2
 
@@ -164,6 +180,41 @@ def test_where_all_fail_each_has_its_own_error(failing):
 )
 def test_what_ranks_cannot_do_together_is_refused_on_each(failing, scenario, reason):
     assert all(reason in said for said in failing.told(scenario))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "differences"),
+    [
+        (
+            "other_targets",
+            ["deployment_settings (DeploymentSettings_TensorRT_ONNX in place of DeploymentSettings_ONNXRuntime_ONNX)"],
+        ),
+        (
+            "other_options",
+            ["clika_compile_options.batch_norm ('live' in place of 'frozen'). Give the same on all ranks"],
+        ),
+        (
+            "other_thresholds",
+            ["quantization_settings.quantization_sensitivity_threshold (0.005 in place of 1000000000.0)"],
+        ),
+        ("float_on_one", ["quantization_settings (None in place of QuantizationSettings)"]),
+        (
+            "other_settings_later",
+            [
+                "pruning_settings.sparsity (0.75 in place of 0.5)",
+                "lora_settings.rank (3 in place of 2)",
+                "layer_quantization_settings ({'head': LayerQuantizationSettings(",
+            ],
+        ),
+        ("other_norms", ["batch_norm ('live' in place of 'frozen')"]),
+        ("other_frozen_weights", ["head.weight.requires_grad (False in place of True)"]),
+        ("divided_on_one", ["use_sharding (True in place of False)"]),
+    ],
+)
+def test_other_settings_are_refused_on_each_rank_and_named(failing, scenario, differences):
+    for said in failing.told(scenario):
+        for difference in differences:
+            assert f"rank 1 was given other settings than rank 0: {difference}" in said
 
 
 def test_after_a_failure_ranks_can_work_together_again(failing):

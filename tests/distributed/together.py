@@ -24,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from calibrated_nets import HERE, Net, batches
 
 from clika_ref import (
+    DeploymentSettings_TensorRT_ONNX,
     DistributedTrainingSettings,
+    LayerQuantizationSettings,
     LoraSettings,
     ModelError,
     PruningSettings,
@@ -101,7 +103,7 @@ def told(work):
     """Return what a scenario that fails is told."""
     try:
         work()
-    except ModelError as error:
+    except (ModelError, ValueError) as error:
         return str(error)
     return ""
 
@@ -289,6 +291,63 @@ def other_weights():
     model = Convolutions()
     model.head.weight.data += dist.get_rank()
     return {"told": told(lambda: compiled(model, dealt(images())))}
+
+
+def differing(arguments, **of_second):
+    """Compile with arguments, of which the second rank has others."""
+    arguments = {"calibration_inputs": dealt(images()), "deployment_settings": HERE, **arguments}
+    own = {**arguments, **(of_second if dist.get_rank() else {})}
+    return {"told": told(lambda: clika_compile(Convolutions().eval(), distributed_training_settings=TOGETHER, **own))}
+
+
+def other_targets():
+    return differing({"quantization_settings": ALL}, deployment_settings=DeploymentSettings_TensorRT_ONNX())
+
+
+def other_options():
+    return differing({"quantization_settings": ALL}, batch_norm="live", check_passes=True)
+
+
+def other_thresholds():
+    return differing({"quantization_settings": ALL}, quantization_settings=QuantizationSettings())
+
+
+def float_on_one():
+    return differing({"quantization_settings": ALL}, quantization_settings=None)
+
+
+def other_settings_later():
+    """Prune, adapt and quantize by other settings on the second rank."""
+    rank = dist.get_rank()
+    module = clika_compile(
+        Convolutions().eval(),
+        tracing_inputs=images(1),
+        deployment_settings=HERE,
+        distributed_training_settings=TOGETHER,
+    )
+    layers = {"head": LayerQuantizationSettings(skip_quantization=True)} if rank else None
+    data = {"calibration_inputs": dealt(images())}
+    steps = [
+        lambda: module.clika_prune(PruningSettings("structured", None, 0.5 + rank / 4)),
+        lambda: module.clika_attach_lora(LoraSettings(rank=2 + rank)),
+        lambda: module.clika_initialize_algorithms(ALL, layer_quantization_settings=layers, **data),
+    ]
+    return {"told": " / ".join(map(told, steps))}
+
+
+def arguments_on_one():
+    """Give what is refused, on the second rank alone: as a module is compiled, and later."""
+    rank = dist.get_rank()
+    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1), distributed_training_settings=TOGETHER)
+    steps = [
+        lambda: compiled(Convolutions(), None if rank else images(1)),
+        lambda: compiled(Convolutions(), images(1), **({"no_option": 1} if rank else {})),
+        lambda: module.clika_prune(3 if rank else STRUCTURED),
+        lambda: module.clika_attach_lora(4 if rank else None),
+        lambda: module.clika_initialize_algorithms(5 if rank else ALL, calibration_inputs=images(1)),
+        lambda: clika_distribute(6 if rank else module, TOGETHER),
+    ]
+    return {"told": [*map(told, steps)]}
 
 
 def a_file_of_ranges():
@@ -487,6 +546,23 @@ def other_shapes():
     return {"told": told(lambda: clika_distribute(clika_compile(model, tracing_inputs=[torch.ones(2, 4)]), SHARDED))}
 
 
+def other_norms():
+    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
+    module.clika_set_batch_norm("live" if dist.get_rank() else "frozen")
+    return {"told": told(lambda: clika_distribute(module, TOGETHER))}
+
+
+def other_frozen_weights():
+    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
+    module.head.weight.requires_grad_(not dist.get_rank())
+    return {"told": told(lambda: clika_distribute(module, TOGETHER))}
+
+
+def divided_on_one():
+    module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
+    return {"told": told(lambda: clika_distribute(module, SHARDED if dist.get_rank() else TOGETHER))}
+
+
 def other_steps():
     module = clika_compile(Convolutions().eval(), tracing_inputs=images(1))
     return {"told": told(lambda: clika_distribute(module, TOGETHER, steps=3 + dist.get_rank()))}
@@ -532,6 +608,9 @@ GROUPS = {
     "failing": [
         *(nan_on_one, nan_in_the_first, no_data_on_the_first, an_error_of_the_users_on_one, an_error_on_both),
         *(an_error_before_counts_are_summed,),
+        *(other_targets, other_options, other_thresholds, float_on_one, other_settings_later),
+        *(arguments_on_one,),
+        *(other_norms, other_frozen_weights, divided_on_one),
         *(other_weights, a_file_of_ranges, other_plans, other_shapes, other_steps, convolutions),
     ],
     "training": [

@@ -1,0 +1,24 @@
+"""What is trained by several processes, in one: nothing is divided, and what is no such thing is refused."""
+
+import pytest
+from torch import nn
+
+from clika_ref import DistributedTrainingSettings, ModelError, clika_compile, clika_distribute
+
+
+@pytest.fixture(scope="module")
+def module():
+    return clika_compile(nn.Linear(2, 2).eval(), tracing_inputs=[nn.Linear(2, 2).weight.detach()])
+
+
+@pytest.mark.parametrize("settings", [None, DistributedTrainingSettings()])
+def test_one_process_trains_the_module_itself(module, settings):
+    assert clika_distribute(module, settings) is module
+
+
+@pytest.mark.parametrize("settings", [True, {"multi_gpu": True}])
+def test_settings_of_another_kind_are_refused(module, settings):
+    with pytest.raises(
+        ModelError, match=r"distributed_training_settings is .*; it takes a DistributedTrainingSettings"
+    ):
+        clika_distribute(module, settings)
