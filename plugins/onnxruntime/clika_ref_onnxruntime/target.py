@@ -31,6 +31,10 @@ PROVIDERS = ["CPUExecutionProvider"]
 MOVING = (SAME_SCALE, SHARED_SCALE)
 """What copies elements, of whatever dtype they are."""
 
+NO_BFLOAT16 = (
+    "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32, not export_bf16"
+)
+
 
 @dataclass(frozen=True)
 class OnnxRuntime:
@@ -53,7 +57,7 @@ class OnnxRuntime:
             return reason
         dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
         if torch.bfloat16 in dtypes and node.op.trait not in MOVING and node.op.name not in ("to", "detach"):
-            return "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32"
+            return NO_BFLOAT16
         if self.optimize and (reason := _scaled_otherwise(node)):
             return reason
         return missing_kernel(node) if dtypes - {torch.float32} else None
