@@ -90,7 +90,7 @@ class _BuiltForSizes:
         """Refuse what says no sizes.
 
         Raises:
-            ModelError: ``shapes`` does not say three whole numbers by names of sides, the least first.
+            ModelError: ``shapes`` does not say three whole numbers from 0 by names of sides, the least first.
         """
         _refuse_odd_shapes(self.shapes)
         object.__setattr__(self, "shapes", {name: tuple(sizes) for name, sizes in self.shapes.items()})
@@ -102,8 +102,11 @@ def _refuse_odd_shapes(shapes: Any) -> None:
         raise ModelError(msg)
     for name, given in shapes.items():
         are_three = isinstance(given, Sequence) and len(given) == 3 and all(type(size) is int for size in given)
-        if not are_three or not given[0] <= given[1] <= given[2] or given[2] < 1:
-            wanted = "the least, the usual and the largest of its sizes, which are whole numbers"
+        if not are_three or not 0 <= given[0] <= given[1] <= given[2] or given[2] < 1:
+            wanted = (
+                "the least, the usual and the largest of its sizes, which are whole numbers, none below 0 or below the "
+                "one before it, and the largest at least 1"
+            )
             msg = f"shapes: {name!r} is to be {given!r}; it takes {wanted}"
             raise ModelError(msg)
 
