@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,13 +128,39 @@ class DeploymentSettings_TensorRT_LLM_ONNX(_BuiltForSizes, BaseDeploymentSetting
     framework: ClassVar[str] = "TensorRT-LLM (NVIDIA)"
 
 
+def deployment_class_named(target: str) -> type[BaseDeploymentSettings]:
+    """Return the class of a target's settings by its name or a short one, of a plugin's own too, bases first."""
+    name, level = full_name(target), BaseDeploymentSettings.__subclasses__()
+    while level:
+        for kind in level:
+            if name and kind.target == name:  # those of retired targets have no name
+                return kind
+        level = [derived for kind in level for derived in kind.__subclasses__()]
+    return type("DeploymentSettings", (BaseDeploymentSettings,), {"target": name, "framework": name})
+
+
+def without_default(kind: type) -> list[str]:
+    """Return what has to be given to make an instance of a class."""
+    taken = inspect.signature(kind).parameters.values()
+    return [p.name for p in taken if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
 def deployment_settings_named(target: str) -> BaseDeploymentSettings:
-    """Return the settings of a target by its name or a short one, of a plugin's own too; compiling finds it or not."""
-    name = full_name(target)
-    for settings in BaseDeploymentSettings.__subclasses__():
-        if name and settings.target == name:  # those of retired targets have no name
-            return settings()
-    return type("DeploymentSettings", (BaseDeploymentSettings,), {"target": name, "framework": name})()
+    """Return the settings of a target, whose fields have their defaults; compiling finds the target or not.
+
+    Raises:
+        TargetError: a field has no default.
+    """
+    kind = deployment_class_named(target)
+    lacking = without_default(kind)
+    if lacking:
+        msg = (
+            f"the target {kind.target} needs settings, and its name alone does not tell {', '.join(lacking)} of "
+            f"{kind.__module__}.{kind.__qualname__}: give them as deployment_settings in Python or in a settings file, "
+            "or let its plugin give them defaults"
+        )
+        raise TargetError(msg)
+    return kind()
 
 
 DISTRIBUTIONS: Mapping[str, str] = {
