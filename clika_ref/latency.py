@@ -23,7 +23,7 @@ from clika_ref.core.types import TensorType
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written
 from clika_ref.quantization.compressing import Compressed, compress_layer
-from clika_ref.quantization.layer_weights import numbers_of, weight_of
+from clika_ref.quantization.layer_weights import numbers_of, scaled_side, weight_of
 from clika_ref.quantization.placement import COMPUTE
 from clika_ref.quantization.quantizing import Plan, attributes_of, quantize_layer
 from clika_ref.quantization.scales import Scale, weight_scales
@@ -118,7 +118,7 @@ class LayerTimer:
         if behind is not None:
             result = build(behind.op, result, *behind.inputs[1:], **behind.attrs)
         if integers is not None:
-            scales = weight_scales(numbers_of(weight_of(node)), node.op.trait.axis, self.scheme.weights)
+            scales = weight_scales(numbers_of(weight_of(node)), scaled_side(node, self.scheme), self.scheme.weights)
             plan = Plan(self.scheme, {read.name: ANY_SCALE}, {layer.name: scales})
             quantize_layer(graph, layer, plan, self.operators)
             if node.kind in self.scheme.closed:

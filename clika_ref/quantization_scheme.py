@@ -86,7 +86,7 @@ class QuantizationScheme:
     activations: Integers
     """Of a value between layers, one scale for all of it."""
     weights: Integers
-    """Of a weight, one scale for each output channel."""
+    """Of a weight, one scale for each output channel, but see ``one_scale``."""
     layers: frozenset[str] = field(default_factory=_none)
     """Operators with weights that run in integers, where what they read is quantized."""
     closed: frozenset[str] = field(default_factory=_none)
@@ -108,6 +108,8 @@ class QuantizationScheme:
     """Layers that run in integers only if the zero point of what they read is 0."""
     undivided: frozenset[str] = field(default_factory=_none)
     """Layers that run in integers only if their channels are not divided into groups."""
+    one_scale: frozenset[str] = field(default_factory=_none)
+    """Layers whose weight has one scale in all where it has parts: groups of channels, or a stack of matrices."""
     is_all_or_none: bool = False
     """Whether what a layer or a join reads must be integers altogether, or not at all: those that compute in float read
     the float of a value that others read in integers."""

@@ -97,8 +97,9 @@ class ReportedModule(PicturedModule):
     def _subject(self, log: CompilationLog) -> Subject:
         """Return what a report is about, with a warning where scales are of weights that have changed since."""
         own, wanted, registry = self._clika_quantized, self._clika_wanted, self._clika_registry or load_registry()
-        known = deployment_settings_named(own.target) if own else DeploymentSettings_ONNXRuntime_ONNX()
-        deployment = self._clika_deployment or known
+        deployment = self._clika_deployment or (
+            deployment_settings_named(own.target) if own else DeploymentSettings_ONNXRuntime_ONNX()
+        )
         plan = self._plan_for(deployment)
         self._warn_of_trained_weights(plan, log)
         given, layers = (wanted.given, wanted.layers) if wanted and own else (None, {})

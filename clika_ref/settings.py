@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class _BuiltForSizes:
         """Refuse what says no sizes.
 
         Raises:
-            ModelError: ``shapes`` does not say three whole numbers by names of sides, the least first.
+            ModelError: ``shapes`` does not say three whole numbers from 0 by names of sides, the least first.
         """
         _refuse_odd_shapes(self.shapes)
         object.__setattr__(self, "shapes", {name: tuple(sizes) for name, sizes in self.shapes.items()})
@@ -102,8 +103,11 @@ def _refuse_odd_shapes(shapes: Any) -> None:
         raise ModelError(msg)
     for name, given in shapes.items():
         are_three = isinstance(given, Sequence) and len(given) == 3 and all(type(size) is int for size in given)
-        if not are_three or not given[0] <= given[1] <= given[2] or given[2] < 1:
-            wanted = "the least, the usual and the largest of its sizes, which are whole numbers"
+        if not are_three or not 0 <= given[0] <= given[1] <= given[2] or given[2] < 1:
+            wanted = (
+                "the least, the usual and the largest of its sizes, which are whole numbers, none below 0 or below the "
+                "one before it, and the largest at least 1"
+            )
             msg = f"shapes: {name!r} is to be {given!r}; it takes {wanted}"
             raise ModelError(msg)
 
@@ -124,13 +128,39 @@ class DeploymentSettings_TensorRT_LLM_ONNX(_BuiltForSizes, BaseDeploymentSetting
     framework: ClassVar[str] = "TensorRT-LLM (NVIDIA)"
 
 
+def deployment_class_named(target: str) -> type[BaseDeploymentSettings]:
+    """Return the class of a target's settings by its name or a short one, of a plugin's own too, bases first."""
+    name, level = full_name(target), BaseDeploymentSettings.__subclasses__()
+    while level:
+        for kind in level:
+            if name and kind.target == name:  # those of retired targets have no name
+                return kind
+        level = [derived for kind in level for derived in kind.__subclasses__()]
+    return type("DeploymentSettings", (BaseDeploymentSettings,), {"target": name, "framework": name})
+
+
+def without_default(kind: type) -> list[str]:
+    """Return what has to be given to make an instance of a class."""
+    taken = inspect.signature(kind).parameters.values()
+    return [p.name for p in taken if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
 def deployment_settings_named(target: str) -> BaseDeploymentSettings:
-    """Return the settings of a target by its name or a short one, of a plugin's own too; compiling finds it or not."""
-    name = full_name(target)
-    for settings in BaseDeploymentSettings.__subclasses__():
-        if name and settings.target == name:  # those of retired targets have no name
-            return settings()
-    return type("DeploymentSettings", (BaseDeploymentSettings,), {"target": name, "framework": name})()
+    """Return the settings of a target, whose fields have their defaults; compiling finds the target or not.
+
+    Raises:
+        TargetError: a field has no default.
+    """
+    kind = deployment_class_named(target)
+    lacking = without_default(kind)
+    if lacking:
+        msg = (
+            f"the target {kind.target} needs settings, and its name alone does not tell {', '.join(lacking)} of "
+            f"{kind.__module__}.{kind.__qualname__}: give them as deployment_settings in Python or in a settings file, "
+            "or let its plugin give them defaults"
+        )
+        raise TargetError(msg)
+    return kind()
 
 
 DISTRIBUTIONS: Mapping[str, str] = {

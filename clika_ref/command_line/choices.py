@@ -75,11 +75,11 @@ def deployment(target: str | None) -> BaseDeploymentSettings:
     """Return the settings of a target that a plugin provides.
 
     Raises:
-        MisuseError: none does.
+        MisuseError: none does, or its settings have fields without defaults.
     """
     with as_misuse():
         target_named(full_name(DEFAULT_TARGET if target is None else target), load_registry())
-    return deployment_settings_named(DEFAULT_TARGET if target is None else target)
+        return deployment_settings_named(DEFAULT_TARGET if target is None else target)
 
 
 def deployment_of_saved(module: Any) -> BaseDeploymentSettings:

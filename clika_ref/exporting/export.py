@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -250,11 +251,14 @@ def refuse(graph: Graph, target: Target) -> None:
     """Gather every node of a graph that the target cannot run.
 
     Raises:
-        TargetError: there are such nodes; all are named, and those that it runs in float say so.
+        TargetError: there are such nodes; all are named, equal ones once, and those that it runs in float say so.
     """
     refused = [(node, reason) for node in graph.nodes if (reason := target.refusal(node)) is not None]
     if refused:
-        shown = "\n".join(f"  {n.op.name} in {n.origin}: {reason}{_in_float(n, target)}" for n, reason in refused)
+        alike = Counter((f"{n.op.name} in {n.origin}", reason + _in_float(n, target)) for n, reason in refused)
+        shown = "\n".join(
+            f"  {where}{f', {count:,} nodes' * (count > 1)}: {reason}" for (where, reason), count in alike.items()
+        )
         msg = f"{target.name} cannot run {len(refused)} nodes of {graph.name}:\n{shown}"
         raise TargetError(msg)
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization_scheme import QuantizationScheme
 
 
 def position_of(node: Node) -> int:
@@ -51,6 +52,12 @@ def numbers_of(constant: Value) -> Tensor:
 def groups_of(node: Node) -> int:
     """Return into how many parts a layer divides its channels, each with weights of its own."""
     return int(node.attrs.get("groups", 1))
+
+
+def scaled_side(node: Node, scheme: QuantizationScheme) -> int | None:
+    """Return the side of a layer's weight along which a target wants scales, as its trait says; None for one in all."""
+    is_stack = node.op.trait.axis is not None and node.op.trait.axis < 0 and weight_of(node).type.rank > 2
+    return None if node.kind in scheme.one_scale and (is_stack or groups_of(node) > 1) else node.op.trait.axis
 
 
 def with_weight(node: Node, weight: Tensor, x: Tensor) -> Tensor:

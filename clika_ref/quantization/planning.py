@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Node, Value
 from clika_ref.quantization.clipping import clipped_scales
-from clika_ref.quantization.layer_weights import bias_of, numbers_of, weight_of
+from clika_ref.quantization.layer_weights import bias_of, numbers_of, scaled_side, weight_of
 from clika_ref.quantization.observers import OBSERVERS, Range
 from clika_ref.quantization.placement import Placement
 from clika_ref.quantization.quantizing import Plan
@@ -52,7 +52,7 @@ class Planner:
     def _scales(self, node: Node, plan: Plan) -> Tensor:
         if node not in self._weights:
             find = clipped_scales if self.clips else weight_scales
-            self._weights[node] = find(numbers_of(weight_of(node)), node.op.trait.axis, self.scheme.weights)
+            self._weights[node] = find(numbers_of(weight_of(node)), scaled_side(node, self.scheme), self.scheme.weights)
         bias = bias_of(node)
         if node.kind in self.scheme.integer_bias and isinstance(bias, Value) and bias.data is not None:
             read = plan.activations[node.inputs[0].name].scale

@@ -51,13 +51,13 @@ def weight_scales(weight: Tensor, axis: int | None, integers: Integers) -> Tenso
 
 
 def raised_for_bias(scales: Tensor, bias: Tensor, input_scale: float) -> Tensor:
-    """Return weight scales at which no bias overflows, ``float32[channels]``: those that are too small are raised.
+    """Return weight scales at which no bias overflows, in the shape given: those that are too small are raised.
 
     A bias is an integer of 32 bits whose scale must be that of the input times that of the weight: a runtime that adds
     it to the sum of products multiplies neither.
     """
     needed = bias.detach().abs().double() / (float(input_scale) * BIAS_LIMIT)
-    return torch.maximum(scales, _rounded_up(needed))
+    return torch.maximum(scales, _rounded_up(needed if scales.ndim else needed.amax()))
 
 
 def quantized_bias(bias: Tensor, input_scale: float, scales: Tensor) -> tuple[Tensor, Tensor]:

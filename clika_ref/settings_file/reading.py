@@ -21,7 +21,7 @@ from clika_ref.settings import (
     DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_QNN,
     DeploymentSettings_TFLite,
-    deployment_settings_named,
+    deployment_class_named,
     full_name,
 )
 from clika_ref.settings_file.sections import WORDS, is_mapping, read_section, shown, unknown
@@ -29,7 +29,7 @@ from clika_ref.settings_file.tree import Entry, Problems, read_tree
 from clika_ref.training_settings import TrainingSettings
 
 FRAMEWORKS: Mapping[str, type[BaseDeploymentSettings]] = {
-    **{short: type(deployment_settings_named(name)) for short, name in SHORT_NAMES.items()},
+    **{short: deployment_class_named(name) for short, name in SHORT_NAMES.items()},
     "tflite": DeploymentSettings_TFLite,
     "qnn": DeploymentSettings_QNN,
 }
@@ -142,7 +142,7 @@ class _Reader:
                 return FRAMEWORKS[name]
             targets = load_registry().targets
             if name in targets:
-                return type(deployment_settings_named(name))
+                return deployment_class_named(name)
         except ClikaError as error:
             self.problems.add(entry.line, f"{DEPLOYMENT}.{FRAMEWORK}: {error}")
             return None

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from clika_ref.checked_settings import CheckedSettings
 from clika_ref.core.errors import ModelError
+from clika_ref.settings import without_default
 from clika_ref.settings_file.tree import Entry, Problems, scalar
 
 WORDS = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": False}
@@ -81,6 +82,9 @@ def read_section(
         if wrong:
             is_number = held.is_quoted and not isinstance(scalar(held.text), str)
             problems.add(held.line, f"{wrong}{UNQUOTED if is_number else ''}")
+    lacking = [name for name in without_default(kind) if name not in fields]
+    if lacking:
+        problems.add(entry.line, f"{where} lacks {', '.join(lacking)}, of which {kind.__qualname__} has no default")
     if len(problems.found) > before:
         return None
     try:
@@ -106,6 +110,8 @@ def _wrong(kind: type, where: str, name: str, value: Any) -> str:
     if issubclass(kind, CheckedSettings):
         wanted = kind._checks[name](value)
         return f"{where}.{name} is {value!r}; it takes {wanted}" if wanted else ""
+    if {*without_default(kind)} - {name}:  # which says what is wrong when it is made, not by which line
+        return ""
     try:
         kind(**{name: value})
     except ModelError as error:

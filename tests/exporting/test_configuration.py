@@ -1,5 +1,7 @@
 """The forms in which exports are written: half precisions, integers of four bits, and which outputs."""
 
+import re
+
 import onnx
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 import clika_ref
 from clika_ref import (
     ClikaCompileOptions,
+    DeploymentSettings_ONNXRuntime_ONNX,
     DeploymentSettings_OpenVINO_ONNX,
     DeploymentSettings_TensorRT_LLM_ONNX,
     DeploymentSettings_TensorRT_ONNX,
@@ -198,6 +201,20 @@ def test_a_mask_of_infinities_is_not_what_half_precision_cannot_hold(tmp_path):
     message = r"first node whose result is not finite is mul \(mul"
     with pytest.raises(TargetError, match=message), export_configuration(export_fp16=True):
         module.clika_export(tmp_path / "half.onnx")
+
+
+def test_quantizers_that_a_half_export_makes_impossible_are_refused_once_with_what_helps(tmp_path):
+    module = compiled(DeploymentSettings_ONNXRuntime_ONNX(), WHOLE)
+    with pytest.raises(TargetError) as error, export_configuration(export_fp16=True):
+        module.clika_export(tmp_path / "half.onnx")
+    told = str(error.value).splitlines()
+    assert len(told) == len({*told}) == 2
+    assert re.search(
+        r"  quantize in <root>, \d nodes: it computes QuantizeLinear in float16.*; export without export_fp16, or a "
+        r"float module; where the model itself quantizes, convert",
+        told[1],
+    )
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("factor", [1e5, 100_000])

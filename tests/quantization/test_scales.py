@@ -84,3 +84,10 @@ def test_no_bias_overflows_and_scales_are_raised_no_more_than_that_takes(bias, i
     missed = (integers.double() * own.double() - torch.tensor(bias).double()).abs()
     assert (missed <= own.double() * 0.5000001).all()
     assert ((raised == scales) | (integers.abs() > 2**31 - 1024)).all()
+
+
+def test_one_scale_in_all_is_raised_for_the_largest_bias():
+    raised = raised_for_bias(torch.tensor(2.0**-20), torch.tensor([1.0, -4e6, 0.0]), 2.0**-20)
+    integers, own = quantized_bias(torch.tensor([1.0, -4e6, 0.0]), 2.0**-20, raised)
+    assert raised.shape == own.shape == ()
+    assert -(2**31) < int(integers.min()) < -(2**31) + 2048

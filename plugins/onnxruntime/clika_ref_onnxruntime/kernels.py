@@ -27,6 +27,13 @@ TABLE = Path(__file__).with_name("kernels.toml")
 UNUSUAL = frozenset({"bfloat16", "complex64", "complex128"})
 """Dtypes that the target refuses in general; no message advises them."""
 
+CONVERTED = "convert what goes in, or the model, to one of them"
+
+QUANTIZED_IN_HALF = (
+    "export without export_fp16, or a float module; where the model itself quantizes, convert what goes in"
+)
+"""What helps where integers are made of float16, of which the runtime makes none: it is mostly the export that asks."""
+
 
 @once_per_call
 def missing_kernel(node: Node) -> str | None:
@@ -45,9 +52,10 @@ def missing_kernel(node: Node) -> str | None:
             taken = _taken(onnx_node, parameter)
             if name in dtypes and taken and dtypes[name] not in taken:
                 shown = ", ".join(t for t in taken if t not in UNUSUAL)
+                is_of_half = node.kind == "quantize" and dtypes[name] == "float16"
                 return (
                     f"it computes {onnx_node.op_type} in {dtypes[name]}, of which ONNX Runtime's CPU kernels take "
-                    f"{shown}; convert what goes in, or the model, to one of them"
+                    f"{shown}; {QUANTIZED_IN_HALF if is_of_half else CONVERTED}"
                 )
     return None
 

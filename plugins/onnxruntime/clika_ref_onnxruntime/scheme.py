@@ -19,6 +19,7 @@ X86 = QuantizationScheme(
     absorbed={"relu": {}, "relu6": {}, "hardtanh": {"min_val": 0}},
     elementwise=frozenset({"add", "mul", "cat", "sigmoid", "leaky_relu", "avg_pool2d", "adaptive_avg_pool2d"}),
     moving=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"}),
+    one_scale=frozenset({"matmul"}),
     integer_bias=CONVOLUTIONS | {"linear"},
     flat_bias=frozenset({"linear"}),
     weights_only=WeightsOnly(layers=PRODUCTS, rounds_inputs=True),

@@ -31,6 +31,10 @@ PROVIDERS = ["CPUExecutionProvider"]
 MOVING = (SAME_SCALE, SHARED_SCALE)
 """What copies elements, of whatever dtype they are."""
 
+NO_BFLOAT16 = (
+    "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32, not export_bf16"
+)
+
 
 @dataclass(frozen=True)
 class OnnxRuntime:
@@ -53,8 +57,8 @@ class OnnxRuntime:
             return reason
         dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
         if torch.bfloat16 in dtypes and node.op.trait not in MOVING and node.op.name not in ("to", "detach"):
-            return "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32"
-        if self.optimize and (reason := _scaled_along_inner_side(node)):
+            return NO_BFLOAT16
+        if self.optimize and (reason := _scaled_otherwise(node)):
             return reason
         return missing_kernel(node) if dtypes - {torch.float32} else None
 
@@ -117,16 +121,24 @@ It is no installed target: ``clika-ref conformance run --target clika_ref_onnxru
 """
 
 
-def _scaled_along_inner_side(node: Node) -> str | None:
+def _scaled_otherwise(node: Node) -> str | None:
     """Refuse quantized weights with scales along an input side: the runtime's fusion reads them along the output side.
 
-    ONNX Runtime 1.31 does so in MatMul and Gemm of two dequantized operands, and says nothing.
+    ONNX Runtime 1.31 does so in MatMul and Gemm of two dequantized operands, and says nothing. It fails where such a
+    weight is a stack of matrices that has more scales than one.
     """
     position, axis = node.op.trait.weight, node.op.trait.axis
     if position is None or axis is None or position >= len(node.inputs) or not _dequantized(node.inputs[0]):
         return None
     made, rank = _dequantized(node.inputs[position]), node.inputs[position].type.rank
-    if made is None or made.attrs["axis"] is None or made.attrs["axis"] % rank == axis % rank:
+    if made is None or made.attrs["axis"] is None:
+        return None
+    if axis < 0 and rank > 2 and made.inputs[1].type.shape != (1,):
+        return (
+            f"its weight has {rank} sides and scales along one of them, but ONNX Runtime takes one scale for a stack "
+            "of matrices; quantize the weight per tensor, as modules have it that are compiled for onnxruntime"
+        )
+    if made.attrs["axis"] % rank == axis % rank:
         return None
     return (
         f"the scales of its weight lie along axis {made.attrs['axis']}, but ONNX Runtime reads them along the output "

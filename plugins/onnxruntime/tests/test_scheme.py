@@ -66,7 +66,7 @@ def _seeded():
 
 TWICE = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
 
-TABLE = image(8, 4)
+TABLE, STACK = image(8, 4), image(2, 8, 4)
 
 CASES = {
     "conv1d": (Chain(nn.Conv1d(8, 8, 3)), image(2, 8, 6), {"QLinearConv": 1}),
@@ -80,6 +80,8 @@ CASES = {
     "linear-3d": (Chain(nn.Linear(8, 8)), image(2, 3, 8), {"QGemm": 1}),
     "linear-no-bias": (Chain(nn.Linear(8, 8, bias=False)), image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
     "matmul": (Chain(nn.Linear(8, 8), lambda y, _: y @ TABLE), image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
+    "stack": (Chain(nn.Linear(8, 8), lambda y, _: y @ STACK), image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
+    "stack-of-one": (Chain(nn.Linear(8, 8), lambda y, _: y @ STACK[:1]), image(2, 3, 8), {"MatMulIntegerToFloat": 1}),
     "add": (Chain(TWICE, lambda y, x: F.relu(y + F.relu(x) - x)), image(), {"QLinearConv": 2}),
     "residual": (
         Chain(nn.Conv2d(8, 8, 1), lambda y, _: F.relu(TWICE(y) + y)),

@@ -115,6 +115,21 @@ def test_scales_along_the_inner_side_of_a_product_are_refused(kind, wrong, right
     assert OnnxRuntime().refusal(node) is None
 
 
+def test_scales_along_a_side_of_a_stack_of_matrices_are_refused():
+    g = Graph("stack")
+    build = Builder(g, OPERATORS)
+    x = g.add_input(TensorType(torch.float32, (2, 3, 4)), "x")
+    x = build("dequantize", build("quantize", x, 0.5, 3, dtype=torch.uint8), 0.5, 3)
+    w = g.add_constant(torch.ones(2, 4, 5, dtype=torch.int8), "w")
+    several = build("dequantize", w, g.add_constant(torch.ones(5), "scales"), axis=2)
+    one = build("dequantize", w, 0.5)
+    column = g.add_constant(torch.ones(2, 4, 1, dtype=torch.int8), "column")
+    single = build("dequantize", column, g.add_constant(torch.ones(1), "scale"), axis=2)
+    assert "its weight has 3 sides and scales along one" in OnnxRuntime().refusal(build("matmul", x, several).producer)
+    for taken in (one, single):
+        assert OnnxRuntime().refusal(build("matmul", x, taken).producer) is None
+
+
 def test_a_refusal_says_whether_keeping_a_node_float_helps(monkeypatch):
     graph = quantized_product("matmul", 0)
     with pytest.raises(TargetError, match=r"along axis 0.*; kept float it would run: LayerQuantizationSettings\(skip"):

@@ -27,7 +27,7 @@ EXPLICIT = QuantizationScheme(
     moving=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"}),
     sums=Sums(CONVOLUTIONS, of_two_rounded=False),
     joined=frozenset({"cat"}),
-    undivided=TRANSPOSED,
+    one_scale=TRANSPOSED,
     is_all_or_none=True,
     weights_only=WeightsOnly(layers=PRODUCTS, bits=frozenset({4}), blocks={4: frozenset({64, 128})}),
 )

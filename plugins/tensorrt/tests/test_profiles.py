@@ -53,7 +53,6 @@ def test_a_copy_is_exported_for_other_sizes_without_ranges(tmp_path):
     ("shapes", "message"),
     [
         ({"height": (1, 2, 3)}, r"shapes: 'height' is no dynamic side of Net, which has 'batch'"),
-        ({"batch": (-1, 2, 4)}, r"shapes: 'batch' is to be from -1 to 4, but the model was traced for"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_and_nothing_is_written(shapes, message, tmp_path):
@@ -110,7 +109,9 @@ def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
             {"batch": (3, 2, 4)},
             r"shapes: 'batch' is to be \(3, 2, 4\); it takes the least, the usual and the largest of",
         ),
-        ({"batch": (0, 0, 0)}, r"shapes: 'batch' is to be \(0, 0, 0\); it takes the least, the usual"),
+        ({"batch": (0, 0, 0)}, r"shapes: 'batch' is to be \(0, 0, 0\); .*, and the largest at least 1"),
+        ({"batch": (8, 1, 32)}, r"shapes: 'batch' is to be \(8, 1, 32\); .* none below 0 or below the one before it"),
+        ({"batch": (-1, 2, 3)}, r"shapes: 'batch' is to be \(-1, 2, 3\); .* none below 0 or below"),
         ({"batch": (1, 8)}, r"shapes: 'batch' is to be \(1, 8\); .*, which are whole numbers"),
         ({"batch": {1, 2, 8}}, r"shapes: 'batch' is to be \{.*\}; .*, which are whole numbers"),
         ({"batch": 8}, r"shapes: 'batch' is to be 8; .*, which are whole numbers"),
@@ -183,6 +184,13 @@ def test_sides_that_fall_while_others_rise_leave_a_profile_one_size():
 def test_sizes_that_no_guard_allows_are_refused(guard, seen, chosen, message):
     with pytest.raises(TargetError, match=f"shapes: {message}.*, for which the model was traced; choose others"):
         profile_of(two_sides(guard), calls(seen), chosen)
+
+
+def test_a_range_beyond_that_of_a_side_is_refused():
+    graph = two_sides()
+    graph.symbols["n"] = Symbol("n", 2, 8, Side("x", 0), 4)
+    with pytest.raises(TargetError, match=r"shapes: 'n' is to be from 1 to 4, but the model was traced for 2\.\.8"):
+        profile_of(graph, {}, {"n": (1, 2, 4)})
 
 
 def test_a_range_that_is_chosen_for_one_side_goes_with_what_was_seen_of_others():

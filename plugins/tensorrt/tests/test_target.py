@@ -59,6 +59,25 @@ def test_onnx_itself_computes_what_the_module_does_as_what_stands_in_for_tensorr
         assert (result - integers).square().sum() < 0.01 * rounded, name  # of which sums rounded otherwise are little
 
 
+@pytest.mark.parametrize(("groups", "scales"), [(1, (8,)), (2, ()), (8, ())])
+def test_a_transposed_convolution_of_several_groups_is_integers_of_one_scale(tmp_path, groups, scales):
+    torch.manual_seed(0)
+    data = [torch.randn(4, 8, 8, 8) for _ in range(4)]
+    module = clika_compile(
+        nn.Sequential(nn.ConvTranspose2d(8, 8, 4, 2, 1, groups=groups), nn.BatchNorm2d(8)).eval(),
+        calibration_inputs=data,
+        quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
+        deployment_settings=DeploymentSettings_TensorRT_ONNX(),
+    )
+    artifact = module.clika_export(tmp_path / "up.onnx")  # which compares it with the module
+    model = onnx.load(artifact.path)
+    assert violations(model) == []
+    (layer,) = [node for node in model.graph.node if node.op_type == "ConvTranspose"]
+    (weight,) = [node for node in model.graph.node if node.output[0] == layer.input[1]]
+    assert [tuple(t.dims) for t in model.graph.initializer if t.name == weight.input[1]] == [scales]
+    assert [n.runs for n in module.clika_explain().nodes if n.products] == ["int8"]
+
+
 class JoinedWithConstants(nn.Module):
     """Joins values with a constant, twice, that is the weight of another layer."""
 

@@ -1,0 +1,63 @@
+"""Settings of targets by name: those of plugins, however they are derived and whatever they have to be given."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+import clika_ref
+from clika_ref import BaseDeploymentSettings, DeploymentSettings_TensorRT_ONNX
+from clika_ref.command_line.choices import deployment
+from clika_ref.command_line.endings import MisuseError
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.settings import deployment_settings_named
+
+
+@pytest.fixture
+def kinds():
+    """Classes of settings by name, which no other test is to find."""
+
+    class OfAVendor(BaseDeploymentSettings):
+        pass
+
+    class Derived(OfAVendor):
+        target: ClassVar[str] = "derived"
+
+    class FurtherTensorRt(DeploymentSettings_TensorRT_ONNX):
+        pass
+
+    @dataclass(frozen=True)
+    class Chip(OfAVendor):
+        target: ClassVar[str] = "interpreter"  # which the example plugin provides
+        cores: int
+        clock: float = 1.0
+
+    made = {kind.__name__: kind for kind in (OfAVendor, Derived, FurtherTensorRt, Chip)}
+    yield made
+    for kind in made.values():
+        kind.target = ""  # something may hold the class, and it would be found
+
+
+def test_settings_are_found_behind_intermediate_bases_and_bases_first(kinds):
+    assert type(deployment_settings_named("derived")) is kinds["Derived"]
+    assert type(deployment_settings_named("trt")) is DeploymentSettings_TensorRT_ONNX
+    assert str(deployment_settings_named("toaster")) == "toaster"
+
+
+@pytest.mark.usefixtures("kinds")
+@pytest.mark.parametrize(("call", "kind"), [(deployment_settings_named, TargetError), (deployment, MisuseError)])
+def test_a_field_without_a_default_is_told_with_its_class_and_what_to_do(call, kind):
+    message = (
+        r"interpreter needs settings, and its name alone does not tell cores of .*\.Chip: give them as deployment_s"
+    )
+    with pytest.raises(kind, match=message):
+        call("interpreter")
+
+
+def test_a_settings_file_gives_what_has_no_default(kinds, tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("deployment_settings:\n  target_framework: interpreter\n  clock: 2.0\n  cores: 8\n")
+    assert clika_ref.Settings.load_from_path(path).deployment_settings == kinds["Chip"](8, 2.0)
+    path.write_text("deployment_settings:\n  target_framework: interpreter\n  clock: 2.0\n")
+    with pytest.raises(ModelError, match=r"deployment_settings lacks cores, of which .*Chip has no default"):
+        clika_ref.Settings.load_from_path(path)
