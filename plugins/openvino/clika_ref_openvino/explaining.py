@@ -22,6 +22,12 @@ NO_LAYERS = frozenset({"Const", "Input", "Output", "Reorder", "FakeQuantize"})
 PRODUCT, OF_PRODUCTS = "MatMul", "FullyConnected"
 """What a product with a weight is called in a file, and when it is executed: by then it may have lost its name."""
 
+LAYERS = frozenset({"Convolution", "Deconvolution", OF_PRODUCTS, PRODUCT})
+"""Kinds of executed nodes that compute products: what these run in, their owners do, whatever else belongs to them."""
+
+MOVED = "_original"
+"""What the runtime appends to the name of a node that it computes in integers, and makes floats of in one more node."""
+
 
 def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, str]:
     """Return what each node of a graph runs in: `INTEGERS`, ``int4 weights``, `FLOAT` and as what, or `FUSED`.
@@ -31,13 +37,17 @@ def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, st
         read: the model as it is in the file, names of whose nodes begin with that of a node of the graph.
         outputs: names of outputs, which nodes that make them bear alone.
     """
-    owners, found = _Owners(read, outputs), dict[str, str]()
+    owners, found = _Owners(read, outputs), dict[str, tuple[int, str]]()
     for node in executed.get_ordered_ops():
         facts = node.get_rt_info()
         owner = owners.of(facts)
-        if owner is not None and found.get(owner) != INTEGERS:
-            found[owner] = _precision(node, facts)
-    return {name: found.get(name, FUSED) for name in owners.names}
+        if owner is None:
+            continue
+        weight = int(_said(facts, "layerType") in LAYERS)
+        before = found.get(owner, (0, ""))
+        if weight > before[0] or (weight == before[0] and before[1] != INTEGERS):
+            found[owner] = weight, _precision(node, facts)
+    return {name: found.get(name, (0, FUSED))[1] for name in owners.names}
 
 
 def seconds_of_nodes(
@@ -71,8 +81,9 @@ class _Owners:
         """Return the name of the node of the graph that an executed one computes; None where it computes none."""
         if _said(facts, "layerType") in NO_LAYERS:
             return None
-        firsts = (name.partition("/")[0] for name in _names(facts, self._originals))
-        return next((name for name in firsts if name in self.names and not name.startswith(BORDERS)), None)
+        firsts = [name.partition("/")[0] for name in _names(facts, self._originals)]
+        known = (name if name in self.names else name.removesuffix(MOVED) for name in firsts)
+        return next((name for name in known if name in self.names and not name.startswith(BORDERS)), None)
 
 
 def _precision(node: Any, facts: Any) -> str:

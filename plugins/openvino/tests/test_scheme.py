@@ -3,6 +3,7 @@
 import pytest
 import torch
 from clika_ref_openvino.scheme import MIXED, without_overflow
+from clika_ref_openvino.target import OpenVino
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,7 +34,7 @@ torch.manual_seed(0)
 TWICE = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
 
 
-TABLE = drawn(8, 4)
+TABLE, MATRICES = drawn(8, 4), drawn(3, 64, 32) * 0.1
 
 CASES = {
     "conv1d": (lambda: nn.Conv1d(8, 8, 3), None, drawn(2, 8, 6), 1),
@@ -87,6 +88,15 @@ def test_a_residual_is_added_by_the_convolution_before_it():
     layer, behind, x, _ = CASES["residual"]
     runs = {node.operator: node.runs for node in compiled(layer, behind, x).clika_explain().nodes}
     assert runs["add"] == "fused"
+
+
+def test_a_layer_whose_dequantization_makes_an_output_is_told_as_the_runtime_computes_it(tmp_path):
+    """The runtime renames the layer, and leaves its name to what makes floats of its result."""
+    module = compiled(nn.Identity, lambda y, _: torch.bmm(y, MATRICES), drawn(3, 8, 64))
+    (layer,) = module.clika_explain().nodes
+    assert (layer.planned, layer.runs, layer.reason) == ("int8", "int8", "")
+    artifact = module.clika_export(tmp_path / "model.onnx")
+    assert OpenVino().profile(artifact, [drawn(3, 8, 64)]).keys() >= {*artifact.output_names}
 
 
 def test_a_transposed_convolution_of_what_may_be_negative_or_of_groups_stays_float_and_says_why():
