@@ -99,6 +99,37 @@ def test_a_layer_whose_dequantization_makes_an_output_is_told_as_the_runtime_com
     assert OpenVino().profile(artifact, [drawn(3, 8, 64)]).keys() >= {*artifact.output_names}
 
 
+class Attention(nn.Module):
+    """One head that attends to what a mask lets it, and to what lies before where there is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x, padding=None):
+        y = self.layer(x)[:, None]
+        if padding is None:
+            return F.scaled_dot_product_attention(y, y, y, is_causal=True)
+        return F.scaled_dot_product_attention(y, y, y, attn_mask=~padding[:, None, None, :])
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
+def test_masks_which_the_runtime_holds_in_bytes_make_no_integers_of_what_reads_them(is_masked, settings):
+    x, padding = drawn(2, 6, 16), torch.arange(6).expand(2, 6) > 3
+    calls = [(x, padding) if is_masked else x, (x[:, :5], padding[:, :5]) if is_masked else x[:, :5]]
+    module = clika_compile(
+        Attention().eval(),
+        tracing_inputs=calls,
+        **({} if settings is None else {"calibration_inputs": calls, "quantization_settings": settings}),
+        deployment_settings=DeploymentSettings_OpenVINO_ONNX(),
+    ).eval()
+    runs = {node.operator: (node.runs, node.reason) for node in module.clika_explain().nodes}
+    assert runs.pop("linear")[0] == ("float" if settings is None else "int8")
+    assert "int8" not in {said for said, _ in runs.values()}, runs
+    assert " in f32" in runs["scaled_dot_product_attention"][1]
+
+
 def test_a_transposed_convolution_of_what_may_be_negative_or_of_groups_stays_float_and_says_why():
     for groups, x, why in (
         (1, image(), "only where nothing that it reads lies below 0"),
