@@ -302,7 +302,7 @@ def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):
 
 def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
     module = compiled()
-    for name in ("net", "net.onnx", "net.v1"):
+    for name in ("net", "net.onnx", "net.v1.onnx"):
         line = module.clika_export(tmp_path / name).facts["trtexec"]
         assert f"--onnx={name} --saveEngine={name}.engine" in line
         assert (tmp_path / f"{name}.trtexec.sh").exists()
