@@ -21,7 +21,7 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
 from clika_ref.distributed.sharding import hold_buffers_of_first, is_divided, let_go, whole, whole_weights
 from clika_ref.exporting.configuration import configuration
-from clika_ref.exporting.export import ExportRequest, export
+from clika_ref.exporting.export import ExportRequest, export, place_for
 from clika_ref.exporting.interface import chosen_names
 from clika_ref.input_checks import check_inputs
 from clika_ref.reported_module import ReportedModule
@@ -294,7 +294,7 @@ class ClikaModule(ReportedModule):
         there: no data is read again, and the module stays as it is. `export_configuration` asks for other forms.
 
         Args:
-            file: where to write.
+            file: where to write; it ends as files of the target do, or has no suffix.
             example_inputs: one element as in ``tracing_inputs``; the artifact is compared with this module on it. By
                 default on the tracing inputs.
             input_names: names of the inputs, in order; None or empty: those of the signature.
@@ -305,22 +305,24 @@ class ClikaModule(ReportedModule):
             deployment_settings: of which target; by default that of the module.
 
         Raises:
-            ModelError: an argument does not fit the model, or ``file`` cannot be written.
+            ModelError: an argument does not fit the model, or ``file`` cannot be written, or ends otherwise.
             TargetError: the target cannot run the model, or disagrees with this module.
 
         """
         check_kinds(locals())  # which are the arguments, and nothing else yet
+        deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
+        registry = self._clika_registry or load_registry()
+        place = place_for(file, deployment, registry)
         self._require_exportable()
         if self._clika_simulation is not None and not self.training:  # what it computes is that of the artifact
             self._clika_simulation.prepare(self.graph, self._log_scales, looks_at_numbers=True)
-        deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         form = configuration()
         inputs = chosen_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])
         defaults = form.kept(self._clika_signature.output_names(inputs))
         plan = self._plan_for(deployment)
         request = ExportRequest(
             self.graph.clone(form.kept(self.graph.outputs)),
-            file,
+            place,
             self._examples(example_inputs),
             lambda inputs: form.kept(self._graph_outputs(inputs)),
             inputs,
@@ -333,7 +335,7 @@ class ClikaModule(ReportedModule):
         )
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
             self._warn_of_trained_weights(plan, log)
-            artifact = export(request, deployment, self._clika_registry or load_registry(), log)
+            artifact = export(request, deployment, registry, log)
             self._keep_told(log)
         return artifact
 

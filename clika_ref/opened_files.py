@@ -33,3 +33,20 @@ def opener_of(target: Target) -> Callable[[Path, Path], OpenedFile] | None:
 def suffixes_of(target: Target | None) -> tuple[str, ...]:
     """Return how the files of a target end; nothing where it does not say, or there is no target."""
     return tuple(getattr(target, "suffixes", ()))
+
+
+def refusal_of_suffix(place: Path, name: str, targets: Mapping[str, Target], choose: str) -> str | None:
+    """Say why the artifact of a target does not go into a file that ends like something else, such as a program.
+
+    Args:
+        place: of the artifact; without a suffix it is any target's.
+        name: of the target, which may say how its files end.
+        targets: all that there are, some of which may write such files.
+        choose: how the user asks for one of these, in words that its name follows.
+    """
+    taken, suffix = suffixes_of(targets.get(name)), place.suffix.lower()
+    if not taken or not suffix or suffix in taken:
+        return None
+    others = [other for other, target in targets.items() if suffix in suffixes_of(target)]
+    hint = f", and those of {' and '.join(others)} in {place.suffix}: {choose} {others[0]}" if others else ""
+    return f"files of {name} end in {' or '.join(taken)}{hint}"

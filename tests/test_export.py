@@ -15,7 +15,7 @@ import torch
 from clika_ref_cleanup import fold_batch_norm
 from torch import nn
 
-from clika_ref import clika_compile
+from clika_ref import DeploymentSettings_OpenVINO_ONNX, DeploymentSettings_TensorRT_ONNX, clika_compile
 from clika_ref.core.errors import ModelError, PassError, TargetError
 from clika_ref.core.operators import Operator
 from clika_ref.exporting import artifact_check
@@ -259,6 +259,31 @@ def test_paths_that_cannot_be_written_are_refused(module, tmp_path):
         module.clika_export(tmp_path / "absent" / "model.onnx")
     with pytest.raises(ModelError, match="it is a folder; add a file name"):
         module.clika_export(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "deployment", "message"),
+    [
+        (
+            "m.xml",
+            None,
+            "files of onnxruntime end in .onnx, and those of openvino in .xml: deployment_settings of openv",
+        ),
+        ("m.engine", DeploymentSettings_TensorRT_ONNX(), "files of tensorrt end in .onnx$"),
+        ("m.bin", DeploymentSettings_OpenVINO_ONNX(), "files of openvino end in .onnx or .xml$"),
+    ],
+)
+def test_files_that_end_as_none_of_the_target_are_refused_before_any_work(name, deployment, message, module, tmp_path):
+    link = tmp_path / "link.onnx"
+    link.symlink_to(tmp_path / name)
+    for path in (tmp_path / name, link):
+        with pytest.raises(ModelError, match=rf"cannot write '{path}': {message}"):
+            module.clika_export(path, input_names="what is looked at later", deployment_settings=deployment)
+    assert [*tmp_path.iterdir()] == [link]
+
+
+def test_a_file_without_a_suffix_is_any_target_s(module, tmp_path):
+    assert module.clika_export(tmp_path / "model").path.exists()
 
 
 def broken(op: Operator) -> Operator:

@@ -11,7 +11,7 @@ from clika_ref.all_settings import LayerSettings, Settings
 from clika_ref.command_line.endings import MisuseError, as_misuse, note
 from clika_ref.core.registry import load_registry
 from clika_ref.exporting.export import target_named
-from clika_ref.opened_files import suffixes_of
+from clika_ref.opened_files import refusal_of_suffix
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings import BaseDeploymentSettings, deployment_settings_named, full_name
 from clika_ref.settings_file.tree import Entry, Problems, read_tree, scalar
@@ -98,16 +98,12 @@ def refuse_suffix(place: Path | None, where: BaseDeploymentSettings | None) -> N
     Raises:
         MisuseError: the target says how its files end, and this one ends otherwise.
     """
-    if where is None or place is None or not place.suffix:
+    if where is None or place is None:
         return
-    targets, suffix = load_registry().targets, place.suffix.lower()
-    taken = suffixes_of(targets.get(where.target))
-    if not taken or suffix in taken:
-        return
-    others = [name for name, target in targets.items() if suffix in suffixes_of(target)]
-    hint = f", and those of {' and '.join(others)} in {place.suffix}: --target {others[0]}" if others else ""
-    msg = f"-o {place}: files of {where.target} end in {' or '.join(taken)}{hint}"
-    raise MisuseError(msg)
+    fault = refusal_of_suffix(place, where.target, load_registry().targets, "--target")
+    if fault is not None:
+        msg = f"-o {place}: {fault}"
+        raise MisuseError(msg)
 
 
 def for_compile(found: Chosen) -> dict[str, Any]:

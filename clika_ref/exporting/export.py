@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from clika_ref.core.errors import TargetError
+from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import PassReport, Phase, Pipeline
@@ -23,6 +24,7 @@ from clika_ref.exporting.interface import name_interface
 from clika_ref.exporting.quantized_check import compare_quantized
 from clika_ref.exporting.unchecked import report_unchecked
 from clika_ref.lora.lowering import restore_beside, set_aside
+from clika_ref.opened_files import refusal_of_suffix
 from clika_ref.quantization.compressing import store_four_bits
 from clika_ref.quantization.quantizing import Plan, quantize_graph
 from clika_ref.quantization.smoothing import smooth
@@ -46,7 +48,7 @@ class ExportRequest:
     """
 
     graph: Graph
-    file: Any
+    file: Path
     examples: Sequence[Sequence[torch.Tensor]]
     expected: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
     input_names: tuple[str, ...] = ()
@@ -74,7 +76,7 @@ def export(
 
     """
     target = target_for(deployment, registry)
-    path = require_path(request.file, "model.onnx", name="file")
+    path = request.file
     _warn_of_nan(request.graph, log)
     names = restrict_dynamic_sides(
         request.graph, request.dynamic_axes, request.examples, request.input_names, request.output_names
@@ -274,3 +276,17 @@ def _in_float(node: Node, target: Target) -> str:
     twin = alone.insert(Node(node.op, operands, node.attrs, node.origin), [v.type for v in node.outputs])
     helps = "kept float it would run: LayerQuantizationSettings(skip_quantization=True)"
     return f"; {helps}" if target.refusal(twin) is None else "; keeping it float does not help"
+
+
+def place_for(file: Any, deployment: BaseDeploymentSettings, registry: Registry) -> Path:
+    """Return the path of an artifact.
+
+    Raises:
+        ModelError: it is none, or ends, or what it links to does, as no file of the target.
+    """
+    path = require_path(file, "model.onnx", name="file")
+    fault = refusal_of_suffix(behind_links(path), deployment.target, registry.targets, "deployment_settings of")
+    if fault is not None:
+        msg = f"cannot write {str(path)!r}: {fault}"
+        raise ModelError(msg)
+    return path

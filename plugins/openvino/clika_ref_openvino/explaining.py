@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from clika_ref.precisions import FLOAT, FUSED, INTEGERS
@@ -22,6 +22,12 @@ NO_LAYERS = frozenset({"Const", "Input", "Output", "Reorder", "FakeQuantize"})
 PRODUCT, OF_PRODUCTS = "MatMul", "FullyConnected"
 """What a product with a weight is called in a file, and when it is executed: by then it may have lost its name."""
 
+LAYERS = frozenset({"Convolution", "Deconvolution", OF_PRODUCTS, PRODUCT})
+"""Kinds of executed nodes that compute products: what these run in, their owners do, whatever else belongs to them."""
+
+MOVED = "_original"
+"""What the runtime appends to the name of a node that it computes in integers, and makes floats of in one more node."""
+
 
 def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, str]:
     """Return what each node of a graph runs in: `INTEGERS`, ``int4 weights``, `FLOAT` and as what, or `FUSED`.
@@ -31,13 +37,18 @@ def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, st
         read: the model as it is in the file, names of whose nodes begin with that of a node of the graph.
         outputs: names of outputs, which nodes that make them bear alone.
     """
-    owners, found = _Owners(read, outputs), dict[str, str]()
+    owners, found = _Owners(read, outputs), dict[str, tuple[int, str]]()
+    quantized = _quantized(executed, owners)
     for node in executed.get_ordered_ops():
         facts = node.get_rt_info()
         owner = owners.of(facts)
-        if owner is not None and found.get(owner) != INTEGERS:
-            found[owner] = _precision(node, facts)
-    return {name: found.get(name, FUSED) for name in owners.names}
+        if owner is None:
+            continue
+        weight = 2 if _said(facts, "layerType") in LAYERS else int(not owners.is_exact(node))
+        before = found.get(owner, (0, ""))
+        if weight > before[0] or (weight == before[0] and before[1] != INTEGERS):
+            found[owner] = weight, _precision(node, facts, quantized)
+    return {name: found.get(name, (0, FUSED))[1] for name in owners.names}
 
 
 def seconds_of_nodes(
@@ -71,18 +82,47 @@ class _Owners:
         """Return the name of the node of the graph that an executed one computes; None where it computes none."""
         if _said(facts, "layerType") in NO_LAYERS:
             return None
-        firsts = (name.partition("/")[0] for name in _names(facts, self._originals))
-        return next((name for name in firsts if name in self.names and not name.startswith(BORDERS)), None)
+        firsts = [name.partition("/")[0] for name in _names(facts, self._originals)]
+        known = (name if name in self.names else name.removesuffix(MOVED) for name in firsts)
+        return next((name for name in known if name in self.names and not name.startswith(BORDERS)), None)
+
+    def is_exact(self, node: Any) -> bool:
+        """Return whether an executed node makes what are booleans or integers in the file, and stand for no floats."""
+        original = self._originals.get(node.get_friendly_name())
+        made = original.outputs()[0].get_element_type() if original is not None and original.outputs() else None
+        return made is not None and not made.is_real() and made.get_type_name() not in BYTES
 
 
-def _precision(node: Any, facts: Any) -> str:
+def _quantized(executed: Any, owners: _Owners) -> set[str]:
+    """Return the names of executed nodes that make bytes which stand for floats: those of booleans, too, are u8."""
+    found = set[str]()
+    for node in executed.get_ordered_ops():
+        types = [output.get_element_type().get_type_name() for output in node.outputs()]
+        if BYTES.isdisjoint(types) or owners.is_exact(node):
+            continue
+        operands = [operand.get_source_output() for operand in node.inputs()]
+        is_weight = _said(node.get_rt_info(), "layerType") == "Const" and "i8" in types
+        if is_weight or any(o.get_element_type().is_real() or _maker(o) in found for o in operands):
+            found.add(node.get_friendly_name())
+    return found
+
+
+def _maker(output: Any) -> str:
+    return output.get_node().get_friendly_name()
+
+
+def _precision(node: Any, facts: Any, quantized: Collection[str]) -> str:
     kind, precision = _said(facts, "layerType"), _said(facts, "runtimePrecision")
     operands = [operand.get_source_output() for operand in node.inputs()]
     if kind == OF_PRODUCTS and operands[0].get_element_type().get_type_name() not in BYTES:
         bits = FEW_BITS.get(operands[1].get_element_type().get_type_name())
         if bits is not None:
             return f"int{bits} weights"
-    return INTEGERS if precision in BYTES else f"{FLOAT}: OpenVINO runs it as {kind} in {precision}"
+    if precision in BYTES:
+        if kind in LAYERS or any(_maker(operand) in quantized for operand in operands):
+            return INTEGERS
+        precision = node.outputs()[0].get_element_type().get_type_name()  # as that of one that reads a mask, too, is u8
+    return f"{FLOAT}: OpenVINO runs it as {kind} in {precision}"
 
 
 def _names(facts: Any, originals: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from clika_ref_openvino.scheme import MIXED, without_overflow
+from clika_ref_openvino.target import OpenVino
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,7 +34,7 @@ torch.manual_seed(0)
 TWICE = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
 
 
-TABLE = drawn(8, 4)
+TABLE, MATRICES = drawn(8, 4), drawn(3, 64, 32) * 0.1
 
 CASES = {
     "conv1d": (lambda: nn.Conv1d(8, 8, 3), None, drawn(2, 8, 6), 1),
@@ -87,6 +88,46 @@ def test_a_residual_is_added_by_the_convolution_before_it():
     layer, behind, x, _ = CASES["residual"]
     runs = {node.operator: node.runs for node in compiled(layer, behind, x).clika_explain().nodes}
     assert runs["add"] == "fused"
+
+
+def test_a_layer_whose_dequantization_makes_an_output_is_told_as_the_runtime_computes_it(tmp_path):
+    """The runtime renames the layer, and leaves its name to what makes floats of its result."""
+    module = compiled(nn.Identity, lambda y, _: torch.bmm(y, MATRICES), drawn(3, 8, 64))
+    (layer,) = module.clika_explain().nodes
+    assert (layer.planned, layer.runs, layer.reason) == ("int8", "int8", "")
+    artifact = module.clika_export(tmp_path / "model.onnx")
+    assert OpenVino().profile(artifact, [drawn(3, 8, 64)]).keys() >= {*artifact.output_names}
+
+
+class Attention(nn.Module):
+    """One head that attends to what a mask lets it, and to what lies before where there is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x, padding=None):
+        y = self.layer(x)[:, None]
+        if padding is None:
+            return F.scaled_dot_product_attention(y, y, y, is_causal=True)
+        return F.scaled_dot_product_attention(y, y, y, attn_mask=~padding[:, None, None, :])
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
+def test_masks_which_the_runtime_holds_in_bytes_make_no_integers_of_what_reads_them(is_masked, settings):
+    x, padding = drawn(2, 6, 16), torch.arange(6).expand(2, 6) > 3
+    calls = [(x, padding) if is_masked else x, (x[:, :5], padding[:, :5]) if is_masked else x[:, :5]]
+    module = clika_compile(
+        Attention().eval(),
+        tracing_inputs=calls,
+        **({} if settings is None else {"calibration_inputs": calls, "quantization_settings": settings}),
+        deployment_settings=DeploymentSettings_OpenVINO_ONNX(),
+    ).eval()
+    runs = {node.operator: (node.runs, node.reason) for node in module.clika_explain().nodes}
+    assert runs.pop("linear")[0] == ("float" if settings is None else "int8")
+    assert "int8" not in {said for said, _ in runs.values()}, runs
+    assert " in f32" in runs["scaled_dot_product_attention"][1]
 
 
 def test_a_transposed_convolution_of_what_may_be_negative_or_of_groups_stays_float_and_says_why():

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clika_ref.core.errors import TargetError
-from clika_ref.core.ir import Graph
-from clika_ref.core.symbols import Guard, Symbol, evaluate
+from clika_ref.core.ir import Graph, Node
+from clika_ref.core.symbols import Guard, Symbol, evaluate, is_symbolic
 from clika_ref.core.types import Dim
 from clika_ref.input_checks import is_met
 from clika_ref.sizes_seen import Sizes
@@ -30,6 +31,9 @@ TYPED = "--stronglyTyped"
 
 Source: NVIDIA's guide to the migration from weak to strong typing.
 """
+
+CUTTING = frozenset({"slice", "slice_scatter", "roll"})
+"""Operators whose numbers are operands of a Slice: an engine must know their range even where no side has them."""
 
 Chosen = Mapping[str, tuple[int, int, int]]
 """Least, usual and largest size by the names of symbols, in place of what was seen."""
@@ -112,13 +116,28 @@ def _symbols(graph: Graph) -> dict[str, Symbol]:
 def _profiled(graph: Graph) -> dict[str, tuple[Dim, ...]]:
     """Return the sides of inputs that have dynamic ones.
 
-    Of an input whose element is a length of something, ``trtexec`` takes the value where others have sides.
+    Of an input whose element is a length of something, or says where something begins or ends, ``trtexec`` takes the
+    value where others have sides.
     """
-    sides = (side for node in graph.nodes for value in node.outputs for side in value.type.shape)
-    lengths = {str(symbol) for side in sides if not isinstance(side, int) for symbol in side.free_symbols}
+    lengths = {name for node in graph.nodes for name in _lengths(node, graph)}
     numbers = [s for s in _symbols(graph).values() if s.side.dim is None and s.name in lengths]
     dynamic = {v.name: v.type.shape for v in graph.inputs if not v.type.is_static}
     return dynamic | {symbol.side.name: (symbol.expr,) for symbol in numbers}
+
+
+def _lengths(node: Node, graph: Graph) -> set[str]:
+    """Return the symbols that the sides of what a node makes have, or follow from."""
+    made = {name for value in node.outputs for name in _names(value.type.shape)}
+    outputs = {value.name for value in node.outputs}
+    makes_own = any(graph.symbols[name].side.name in outputs for name in made & graph.symbols.keys())
+    return made | _names((*node.inputs, *node.attrs.values())) if makes_own or node.kind in CUTTING else made
+
+
+def _names(item: Any) -> set[str]:
+    """Return the names of symbols in a side or a number, or in several."""
+    if isinstance(item, tuple):
+        return {name for part in item for name in _names(part)}
+    return {str(symbol) for symbol in item.free_symbols} if is_symbolic(item) else set()
 
 
 def _refuse_unknown(graph: Graph, symbols: Mapping[str, Symbol], chosen: Chosen) -> None:
@@ -177,7 +196,8 @@ class _Limits:
                 return f"{dict(sizes)} contradict {guard}, for which the model was traced"
         for name, side in ((name, side) for name, sides in self.profiled.items() for side in sides):
             length, wanted = (_length(side, of) for of in (sizes, usual))
-            if length < 0 or (part == LEAST and length > wanted) or (part == LARGEST and length < wanted):
+            is_impossible = length < 0 and not getattr(side, "is_Symbol", False)  # a number counts from the end, too
+            if is_impossible or (part == LEAST and length > wanted) or (part == LARGEST and length < wanted):
                 return f"with {dict(sizes)} a side {side} of {name!r} is {length}, and usually {wanted}"
         return ""
 

@@ -247,6 +247,36 @@ def test_integers_that_are_lengths_have_the_range_of_their_values_and_others_hav
 
 
 @pytest.mark.parametrize(
+    "model",
+    [
+        lambda x, n: x[:, :n],
+        lambda x, n: x[:, -n:] * 2,
+        lambda x, n: x.narrow(1, n, 2),
+        lambda x, n: x.roll(n, 1),
+        lambda x, n: x.slice_scatter(torch.ones(4, 2), 1, n, n + 2),
+    ],
+)
+def test_integers_that_say_where_something_begins_or_ends_have_the_range_of_their_values(model, tmp_path):
+    module = clika_compile(model, tracing_inputs=[(torch.rand(4, 8), 3), (torch.rand(4, 8), 5), (torch.rand(4, 8), 3)])
+    artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    assert artifact.facts["trtexec"].endswith("--minShapes=n:3 --optShapes=n:3 --maxShapes=n:5")
+
+
+def test_integers_that_count_from_the_end_have_the_range_of_their_values(tmp_path):
+    calls = [(torch.rand(4, 8), -3), (torch.rand(4, 8), -1), (torch.rand(4, 8), -1)]
+    module = clika_compile(lambda x, n: x[:, :n], tracing_inputs=calls)
+    artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    assert artifact.facts["trtexec"].endswith("--minShapes=n:-3 --optShapes=n:-1 --maxShapes=n:-1")
+
+
+@pytest.mark.parametrize("model", [lambda x, n: x * n, lambda x, n: x[:, n], lambda x, n: x.tril(n)])
+def test_integers_that_are_data_have_no_range(model, tmp_path):
+    module = clika_compile(model, tracing_inputs=[(torch.rand(4, 8), 3), (torch.rand(4, 8), 5)])
+    artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    assert artifact.facts["trtexec"].endswith("--stronglyTyped")
+
+
+@pytest.mark.parametrize(
     "relation",
     [
         sympy.Eq(sympy.Mod(8, named("n")), 0),
@@ -280,7 +310,7 @@ def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):
 
 def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
     module = compiled()
-    for name in ("net", "net.onnx", "net.v1"):
+    for name in ("net", "net.onnx", "net.v1.onnx"):
         line = module.clika_export(tmp_path / name).facts["trtexec"]
         assert f"--onnx={name} --saveEngine={name}.engine" in line
         assert (tmp_path / f"{name}.trtexec.sh").exists()
