@@ -128,6 +128,10 @@ class DeploymentSettings_TensorRT_LLM_ONNX(_BuiltForSizes, BaseDeploymentSetting
     framework: ClassVar[str] = "TensorRT-LLM (NVIDIA)"
 
 
+class _Unwritten(BaseDeploymentSettings):
+    """The base of settings that nobody has written a class for: a class of a plugin that is loaded later goes first."""
+
+
 def deployment_class_named(target: str) -> type[BaseDeploymentSettings]:
     """Return the class of a target's settings by its name or a short one, of a plugin's own too, bases first."""
     name, level = full_name(target), BaseDeploymentSettings.__subclasses__()
@@ -135,8 +139,8 @@ def deployment_class_named(target: str) -> type[BaseDeploymentSettings]:
         for kind in level:
             if name and kind.target == name:  # those of retired targets have no name
                 return kind
-        level = [derived for kind in level for derived in kind.__subclasses__()]
-    return type("DeploymentSettings", (BaseDeploymentSettings,), {"target": name, "framework": name})
+        level = [derived for kind in level if kind is not _Unwritten for derived in kind.__subclasses__()]
+    return type("DeploymentSettings", (_Unwritten,), {"target": name, "framework": name})
 
 
 def without_default(kind: type) -> list[str]:

@@ -15,7 +15,8 @@ from clika_ref.settings import deployment_settings_named
 
 @pytest.fixture
 def kinds():
-    """Classes of settings by name, which no other test is to find."""
+    """Classes of settings by name, which no other test is to find; before there are any, somebody asks for them."""
+    made_up = [deployment_settings_named(name) for name in ("derived", "interpreter")]
 
     class OfAVendor(BaseDeploymentSettings):
         pass
@@ -34,6 +35,7 @@ def kinds():
 
     made = {kind.__name__: kind for kind in (OfAVendor, Derived, FurtherTensorRt, Chip)}
     yield made
+    assert [settings.target for settings in made_up] == ["derived", "interpreter"]
     for kind in made.values():
         kind.target = ""  # something may hold the class, and it would be found
 
