@@ -22,6 +22,7 @@ from clika_ref.core.targets import Artifact, Runner, Target
 from clika_ref.core.types import TensorType
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written
+from clika_ref.exporting.running import on_cpu
 from clika_ref.quantization.compressing import Compressed, compress_layer
 from clika_ref.quantization.layer_weights import numbers_of, scaled_side, weight_of
 from clika_ref.quantization.placement import COMPUTE
@@ -168,6 +169,7 @@ def seconds_and_ratio(
 
     Each has inputs of its own, and they are called in turn.
     """
+    given, given_other = on_cpu(given), on_cpu(given_other)
     calls = [_calls(one, given), _calls(other, given_other)]
     times = [[_seconds(one, given, calls[0]), _seconds(other, given_other, calls[1])] for _ in range(ROUNDS)]
     seconds, of_other = (statistics.median(t[i] for t in times) for i in (0, 1))

@@ -20,7 +20,7 @@ from clika_ref.pictures.svg import write_svg
 from clika_ref.pictures.writing import draw, picture_path
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.simulation import device_of, quantized_graph, target_of
+from clika_ref.simulation import quantized_graph, target_of
 
 SHOWN = 300
 """Nodes of a model whose picture a notebook shows: those of larger ones are to be written into a file."""
@@ -68,10 +68,8 @@ class PicturedModule(AdaptedModule):
             return self.graph, None, ""
         registry = self._clika_registry or load_registry()
         target = target_of(own, registry)
-        graph = self.graph
-        plan = own.plan.on(device_of(graph))
         with torch.no_grad(), outside_autocast():
-            return quantized_graph(graph, plan, target, registry), plan, f"as for {place_of(target)}"
+            return quantized_graph(self.graph, own.plan, target, registry), own.plan, f"as for {place_of(target)}"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: in one line what it is, its picture, and the tables of what was decided."""

@@ -37,7 +37,7 @@ from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
-from clika_ref.simulation import Quantized, serves
+from clika_ref.simulation import Quantized, device_of, serves
 from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of, refused_by
 from clika_ref.wanted import Wanted
 
@@ -235,7 +235,7 @@ class QuantizedModule(CheckpointedModule):
     def _learned(self) -> Quantized | None:
         """How the module is quantized, with the scales that were learned since."""
         own = self._clika_quantized
-        return own and replace(own, plan=learned_plan(own.plan, self._log_scales))
+        return own and replace(own, plan=learned_plan(own.plan.on(device_of(self.graph)), self._log_scales))
 
     @contextlib.contextmanager
     def _calibrated(self, settings: QuantizationSettings | None, how: _How) -> Iterator[_Calibrated]:
@@ -307,14 +307,14 @@ class QuantizedModule(CheckpointedModule):
             ModelError: the module holds no ranges, as it was loaded, or nothing was decided by them yet.
             TargetError: the target computes in float, or no plugin provides it.
         """
-        own, known, registry = self._clika_quantized, self._clika_deployment, self._clika_registry or load_registry()
+        own, known, registry = self._learned, self._clika_deployment, self._clika_registry or load_registry()
         if own is None:
             return None
         target = target_for(deployment, registry)
         if own.target == target.name:
             former = target_for(known, registry) if known is not None and known.target == own.target else None
             if serves(own.plan, target, former):
-                return learned_plan(own.plan, self._log_scales)
+                return own.plan
         return self._decided_for(target).plan
 
     def _warn_of_trained_weights(self, plan: Plan | None, log: CompilationLog) -> None:

@@ -28,19 +28,19 @@ from clika_ref.reporting.console import size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX, deployment_settings_named
 from clika_ref.storage import path_of_kind, write_atomically
-from clika_ref.weights import cast_weight
+from clika_ref.weights import cast_weight, device_of_weights
 
 
 class ReportedModule(PicturedModule):
     """A module around a graph that tells of itself."""
 
     def clika_generate_dummy_inputs(self) -> dict[str, Any]:
-        """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``.
+        """Return inputs of the traced shapes by argument, where the weights lie, nested as in a call: ``module(**inputs)``.
 
         Raises:
             ModelError: the module is empty.
         """
-        return dummy_inputs(self._require_graph(), self._clika_signature)
+        return dummy_inputs(self._require_graph(), self._clika_signature, device_of_weights(self))
 
     def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
         """Write the module as `clika_export` does, and return what the runtime makes of each of its nodes.

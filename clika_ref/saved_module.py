@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from clika_ref.core.registry import Registry, load_registry
 from clika_ref.distributed_settings import DistributedTrainingSettings
 from clika_ref.float_form import FloatForm
 from clika_ref.generic import find_operator, torchlib_operator
-from clika_ref.quantization.calibration import Calibration
+from clika_ref.quantization.calibration import Calibration, moved
 from clika_ref.quantization.learned_scales import LEARNED, unlearned
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.saving.extra_state import read_extra_state, write_extra_state
@@ -34,6 +34,7 @@ from clika_ref.training_form import TrainingForm
 from clika_ref.wanted import Wanted
 from clika_ref.weights import (
     bind_weights,
+    device_of_weights,
     hold_parameters,
     named_tensors,
     non_persistent,
@@ -144,6 +145,18 @@ class SavedModule(nn.Module):
         """Keep how long stages took, and what was warned of, each once."""
         self._clika_timings.update(log.timings)
         self._clika_warnings = (*dict.fromkeys((*self._clika_warnings, *log.warnings)),)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+        """Take inputs that are kept along, where ``to`` or ``cuda`` moves the weights beside which they lie."""
+        before = device_of_weights(self)
+        super()._apply(fn, recurse)
+        after = device_of_weights(self)
+        if after not in (before, torch.device("meta")):
+            self._clika_examples = [moved(inputs, before, after) for inputs in self._clika_examples]
+            whole, unfinished = self._clika_calibration, self._clika_unfinished
+            self._clika_calibration = whole and whole.moved(before, after)
+            self._clika_unfinished = unfinished and unfinished.moved(before, after)
+        return self
 
     def _sizes_seen(self) -> Counter[Sizes]:
         """Return which sizes this module, or what it is a copy of, was traced and calibrated with, and how often."""

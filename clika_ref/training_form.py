@@ -54,7 +54,7 @@ class TrainingForm:
         self._own = {place[0]: value.data for place, (name, value) in places if name not in held}
         self._logs = {name: place[0] for place, (name, _) in places if name in logs}
         scales = [planned_scales(plan)[name].reshape(-1) for name in self._logs]
-        self._planned = torch.cat(scales).to(self.device) if scales else None
+        self._planned = torch.cat([scale.to(self.device) for scale in scales]) if scales else None
         self._run = fast_form(clone)
 
     def __call__(self, module: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ def hold_parameters(module: nn.Module, scopes: Sequence[str], wanted: Mapping[st
 
     Those that it has keep their places in optimizers, and lose their gradients.
     """
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    device = device_of_weights(module)
     before = parameters_under(module, scopes)
     for scope in scopes:
         outer, _, inner = scope.rpartition(".")
@@ -142,6 +143,11 @@ def parameters_under(module: nn.Module, scopes: Sequence[str]) -> dict[str, nn.P
             part = part and part._modules.get(step)
         found |= {f"{scope}.{name}": parameter for name, parameter in part.named_parameters()} if part else {}
     return found
+
+
+def device_of_weights(module: nn.Module) -> torch.device:
+    """Return where the weights of a module lie."""
+    return next((t.device for t in chain(module.parameters(), module.buffers())), torch.device("cpu"))
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -35,7 +35,7 @@ class Runner(Protocol):
     """A loaded artifact."""
 
     def __call__(self, inputs: Sequence[torch.Tensor], /) -> list[torch.Tensor]:
-        """Run it on one tensor per input, in order; return one tensor per output."""
+        """Run it on one tensor of the CPU per input, in order; return one per output."""
         ...
 
 

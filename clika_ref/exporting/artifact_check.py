@@ -15,6 +15,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.disagreement import DisagreementError
 from clika_ref.emulation import place_of
+from clika_ref.exporting.running import runner_of
 
 AGREEMENT = 1024.0
 """Roundings of the largest element that a runtime may differ without further question.
@@ -54,7 +55,7 @@ def compare_artifact(
         return f"not compared: {problem}"
     if any(node.is_random for node in graph.nodes):
         return "not compared: the model draws random numbers"
-    runner = target.load(artifact)
+    runner = runner_of(target, artifact)
     for number, inputs in enumerate(examples, 1):
         wanted = expected(inputs)
         found = runner(inputs)
@@ -132,7 +133,7 @@ def first_difference(target: Target, graph: Graph, inputs: Sequence[torch.Tensor
             probe.add_output(value)
     with TemporaryDirectory() as folder:
         artifact = target.compile(probe, Path(folder) / "probe.onnx")
-        found = dict(zip(probe.outputs, target.load(artifact)(inputs), strict=True))
+        found = dict(zip(probe.outputs, runner_of(target, artifact)(inputs), strict=True))
     for node, value in nodes:
         text = differences([results[value]], [found[value]], AGREEMENT).get(0)
         if text is not None:

@@ -59,8 +59,8 @@ def _kind(result: torch.Tensor) -> int:
     return NOT_A_NUMBER if bool(result.isnan().any()) else INFINITE
 
 
-def dummy_inputs(graph: Graph, signature: Signature) -> dict[str, Any]:
-    """Return zeros and ones of the traced shapes, constants as they were, in the structure of a call."""
+def dummy_inputs(graph: Graph, signature: Signature, device: torch.device) -> dict[str, Any]:
+    """Return ones of the traced shapes on a device, constants as they were, in the structure of a call."""
     sizes = {s.name: s.example for s in graph.symbols.values() if s.example is not None}
     types = {v.name: v.type for v in graph.inputs}
     leaves: list[Any] = []
@@ -71,5 +71,5 @@ def dummy_inputs(graph: Graph, signature: Signature) -> dict[str, Any]:
             leaves.append(next(s.example for s in graph.symbols.values() if s.side.name == leaf.name))
         else:
             shape = resolve(types[leaf.name].shape, sizes)
-            leaves.append(torch.ones(shape, dtype=types[leaf.name].dtype))
+            leaves.append(torch.ones(shape, dtype=types[leaf.name].dtype, device=device))
     return signature.nested(leaves)

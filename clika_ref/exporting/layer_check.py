@@ -18,6 +18,7 @@ from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.exporting.artifact_check import AGREEMENT
+from clika_ref.exporting.running import runner_of
 from clika_ref.quantization.layer_weights import operands_but_bias
 
 MOST_MOVED = 1e-4
@@ -54,7 +55,8 @@ def first_broken_layer(target: Target, graph: Graph, inputs: Sequence[torch.Tens
         node = region.node
         try:
             with TemporaryDirectory() as folder:
-                (found,) = target.load(target.compile(alone, Path(folder) / "layer.onnx"))(given)
+                artifact = target.compile(alone, Path(folder) / "layer.onnx")
+                (found,) = runner_of(target, artifact)(given)
             problem = _problem(held[region.result], found)
         except ClikaError as error:  # the runtime fails on the layer alone; that must not hide the mismatch
             problem = f"it does not run by itself: {error}"

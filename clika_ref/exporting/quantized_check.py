@@ -15,6 +15,7 @@ from clika_ref.disagreement import DisagreementError
 from clika_ref.emulation import place_of
 from clika_ref.exporting.layer_check import first_broken_layer
 from clika_ref.exporting.rounded_inputs import as_multiplied, rounding_layers
+from clika_ref.exporting.running import runner_of
 from clika_ref.quantization.calibration import sample_count
 from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.energy import energy, missed_by_sample
@@ -110,7 +111,7 @@ def _noises(
     expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
 ) -> dict[str, _Noise]:
     """Return what is missed of each output of floats, by its name, over all examples."""
-    runner, rounding = target.load(artifact), _rounding_layers(graph, target)
+    runner, rounding = runner_of(target, artifact), _rounding_layers(graph, target)
     noises = {i: _Noise() for i, v in enumerate(graph.outputs) if v.type.dtype.is_floating_point}
     for inputs in examples:
         wanted = expected(inputs)

@@ -38,6 +38,11 @@ def batch_bytes(inputs: Sequence[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in inputs)
 
 
+def moved(inputs: Sequence[Tensor], before: torch.device, after: torch.device) -> list[Tensor]:
+    """Return inputs, one tensor for each, with those that lie on one device on another one."""
+    return [x.to(after) if x.device == before else x for x in inputs]
+
+
 @dataclass
 class Reservoir:
     """The first batches of the calibration inputs, as many as fit."""
@@ -161,6 +166,11 @@ class Calibration:
     def take(self, reservoir: Reservoir, sizes: Counter[Sizes]) -> None:
         """Have the batches of another reservoir at hand, and their sizes, as of several processes."""
         self.reservoir, self.sizes, self._means = reservoir, sizes, {}
+
+    def moved(self, before: torch.device, after: torch.device) -> Calibration:
+        """Return the same with batches that lie on one device on another one, as their model has been moved."""
+        batches = [moved(inputs, before, after) for inputs in self.reservoir.batches]
+        return replace(self, reservoir=replace(self.reservoir, batches=batches), _means={})
 
     @property
     def devices(self) -> list[torch.device]:

@@ -17,6 +17,7 @@ from clika_ref.emulation import place_of, stand_in_of
 from clika_ref.explanation import Explanation, compiled, explained
 from clika_ref.exporting.configuration import ExportConfiguration
 from clika_ref.exporting.export import as_written, refuse
+from clika_ref.exporting.running import on_cpu
 from clika_ref.latency import profiler_of
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.quantizing import Plan
@@ -172,7 +173,7 @@ def no_times(target: Target) -> str:
 def _seconds(target: Target, artifact: Artifact, example: Sequence[torch.Tensor]) -> Mapping[str, float]:
     """Return the seconds of nodes; nothing of a target that tells none."""
     profile = profiler_of(target)
-    return {} if profile is None or no_times(target) else profile(artifact, example)
+    return {} if profile is None or no_times(target) else profile(artifact, on_cpu(example))
 
 
 def _latency(asked: _Asked, nodes: Sequence[NodeRecord]) -> Latency | None:

@@ -42,7 +42,7 @@ def exported_dequantize(
     ends = torch.iinfo(x.dtype)
     if axis is not None:
         if zero_point is None and x.dtype != torch.int32:  # runtimes fuse layers whose weight has zero points
-            zero_point = torch.zeros(x.shape[axis], dtype=x.dtype)
+            zero_point = torch.zeros(x.shape[axis], dtype=x.dtype, device=x.device)
         found = CALLS.dequantize_per_channel.default(x, scale, zero_point, axis, ends.min, ends.max, x.dtype)
     else:
         call = CALLS.dequantize_per_tensor.tensor if isinstance(scale, Tensor) else CALLS.dequantize_per_tensor.default
