@@ -173,8 +173,9 @@ class QuantizedModule(CheckpointedModule):
             ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` none from 0.
             TargetError: as `clika_initialize_algorithms`.
         """
-        check_call("eval_fn", eval_fn, ("module",))
-        search = GoalSearch(max_drop)
+        with working_together(distributed_training_settings or self._clika_distributed):
+            check_call("eval_fn", eval_fn, ("module",))
+            search = GoalSearch(max_drop)
         data = (data_transform_fn, forward_fn, distributed_training_settings)
         how = _How(calibration_inputs, deployment_settings, layer_quantization_settings, *data)
         with self._calibrated(quantization_settings, how) as ready:
@@ -251,6 +252,7 @@ class QuantizedModule(CheckpointedModule):
             wanted = Wanted(target, settings or QuantizationSettings(), layers, self._clika_options)
             given = {"deployment_settings": deployment, "clika_compile_options": self._clika_options}
             given |= {"quantization_settings": wanted.given, "layer_quantization_settings": {**layers}}
+            given["whether there are calibration_inputs"] = data is not None
             refuse_other_settings(given, ranks)
             if ranks.are_several:
                 refuse_other_models(fingerprint(self.graph), ranks)

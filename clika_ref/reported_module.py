@@ -35,7 +35,9 @@ class ReportedModule(PicturedModule):
     """A module around a graph that tells of itself."""
 
     def clika_generate_dummy_inputs(self) -> dict[str, Any]:
-        """Return inputs of the traced shapes by argument, where the weights lie, nested as in a call: ``module(**inputs)``.
+        """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``.
+
+        They lie where the weights do.
 
         Raises:
             ModelError: the module is empty.

@@ -153,6 +153,7 @@ def test_arguments_that_one_rank_alone_has_wrong_end_all_with_its_reason(failing
         "lora_settings is 4, a int",
         "quantization_settings is 5, a int",
         "clika_distribute takes a ClikaModule, and int is none",
+        "eval_fn is 7, a int",
     ]
     one, other = failing.told("arguments_on_one")
     for reason, said, own in zip(reasons, one, other, strict=True):
@@ -204,6 +205,7 @@ def test_what_ranks_cannot_do_together_is_refused_on_each(failing, scenario, rea
                 "pruning_settings.sparsity (0.75 in place of 0.5)",
                 "lora_settings.rank (3 in place of 2)",
                 "layer_quantization_settings ({'head': LayerQuantizationSettings(",
+                "whether there are calibration_inputs (False in place of True)",
             ],
         ),
         ("other_norms", ["batch_norm ('live' in place of 'frozen')"]),

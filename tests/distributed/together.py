@@ -331,6 +331,7 @@ def other_settings_later():
         lambda: module.clika_prune(PruningSettings("structured", None, 0.5 + rank / 4)),
         lambda: module.clika_attach_lora(LoraSettings(rank=2 + rank)),
         lambda: module.clika_initialize_algorithms(ALL, layer_quantization_settings=layers, **data),
+        lambda: module.clika_initialize_algorithms(ALL, **({} if rank else data)),
     ]
     return {"told": " / ".join(map(told, steps))}
 
@@ -346,6 +347,7 @@ def arguments_on_one():
         lambda: module.clika_attach_lora(4 if rank else None),
         lambda: module.clika_initialize_algorithms(5 if rank else ALL, calibration_inputs=images(1)),
         lambda: clika_distribute(6 if rank else module, TOGETHER),
+        lambda: module.clika_quantize_to_goal(7 if rank else abs, 0.5, calibration_inputs=images(1)),
     ]
     return {"told": [*map(told, steps)]}
 
