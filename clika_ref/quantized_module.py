@@ -33,6 +33,7 @@ from clika_ref.quantization.goal import GoalSearch
 from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.report import NOTHING_DECIDED
+from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
 from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
@@ -306,12 +307,13 @@ class QuantizedModule(CheckpointedModule):
         """Return what becomes integers for a target: what was decided for its own, for another one what ranges tell.
 
         Raises:
-            ModelError: the module holds no ranges, as it was loaded, or nothing was decided by them yet.
+            ModelError: the module holds no ranges, as it was loaded, or nothing was decided by them; weights are NaN.
             TargetError: the target computes in float, or no plugin provides it.
         """
         own, known, registry = self._learned, self._clika_deployment, self._clika_registry or load_registry()
         if own is None:
             return None
+        refuse_spoiled_weights(self.graph)  # as `.eval()` does: what is NaN throughout would agree with its file
         target = target_for(deployment, registry)
         if own.target == target.name:
             former = target_for(known, registry) if known is not None and known.target == own.target else None

@@ -243,3 +243,17 @@ def test_other_targets_run_them(kind, settings, deployment, tmp_path):
     """Each export compares with the module."""
     module = compiled(kind, settings, lora(merging="auto" if settings else "off"), deployment_settings=deployment)
     trained(module, kind).clika_export(tmp_path / "model.onnx", deployment_settings=deployment)
+
+
+@pytest.mark.parametrize("settings", [INT8, INT4], ids=["int8", "int4"])
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["trained", "loaded"])
+def test_adapters_that_a_loss_of_nan_has_spoiled_are_named_and_not_written(settings, is_loaded, tmp_path):
+    module = compiled(Tokens, settings, lora()).train()
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    (module(batches(Tokens, 1)[0]).sum() * torch.nan).backward()
+    optimizer.step()
+    if is_loaded:
+        module = ClikaModule.clika_from_serialized(module.clika_serialize())
+    with pytest.raises(ModelError, match=r"NaN in 'clika\.adapters\.query\.lora_A\.weight', NaN in"):
+        module.clika_export(tmp_path / "adapted.onnx")
+    assert not (tmp_path / "adapted.onnx").exists()
