@@ -86,7 +86,7 @@ def _multiplied(node: Node, x: Tensor) -> Tensor:
     """
     inputs, groups = _inputs(node), groups_of(node)
     sides = tuple(map(int, weight_of(node).type.shape[1:]))
-    identity = torch.eye(inputs, device=x.device).repeat(groups, 1).reshape(-1, *sides)
+    identity = torch.eye(inputs, dtype=x.dtype, device=x.device).repeat(groups, 1).reshape(-1, *sides)
     products = with_weight(node, identity, x)
     return products.movedim(node.op.trait.channel or 0, -1).reshape(-1, groups, inputs)
 
