@@ -76,7 +76,8 @@ class PicturedModule(AdaptedModule):
         if "_clika_graph" not in self.__dict__:
             return f"<p>{escape(repr(self))}</p>"
         graph, plan, subtitle = self._drawn()
-        parameters = sum(parameter.numel() for parameter in self.parameters())
+        held = (value.data for value in self.graph.constants.values())  # and no scales, which are parameters, too
+        parameters = sum(data.numel() for data in held if isinstance(data, torch.nn.Parameter))
         told = ", ".join(part for part in (f"{len(graph):,} nodes", f"{parameters:,} parameters", subtitle) if part)
         parts = [f"<p><b>{escape(graph.name)}</b>: {escape(told)}</p>"]
         if len(graph) <= SHOWN:

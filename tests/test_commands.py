@@ -36,6 +36,21 @@ class Wider(Net):
         self.second = torch.nn.Linear(64, 9)
 
 
+class Keyed(Net):
+    def forward(self, batch):
+        return self.second(torch.relu(self.first(batch["text"]))) + batch["image"]
+
+
+def dictionaries():
+    for size in (2, 3):
+        yield {"text": torch.randn(size, 32), "image": torch.randn(size, 8)}
+
+
+def dictionaries_in_tuples():
+    for batch in dictionaries():
+        yield ({"image": batch["image"], "text": batch["text"]},)
+
+
 class Random(torch.nn.Module):
     def forward(self, x):
         return x + torch.rand_like(x)
@@ -512,6 +527,15 @@ def test_compare_prints_a_table_and_draws_inputs_where_a_file_says_which_it_take
     assert (
         clika_ref("compare", "q.onnx", "q.onnx", "--target", "ort", "--target", "ov", "--at-least", 20).exit_code == 0
     )
+
+
+@pytest.mark.parametrize("data", ["dictionaries", "dictionaries_in_tuples"])
+def test_a_model_that_takes_a_dictionary_is_compared_with_its_own_file_on_the_data_it_was_traced_with(tmp_path, data):
+    place = tmp_path / "keyed.onnx"
+    result = clika_ref("compile", "talking_model:Keyed", "--input", f"talking_model:{data}", "-o", place)
+    assert result.exit_code == 0, result.output
+    for one in ("dictionaries", "dictionaries_in_tuples"):
+        assert told("compare", "talking_model:Keyed", place, "--input", f"talking_model:{one}")["agrees"]
 
 
 def test_arrays_are_cut_into_batches():

@@ -71,3 +71,11 @@ def test_records_of_an_explanation_are_of_all_nodes_also_of_those_that_are_not_p
     found = module.clika_explain()
     assert [record["name"] for record in found.table.to_dict()] == [node.name for node in found.nodes]
     assert torch.tensor([record["products"] for record in found.table.to_dict()]).sum() > 0
+
+
+def test_a_module_in_integers_shows_the_parameters_of_the_model_and_not_its_scales(module):
+    model = traced()
+    own = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(parameter.numel() for parameter in module.parameters()) > own
+    for shown in (model, module):
+        assert f" nodes, {own:,} parameters" in shown._repr_html_()

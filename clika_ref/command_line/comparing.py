@@ -126,12 +126,19 @@ def _in_order(artifact: Artifact, element: Any) -> list[torch.Tensor]:
     keywords: dict[str, Any] = parts[-1] if parts and isinstance(parts[-1], dict) else {}
     given = pytree.tree_leaves(parts[:-1] if keywords else parts)
     _, _, names, leaves = flatten_call(ANY_KEYWORDS, (), keywords)
-    named = {name: leaf for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor | int)}
     rest = artifact.input_names[len(given) :]
+    told = zip(names, leaves, strict=True)
+    named = {_called(name, rest): leaf for name, leaf in told if isinstance(leaf, torch.Tensor | int)}
     if set(named) != set(rest) or len(given) > len(artifact.input_names):
         msg = f"{artifact.path} takes {', '.join(artifact.input_names)}, and the call is {_shown(element)}"
         raise ModelError(msg)
     return [torch.as_tensor(leaf) for leaf in (*given, *(named[name] for name in rest))]
+
+
+def _called(name: str, inputs: Sequence[str]) -> str:
+    """Return what a file calls an entry of a dictionary: by its key, or after the argument that the dictionary is."""
+    within = [own for own in inputs if own.endswith(f".{name}")]
+    return within[0] if name not in inputs and len(within) == 1 else name
 
 
 def _shown(element: Any) -> str:

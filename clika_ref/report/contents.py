@@ -202,7 +202,7 @@ class Contents:
     repeat: Repeat
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
     """Why a part is empty, by its name: ``sensitivity``, ``what_if``, ``values``, ``runtime``, ``latency``,
-    ``targets``."""
+    ``targets``; of ``repeat``, what its settings do not say."""
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from clika_ref.report.contents import Chosen, Contents, Latency, NodeRecord, Wha
 from clika_ref.report.file_bytes import constant_bytes
 from clika_ref.report.module_tree import module_records
 from clika_ref.report.node_records import Told, node_records
-from clika_ref.report.repeating import repeat_of
+from clika_ref.report.repeating import not_repeated, repeat_of
 from clika_ref.report.value_records import value_records
 from clika_ref.target_comparison import TargetFacts, refused_by, row_of
 
@@ -221,9 +221,11 @@ def _missed(explanation: Explanation | None) -> list[str]:
 
 def _unknown(subject: Subject) -> dict[str, str]:
     """Return which parts say nothing of a module like this one, and why."""
+    undone = not_repeated(subject.graph, subject.settings, subject.seconds)
+    repeat = {"repeat": undone} if undone else {}
     if subject.plan is None:
-        return dict.fromkeys((*PARTS_OF_DECISION, "values"), IS_FLOAT)
-    unknown: dict[str, str] = {} if subject.found else dict.fromkeys(PARTS_OF_DECISION, NOTHING_DECIDED)
+        return dict.fromkeys((*PARTS_OF_DECISION, "values"), IS_FLOAT) | repeat
+    unknown: dict[str, str] = repeat if subject.found else dict.fromkeys(PARTS_OF_DECISION, NOTHING_DECIDED) | repeat
     return unknown if subject.table is not None else {**unknown, "values": NO_RANGES}
 
 

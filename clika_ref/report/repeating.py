@@ -13,7 +13,9 @@ from dataclasses import replace
 import torch
 
 from clika_ref.all_settings import LayerSettings, Settings
+from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
+from clika_ref.lora.adapters import adapters_of
 from clika_ref.processor import name_of_processor
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.report.contents import Repeat
@@ -42,6 +44,16 @@ def settings_of(
         layer_settings={name: LayerSettings(layer) for name, layer in layers.items()},
         clika_compile_options=replace(options, global_lora_settings=None),
     )
+
+
+def not_repeated(graph: Graph, settings: Settings, seconds: Mapping[str, float]) -> str:
+    """Return what was done to a module of which its settings say nothing, in a sentence; empty where they say all."""
+    done: list[str] = []
+    if "Pruning" in seconds and settings.global_pruning_settings is None:
+        done.append("it was pruned before, so that sizes before are those of what pruning left")
+    if adapters_of(graph) and settings.global_lora_settings is None:
+        done.append("adapters were attached to it")
+    return f"the settings below do not make this module again: {', and '.join(done)}; do the same anew" if done else ""
 
 
 def repeat_of(settings: Settings, target: str, registry: Registry, seconds: Mapping[str, float]) -> Repeat:

@@ -4,13 +4,15 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from reported_nets import HERE, X, in_float, in_four_bits, in_integers, told_in
+from reported_nets import HERE, Small, X, in_float, in_four_bits, in_integers, told_in
 
 from clika_ref import (
     ClikaModule,
     DeploymentSettings_OpenVINO_ONNX,
     DeploymentSettings_TensorRT_ONNX,
+    LoraSettings,
     ModelError,
+    PruningSettings,
     Settings,
     TargetError,
     clika_compile,
@@ -254,6 +256,20 @@ def test_the_run_can_be_repeated_with_what_is_told(told):
     assert repeat["versions"]["torch"] == version("torch")
     assert {"system", "processor"} <= set(repeat["machine"])
     assert {"Capturing", "Quantizing"} <= set(repeat["seconds"])
+
+
+def test_what_settings_do_not_repeat_is_said_of_pruned_and_adapted_modules(told, tmp_path):
+    assert "repeat" not in told["missing"]
+    module = clika_compile(Small().eval(), calibration_inputs=[X] * 8, deployment_settings=HERE)
+    module.clika_prune(PruningSettings(pruning_sensitivity_threshold=1.0))
+    pruned = told_in(module.clika_report(tmp_path / "pruned.html"))["missing"]["repeat"]
+    assert pruned.endswith(
+        "again: it was pruned before, so that sizes before are those of what pruning left; do the same anew"
+    )
+    module.clika_initialize_algorithms()
+    module.clika_attach_lora(LoraSettings(rank=2, target_layers=["head"]))
+    both = told_in(module.clika_report(tmp_path / "both.html"))["missing"]["repeat"]
+    assert both.endswith("what pruning left, and adapters were attached to it; do the same anew")
 
 
 def test_settings_are_those_that_a_file_reads_back(module, told, tmp_path):

@@ -169,6 +169,7 @@ function showRepeat() {
   const packages = Object.entries(versions).filter(([name, version]) => name !== "Python" && /^\d/.test(version));
   const blocks = [["settings.yaml", settings], ["Python", code], ["requirements.txt", packages.map(([name, version]) => `${name}==${version.split("+")[0]}\n`).join("")]];
   const pairs = (title, entries) => make("div", {}, make("h3", {}, title), make("dl", {}, entries.map(([name, text]) => [make("dt", {}, name), make("dd", {}, text)])));
+  if (report.missing.repeat) at("repeat-blocks").append(note(sentence(report.missing.repeat) + "."));
   at("repeat-blocks").append(
     make("div", { class: "blocks" }, blocks.map(([title, text]) => block(title, text))),
     make("div", { class: "facts" }, pairs("Versions", Object.entries(versions)), pairs("Machine", [["made", report.made], ...Object.entries(machine)]),
