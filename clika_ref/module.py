@@ -185,7 +185,7 @@ class ClikaModule(ReportedModule):
         hold_buffers_of_first(self)
         if mode and self._clika_idle_dropouts:
             msg = IDLE_DROPOUTS.format(self._require_graph().name, self._clika_idle_dropouts)
-            warnings.warn(msg, ClikaWarning, stacklevel=2)
+            warnings.warn(msg, ClikaWarning, stacklevel=level_of_the_user())
             self._clika_idle_dropouts = 0
         if self._clika_quantized is None:
             return self

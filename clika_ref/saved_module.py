@@ -238,9 +238,9 @@ class SavedModule(nn.Module):
             held = state_dict.get(f"{prefix}{name}")
             if held is not None and not held.ndim:
                 state_dict[f"{prefix}{name}"] = held.reshape(1)
-        for name, value in self.state_dict().items():
-            if name == "_extra_state" or name.startswith("clika."):
-                state_dict.setdefault(f"{prefix}{name}", value)
+        if key not in state_dict:
+            added = ("_extra_state", "clika.")
+            state_dict |= {f"{prefix}{n}": v for n, v in self.state_dict().items() if n.startswith(added)}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _take_state(self, state: torch.Tensor) -> None:

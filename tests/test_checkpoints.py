@@ -13,7 +13,7 @@ import torch
 import torchvision
 import transformers
 from calibrated_nets import told
-from saved_nets import ALL, FEW_BITS, HERE, Convolutions, Tokens, batches, compiled, trained
+from saved_nets import ALL, FEW_BITS, HERE, Convolutions, Tokens, batches, compiled, made, trained
 from torch import nn
 
 from clika_ref import (
@@ -315,6 +315,16 @@ def test_without_inputs_ranges_wait_for_the_same_data_which_is_not_run_again(qua
     assert "5 batches, 5 of them from before" in told(tmp_path)
     assert loaded._clika_calibration.table.batches == 5
     loaded.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
+
+
+def test_a_strict_load_names_the_scale_that_is_missing_but_takes_the_original(own):
+    state = own.state_dict()
+    name = next(n for n in state if n.startswith("clika.log_weight_scales"))
+    del state[name]
+    for module in (ClikaModule(), own):
+        with pytest.raises(RuntimeError, match=f"Missing key.*{name}"):
+            module.load_state_dict(dict(state))
+    assert own.load_state_dict(made(Convolutions).state_dict()).missing_keys == []
 
 
 def test_ranges_of_weights_that_were_trained_since_are_known_as_such(own, tmp_path):

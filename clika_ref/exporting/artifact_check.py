@@ -55,10 +55,11 @@ def compare_artifact(
         return f"not compared: {problem}"
     if any(node.is_random for node in graph.nodes):
         return "not compared: the model draws random numbers"
-    runner = runner_of(target, artifact)
+    runner, compared = runner_of(target, artifact), 0
     for number, inputs in enumerate(examples, 1):
         wanted = expected(inputs)
         found = runner(inputs)
+        compared += sum(x.numel() for x in wanted)
         wrong = differences(wanted, found, AGREEMENT)
         if wrong and not _within_rounding(graph, inputs, wanted, found):
             try:
@@ -71,7 +72,10 @@ def compare_artifact(
                 f"{culprit}. No file was put in place; compile with compare_after_export=False to look at one"
             )
             raise DisagreementError(msg)
-    return f"equal to the module within float rounding on {len(examples)} inputs in {place_of(target)}"
+    if not compared:
+        return "not compared: the outputs for these inputs hold no element"
+    counted = f"{len(examples)} input{'s' * (len(examples) > 1)}"
+    return f"equal to the module within float rounding on {counted} in {place_of(target)}"
 
 
 def _within_rounding(

@@ -55,10 +55,13 @@ class Plan:
         return not self.activations and not self.weights and not self.compressed
 
     def on(self, device: torch.device) -> Plan:
-        """Return the plan with its tensors on a device."""
+        """Return the plan with its tensors on a device; itself where they lie there."""
+        every = {kind: getattr(self, kind) for kind in ("weights", "moved", "corrections", "smoothing", "norms")}
+        held = [t for tensors in every.values() for t in tensors.values()]
+        if all(t.device == device for t in (*held, *(c.scales for c in self.compressed.values()))):
+            return self
         compressed = {name: held.on(device) for name, held in self.compressed.items()}
-        every = ("weights", "moved", "corrections", "smoothing", "norms")
-        moved: Any = {kind: {n: t.to(device) for n, t in getattr(self, kind).items()} for kind in every}
+        moved: Any = {kind: {n: t.to(device) for n, t in tensors.items()} for kind, tensors in every.items()}
         return replace(self, compressed=compressed, **moved)
 
 

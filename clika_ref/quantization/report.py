@@ -27,7 +27,8 @@ def tell(found: Quantization, log: CompilationLog) -> None:
 
 NOTHING_DECIDED = (
     "nothing is known here of what was decided: the module is float, or was loaded, which keeps the integers alone; "
-    "clika_initialize_algorithms(calibration_inputs=...) decides"
+    "clika_initialize_algorithms(calibration_inputs=...) decides. "
+    "What was pruned is in the log, and what clika_prune returns"
 )
 
 

@@ -65,7 +65,12 @@ def test_the_usual_form_for_a_transformer_is_taken(tmp_path):
 
 def test_the_artifact_is_compared_where_the_sides_are_equal(tmp_path, capfd):
     sums((2, 3), (4, 4), (3, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={"a": {0: "n"}, "b": {0: "n"}})
-    assert "equal to the module within float rounding on 1 inputs" in capfd.readouterr().err
+    assert "equal to the module within float rounding on 1 input in" in capfd.readouterr().err
+
+
+def test_outputs_without_an_element_compare_with_nothing(tmp_path, capfd):
+    clika_compile(torch.nn.Linear(2, 3).eval(), tracing_inputs=[torch.rand(0, 2)]).clika_export(tmp_path / "m.onnx")
+    assert "not compared: the outputs for these inputs hold no element" in capfd.readouterr().err
 
 
 def test_other_sides_are_fixed_as_in_the_example_in_which_those_of_one_name_are_equal(tmp_path):

@@ -155,10 +155,7 @@ def test_an_interrupt_leaves_the_best_so_far_or_what_was_there_before(calls):
     with pytest.raises(KeyboardInterrupt):
         module.train().clika_quantize_to_goal(score, 0.5)
     assert module.training
-    found, wanted = module._clika_quantized.plan, (before if calls == 1 else seen[2]).plan
-    assert found.activations == wanted.activations
-    assert found.weights.keys() == wanted.weights.keys()
-    assert all(scales is wanted.weights[name] for name, scales in found.weights.items())
+    assert module._clika_quantized.plan is (before if calls == 1 else seen[2]).plan
 
 
 @pytest.mark.parametrize(
