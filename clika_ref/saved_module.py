@@ -239,8 +239,9 @@ class SavedModule(nn.Module):
             if held is not None and not held.ndim:
                 state_dict[f"{prefix}{name}"] = held.reshape(1)
         if key not in state_dict:
-            added = ("_extra_state", "clika.")
-            state_dict |= {f"{prefix}{n}": v for n, v in self.state_dict().items() if n.startswith(added)}
+            for name, value in self.state_dict().items():
+                if name.startswith(("_extra_state", "clika.")):
+                    state_dict.setdefault(f"{prefix}{name}", value)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _take_state(self, state: torch.Tensor) -> None:

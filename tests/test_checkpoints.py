@@ -325,6 +325,9 @@ def test_a_strict_load_names_the_scale_that_is_missing_but_takes_the_original(ow
         with pytest.raises(RuntimeError, match=f"Missing key.*{name}"):
             module.load_state_dict(dict(state))
     assert own.load_state_dict(made(Convolutions).state_dict()).missing_keys == []
+    weights = {n: t + 1.0 for n, t in own.state_dict().items() if n != "_extra_state"}
+    own.load_state_dict(weights)
+    assert torch.equal(own.state_dict()[name], weights[name]), "of what is given nothing keeps its value"
 
 
 def test_ranges_of_weights_that_were_trained_since_are_known_as_such(own, tmp_path):
