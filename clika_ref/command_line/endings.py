@@ -29,8 +29,8 @@ class Status(IntEnum):
 MEANINGS: Mapping[Status, str] = {
     Status.DONE: "done",
     Status.BAD: "the answer is bad: a rule is broken, two things differ, a plugin or a target cannot be used",
-    Status.MISUSED: "wrong use: what was written, or a file that it names, does not say what to do",
-    Status.REFUSED: "refused: model, data, target and installation do not go together",
+    Status.MISUSED: "wrong use: what was written, or a file of settings or data that it names, does not say what to do",
+    Status.REFUSED: "refused: model, data, target and installation do not go together, or a model file is none",
     Status.BUG: "a bug of clika-ref or of a plugin",
     Status.INTERRUPTED: "interrupted",
 }
