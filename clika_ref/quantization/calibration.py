@@ -168,7 +168,7 @@ class Calibration:
         self.reservoir, self.sizes, self._means = reservoir, sizes, {}
 
     def moved(self, before: torch.device, after: torch.device) -> Calibration:
-        """Return the same with batches that lie on one device on another one, as their model has been moved."""
+        """Return the same with the batches that lie on a device ``before`` on ``after``, where the model is now."""
         batches = [moved(inputs, before, after) for inputs in self.reservoir.batches]
         return replace(self, reservoir=replace(self.reservoir, batches=batches), _means={})
 
