@@ -27,7 +27,7 @@ from clika_ref.pruned_module import PrunedModule
 from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.settings import LIVE_BASE
-from clika_ref.simulation import Quantized, device_of, target_of
+from clika_ref.simulation import Quantized, target_of
 from clika_ref.wanted import Wanted
 from clika_ref.weights import hold_parameters
 
@@ -87,9 +87,9 @@ class AdaptedModule(PrunedModule):
     def _with_scales_beside(self, own: Quantized, graph: Graph) -> Quantized:
         """Return how the module is quantized, with scales for what adapters return."""
         registry = self._clika_registry or load_registry()
-        clone, plan = graph.clone(), own.plan.on(device_of(graph))
+        clone = graph.clone()
         with torch.no_grad():
-            lower_for(plan, clone, registry, target_of(own, registry))
+            lower_for(own.plan, clone, registry, target_of(own, registry))
         return replace(own, plan=plan_beside(own.plan, clone), model=fingerprint(graph))
 
     def clika_adopt(

@@ -31,7 +31,7 @@ from clika_ref.saving.settings_format import (
     settings_to_json,
 )
 from clika_ref.settings import ClikaCompileOptions
-from clika_ref.simulation import device_of, target_of
+from clika_ref.simulation import Quantized, device_of, target_of
 from clika_ref.storage import require_path, write_atomically
 from clika_ref.wanted import Wanted
 from clika_ref.weights import named_tensors
@@ -123,6 +123,12 @@ class CheckpointedModule(SavedModule):
             raise ModelError(msg)
         return cls._unpacked(bytes(serialized), f"{len(serialized):,} bytes")
 
+    @property
+    def _learned(self) -> Quantized | None:
+        """How the module is quantized, with the scales that were learned since."""
+        own = self._clika_quantized
+        return own and replace(own, plan=learned_plan(own.plan.on(device_of(self.graph)), self._log_scales))
+
     # Writing
 
     def _packed(self, *, keep_float_weights: bool, keep_calibration_inputs: bool) -> list[bytes | memoryview]:
@@ -130,12 +136,11 @@ class CheckpointedModule(SavedModule):
         graph, registry, quantized = self.graph, self._clika_registry or load_registry(), self._clika_quantized
         self._refuse_foreign(graph)
         stored: dict[str, StoredWeight] = {}
-        if quantized is not None:
-            plan = learned_plan(quantized.plan.on(device_of(graph)), self._log_scales)  # refuses spoiled scales
-            if not keep_float_weights:
-                stored = integer_weights(graph, plan, target_of(quantized, registry), registry)
-                layers = {weight.layer for weight in stored.values()}
-                quantized = replace(quantized, plan=without_moves(quantized.plan, layers))
+        learned = self._learned  # refuses spoiled scales
+        if quantized is not None and learned is not None and not keep_float_weights:
+            stored = integer_weights(graph, learned.plan, target_of(quantized, registry), registry)
+            layers = {weight.layer for weight in stored.values()}
+            quantized = replace(quantized, plan=without_moves(quantized.plan, layers))
         mark = fingerprint(graph)
         if quantized is not None and quantized.model == mark:
             quantized = replace(quantized, model=SAVED)

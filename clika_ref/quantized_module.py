@@ -30,7 +30,6 @@ from clika_ref.quantization.calibration import Calibration
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.goal import GoalSearch
-from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.report import NOTHING_DECIDED
 from clika_ref.quantization.spoiled_weights import refuse_spoiled_weights
@@ -38,7 +37,7 @@ from clika_ref.quantization.stages import Stages
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
-from clika_ref.simulation import Quantized, device_of, serves
+from clika_ref.simulation import Quantized, serves
 from clika_ref.target_comparison import TargetComparison, TargetFacts, facts_of, refused_by
 from clika_ref.wanted import Wanted
 
@@ -232,12 +231,6 @@ class QuantizedModule(CheckpointedModule):
     def clika_quantization(self) -> Quantization | None:
         """What was decided of each layer, and what other thresholds would give; None where `clika_summary` raises."""
         return self._clika_quantized and self._clika_quantized.found
-
-    @property
-    def _learned(self) -> Quantized | None:
-        """How the module is quantized, with the scales that were learned since."""
-        own = self._clika_quantized
-        return own and replace(own, plan=learned_plan(own.plan.on(device_of(self.graph)), self._log_scales))
 
     @contextlib.contextmanager
     def _calibrated(self, settings: QuantizationSettings | None, how: _How) -> Iterator[_Calibrated]:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.quantization.decision import decibels
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 
@@ -33,6 +34,12 @@ def traced(**arguments):
 def compiled(**options):
     settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
     return clika_compile(Net().eval(), **{"calibration_inputs": batches(), **settings, **options})
+
+
+def noise(wanted, found):
+    """Return what is left of a tensor in another one, in dB."""
+    wanted, found = wanted.detach(), found.detach()
+    return decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
 
 
 def told(folder):

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from adapted_nets import INT4, lora
-from calibrated_nets import HERE
+from calibrated_nets import HERE, noise
 from saved_nets import ALL, Convolutions, Tokens, batches, made
 from torch import nn
 
@@ -68,10 +68,6 @@ def quantized_on(device, kind=Convolutions, settings=ALL, **options):
     return clika_compile(made(kind).to(device), **{**how, **options})
 
 
-def decibels(wanted, found):
-    return float(10 * torch.log10(wanted.square().mean() / (wanted - found).square().mean().clamp_min(1e-30)))
-
-
 def devices_of(module):
     return {t.device for t in [*module.parameters(), *module.buffers()]}
 
@@ -115,7 +111,7 @@ def test_what_is_decided_is_what_a_cpu_decides(device, kind):
     for name, scale in plans[1].weights.items():
         torch.testing.assert_close(plans[0].weights[name].cpu(), scale, rtol=1e-3, atol=0)
     x = batches(kind, 1)[0]
-    assert decibels(here(x).detach(), there(x.to(device)).detach().cpu()) > 35
+    assert noise(here(x).detach(), there(x.to(device)).detach().cpu()) > 35
 
 
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
@@ -125,7 +121,7 @@ def test_a_quantized_module_moves_there_and_back(device, kind):
     there = module.to(device)(x.to(device)).detach()
     assert there.device == device
     assert devices_of(module) == {device}
-    assert decibels(here, there.cpu()) > 35  # a rounding here and there falls on the other side
+    assert noise(here, there.cpu()) > 35  # a rounding here and there falls on the other side
     torch.testing.assert_close(module.cpu()(x).detach(), here, rtol=0, atol=0)
 
 
@@ -137,7 +133,7 @@ def test_what_is_exported_there_computes_the_same(device, kind, tmp_path):
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (name,) = [i.name for i in session.get_inputs()]
     (found,) = session.run(None, {name: x.numpy()})
-    assert decibels(module(x.to(device)).detach().cpu(), torch.from_numpy(found)) > 35
+    assert noise(module(x.to(device)).detach().cpu(), torch.from_numpy(found)) > 35
 
 
 def test_a_module_that_was_moved_there_is_written_explained_and_drawn(device, tmp_path):
@@ -145,7 +141,7 @@ def test_a_module_that_was_moved_there_is_written_explained_and_drawn(device, tm
     here = module(x).detach()
     module.to(device).clika_export(tmp_path / "module.onnx")
     (found,) = onnxruntime.InferenceSession(tmp_path / "module.onnx").run(None, {"x": x.numpy()})
-    assert decibels(here, torch.from_numpy(found)) > 35
+    assert noise(here, torch.from_numpy(found)) > 35
     assert module(**module.clika_generate_dummy_inputs()).device == device
     assert module.clika_explain().share() > 0.5
     assert module.clika_report(tmp_path / "report.html").stat().st_size > 10_000
@@ -172,7 +168,7 @@ def test_training_there_learns(device, kind, norms):
     trained = module(x).detach() if norms == "frozen" else None
     module.eval()
     if trained is not None:
-        assert decibels(trained, module(x).detach()) > 35
+        assert noise(trained, module(x)) > 35
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -195,7 +191,7 @@ def test_a_model_in_half_precision_computes_there(device):
     original = made(Convolutions).to(device, torch.bfloat16)
     data = [x.bfloat16() for x in data_on(device)]
     module = clika_compile(copy.deepcopy(original), tracing_inputs=data)
-    assert decibels(original(data[0]).detach().float(), module(data[0]).detach().float()) > 30
+    assert noise(original(data[0]).detach().float(), module(data[0]).detach().float()) > 30
 
 
 def test_what_was_saved_there_is_loaded_anywhere(device, tmp_path):
@@ -204,7 +200,7 @@ def test_what_was_saved_there_is_loaded_anywhere(device, tmp_path):
     loaded = ClikaModule.clika_load(tmp_path / "saved.clika")
     assert devices_of(loaded) == {torch.device("cpu")}
     here = loaded(x).detach()
-    assert decibels(here, module(x.to(device)).detach().cpu()) > 35
+    assert noise(here, module(x.to(device)).detach().cpu()) > 35
     torch.testing.assert_close(loaded.to(device)(x.to(device)), module(x.to(device)), rtol=1e-5, atol=1e-6)
     again = ClikaModule().to(device)
     again.load_state_dict(module.state_dict())
@@ -240,7 +236,7 @@ def test_pruned_there_it_goes_on(device, mask):
     module.train()(x).square().mean().backward()
     pruned = module.eval()(x).detach()
     module.clika_initialize_algorithms(ALL, deployment_settings=HERE)
-    assert decibels(pruned, module(x).detach()) > 15
+    assert noise(pruned, module(x)) > 15
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by dynamo and inductor of their own calls
@@ -251,7 +247,7 @@ def test_torch_compile_makes_one_graph_of_it_there(device, mode):
     torch._dynamo.reset()  # which counts how often it compiled a function for any module
     backend = "inductor" if device.type == "cuda" else "aot_eager"
     wanted, found = module(x), torch.compile(module, fullgraph=True, backend=backend)(x)
-    assert decibels(wanted.detach(), found.detach()) > 35
+    assert noise(wanted.detach(), found) > 35
     if mode == "train":
         found.square().mean().backward()
         assert all(p.grad is not None for p in module.parameters() if p.requires_grad)

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from calibrated_nets import noise
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_onnxruntime.target import OnnxRuntime
 from torch import nn
@@ -24,7 +25,6 @@ from clika_ref import (
 from clika_ref.capture.calibration_inputs import PEEKED
 from clika_ref.core.registry import load_registry
 from clika_ref.exporting import quantized_check
-from clika_ref.quantization.decision import decibels
 from clika_ref.simulation import Simulation
 from clika_ref.wanted import Wanted
 
@@ -59,11 +59,6 @@ def net():
 def compiled(settings=None, data=None, **options):
     options = {"deployment_settings": HERE, "calibration_inputs": data or batches(), **options}
     return clika_compile(net(), quantization_settings=settings or QuantizationSettings(), **options)
-
-
-def noise(wanted, found):
-    wanted, found = wanted.detach(), found.detach()
-    return decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
 
 
 NAN, INFINITE = (torch.full((4, 3, 10, 10), number) for number in (float("nan"), float("inf")))

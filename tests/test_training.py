@@ -7,6 +7,7 @@ import onnx
 import pytest
 import torch
 import transformers
+from calibrated_nets import noise
 from clika_ref_cleanup import fold_constants
 from clika_ref_onnxruntime.target import OnnxRuntime
 from onnx import numpy_helper
@@ -20,7 +21,6 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.quantization import fake_quantization
-from clika_ref.quantization.decision import decibels
 from clika_ref.quantization.learned_scales import LEARNED
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
@@ -107,11 +107,6 @@ CASES = [(Convolutions, ALL), (Tokens, ALL), (Tokens, FEW_BITS)]
 def case(request):
     kind, settings = request.param
     return kind, compiled(kind, settings)
-
-
-def noise(wanted, found):
-    wanted, found = wanted.detach(), found.detach()
-    return decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
 
 
 def trained(module, kind=Convolutions, steps=12, rate=3e-3):

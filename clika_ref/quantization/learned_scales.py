@@ -35,9 +35,10 @@ def unlearned(plan: Plan) -> dict[str, Tensor]:
 
 def planned_scales(plan: Plan) -> dict[str, Tensor]:
     """Return the scales of a plan, by the names of the parameters that their logarithms are."""
-    kind = torch.float32  # whatever the default of the process is by now
-    scales = {name: torch.tensor(scale.scale, dtype=kind) for name, scale in plan.activations.items()}
-    values = {log_scale_name(plan, name): scale for name, scale in scales.items()}
+    values = {  # in float32, whatever the default of the process is by now
+        log_scale_name(plan, name): torch.tensor(scale.scale, dtype=torch.float32)
+        for name, scale in plan.activations.items()
+    }
     held = {**plan.weights, **{name: held.scales for name, held in plan.compressed.items()}}
     return values | {WEIGHTS + name: scales for name, scales in held.items()}
 

@@ -221,12 +221,14 @@ def _missed(explanation: Explanation | None) -> list[str]:
 
 def _unknown(subject: Subject) -> dict[str, str]:
     """Return which parts say nothing of a module like this one, and why."""
-    undone = not_repeated(subject.graph, subject.settings, subject.seconds)
-    repeat = {"repeat": undone} if undone else {}
+    unknown = {"repeat": not_repeated(subject.graph, subject.settings, subject.seconds)}
     if subject.plan is None:
-        return dict.fromkeys((*PARTS_OF_DECISION, "values"), IS_FLOAT) | repeat
-    unknown: dict[str, str] = repeat if subject.found else dict.fromkeys(PARTS_OF_DECISION, NOTHING_DECIDED) | repeat
-    return unknown if subject.table is not None else {**unknown, "values": NO_RANGES}
+        unknown |= dict.fromkeys((*PARTS_OF_DECISION, "values"), IS_FLOAT)
+    elif subject.found is None:
+        unknown |= dict.fromkeys(PARTS_OF_DECISION, NOTHING_DECIDED)
+    if subject.plan is not None and subject.table is None:
+        unknown["values"] = NO_RANGES
+    return {part: reason for part, reason in unknown.items() if reason}
 
 
 def _typed(value: Value) -> str:

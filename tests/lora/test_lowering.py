@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 from adapted_nets import HERE, INT4, INT8, Images, Tokens, batches, compiled, lora, made, trained
+from calibrated_nets import noise
 from clika_ref_cleanup import fold_batch_norm
 from clika_ref_onnxruntime.target import OnnxRuntime
 from onnx import numpy_helper
@@ -20,14 +21,9 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.quantization.decision import decibels
 
 CASES = [(Images, INT8), (Tokens, INT8), (Tokens, INT4)]
 IDS = ["images", "tokens", "few bits"]
-
-
-def noise(wanted, found):
-    return decibels(float(wanted.detach().square().sum()), float((wanted - found).detach().square().sum()))
 
 
 def operators_in(artifact):
