@@ -88,7 +88,12 @@ def _unsqueezed(tensors: Mapping[str, Tensor], values: int) -> Tensor:
     counts = torch.zeros(values, 2 * BINS, dtype=torch.int64, device="cpu")
     if found:
         held, seen = torch.frombuffer(bytearray(found), dtype=torch.uint8), _bytes_of(counts)
-        seen.copy_(held.reshape(seen.shape) if PLANES not in tensors else held.reshape(seen.T.shape).T)
+        if PLANES in tensors:
+            for place, plane in enumerate(held.reshape(seen.T.shape)):
+                if plane.any():
+                    seen[:, place] = plane
+        else:
+            seen.copy_(held.reshape(seen.shape))
     return counts
 
 

@@ -15,7 +15,7 @@ import torch
 from clika_ref.core.errors import ModelError
 from clika_ref.saving.deflating import deflated, inflated
 
-FORMAT = 2
+FORMAT = 3
 """Of files. Raised whenever what is written can no longer be read by the code before; that of before is read."""
 
 HEAD, DIGEST = "clika", "clika_digest"
@@ -42,13 +42,14 @@ Table = dict[str, Any]
 def packed(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
     """Return the bytes of a file in parts; the same document and tensors give the same ones.
 
-    The digest tells accidents, and no forger: who alters a file can alter that as well.
+    The digest tells accidents, and no forger: who alters a file can alter that as well. So it is the CRC-32 that zip
+    and PNG files have too: what is stronger takes four times as long, a quarter of all that loading takes.
     """
     text = deflated(json.dumps(document, separators=(",", ":")).encode())
     table, data = _split(memoryview(safetensors.torch.save(_apart({**tensors, DOCUMENT: text}))))
     head = json.dumps({"format": FORMAT}, separators=(",", ":"))
     header = json.dumps(
-        {"__metadata__": {HEAD: head, DIGEST: _digest(head, table, data)}, **table}, separators=(",", ":")
+        {"__metadata__": {HEAD: head, DIGEST: _digest(FORMAT, head, table, data)}, **table}, separators=(",", ":")
     ).encode()
     header += b" " * (-len(header) % ALIGNMENT)
     return [len(header).to_bytes(LENGTH, "little"), header, data]
@@ -76,7 +77,7 @@ def unpacked(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         msg = f"it has format {found}, and this clika-ref reads up to {FORMAT}; update clika-ref"
         raise ModelError(msg)
     _refuse_other_length(table, data)
-    if (found or DIGEST in metadata) and metadata.get(DIGEST) != _digest(metadata[HEAD], table, data):
+    if (found or DIGEST in metadata) and metadata.get(DIGEST) != _digest(found, metadata[HEAD], table, data):
         msg = "it is not as it was written: its digest is another one; it was altered, or damaged on the way"
         raise ModelError(msg)
     try:
@@ -113,12 +114,17 @@ def _split(blob: memoryview) -> tuple[Table, memoryview]:
     return json.loads(bytes(blob[LENGTH:start])), blob[start:]
 
 
-def _digest(text: str, table: Table, data: memoryview) -> str:
-    mark = hashlib.blake2b(digest_size=16)
-    for part in (text.encode(), json.dumps(table, sort_keys=True).encode(), data):
-        mark.update(len(part).to_bytes(LENGTH, "little"))
-        mark.update(part)
-    return mark.hexdigest()
+def _digest(form: int, text: str, table: Table, data: memoryview) -> str:
+    """Return hexadecimal digits: of CRC-32, or of BLAKE2 where the format is one before 3."""
+    parts = (text.encode(), json.dumps(table, sort_keys=True).encode(), data)
+    pieces = [piece for part in parts for piece in (len(part).to_bytes(LENGTH, "little"), part)]
+    crc, mark = 0, hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        if form < 3:
+            mark.update(piece)
+        else:
+            crc = zlib.crc32(piece, crc)
+    return mark.hexdigest() if form < 3 else f"{crc:08x}"
 
 
 def _refuse_others(blob: bytes) -> None:
