@@ -152,7 +152,44 @@ def test_a_file_with_another_byte_is_refused_wherever_it_is(serialized):
         load(bytes(changed))
 
 
-@pytest.mark.parametrize("other", [rb"\"format\":0", rb"\"fprmat\":%d" % container.FORMAT])
+@pytest.mark.parametrize("number", range(1, container.FORMAT))
+def test_a_file_of_an_older_format_with_another_byte_is_refused(number):
+    own = (OLDER / f"format_{number}.safetensors").read_bytes()
+    header = 8 + int.from_bytes(own[:8], "little")
+    draw = random.Random(0)
+    for place in draw.sample(range(header, len(own)), 20):
+        changed = bytearray(own)
+        changed[place] ^= 1 << draw.randrange(7)
+        with pytest.raises(ModelError, match="its digest is another one"):
+            load(bytes(changed))
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        ('{"format":1e999}', "it holds no compiled module: OverflowError"),
+        (f'{{"format":{container.FORMAT},"x":"\ud800"}}', "its digest is another one"),
+    ],
+)
+def test_metadata_that_json_reads_and_no_module_has_is_refused(serialized, head, reason):
+    length = int.from_bytes(serialized[:8], "little")
+    header = json.loads(serialized[8 : 8 + length])
+    header["__metadata__"]["clika"] = head
+    text = json.dumps(header).encode()
+    with pytest.raises(ModelError, match=reason):
+        load(len(text).to_bytes(8, "little") + text + serialized[8 + length :])
+
+
+def test_places_of_tensors_without_an_end_are_refused(serialized):
+    length = int.from_bytes(serialized[:8], "little")
+    header = json.loads(serialized[8 : 8 + length])
+    header["clika/document"]["data_offsets"][1] = float("inf")
+    text = json.dumps(header).encode()
+    with pytest.raises(ModelError, match="its header is damaged: OverflowError"):
+        load(len(text).to_bytes(8, "little") + text + serialized[8 + length :])
+
+
+@pytest.mark.parametrize("other", [rb"\"format\":0", rb"\"format\":2", rb"\"fprmat\":%d" % container.FORMAT])
 def test_a_file_whose_format_is_altered_does_not_pass_for_one_without_a_digest(serialized, other):
     own = rb"\"format\":%d" % container.FORMAT
     assert serialized.count(own) == 1
