@@ -196,19 +196,18 @@ class CheckpointedModule(SavedModule):
     # Reading
 
     @classmethod
-    @torch.inference_mode(mode=False)  # what is made in it is never trained
     def _unpacked(cls, blob: bytes, shown: str) -> Self:
         module = cls(registry=load_registry())
-        try:
-            document, tensors = unpacked(blob)
+        # Around the caller may be a mode in which nothing that is made is ever trained, or a device without memory.
+        with torch.inference_mode(mode=False), torch.device("cpu"):
             try:
-                module._restore(document, tensors)
-            except DAMAGE as error:
-                msg = f"it is no saved module: {type(error).__name__}: {error}"
+                module._restore(*unpacked(blob))
+            except ModelError as error:
+                msg = f"cannot load {shown}: {error}"
                 raise ModelError(msg) from error
-        except ModelError as error:
-            msg = f"cannot load {shown}: {error}"
-            raise ModelError(msg) from error
+            except DAMAGE as error:
+                msg = f"cannot load {shown}: it is no saved module: {type(error).__name__}: {error}"
+                raise ModelError(msg) from error
         return module
 
     def _restore(self, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:

@@ -24,7 +24,7 @@ def pattern(mask_type: str) -> tuple[int, int] | None:
     >>> pattern("2:4"), pattern("structured")
     ((2, 4), None)
     """
-    found = re.fullmatch(r"(\d{1,4}):(\d{1,4})", mask_type)
+    found = re.fullmatch(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})", mask_type)
     return (int(found[1]), int(found[2])) if found and mask_type != SINGLE else None
 
 
@@ -34,7 +34,7 @@ def _mask_type(value: Any) -> str:
     if value in (UNSTRUCTURED, STRUCTURED, SINGLE):
         return ""
     kept = pattern(value)
-    return "" if kept and 0 < kept[0] < kept[1] else MASK_TYPES
+    return "" if kept and kept[0] < kept[1] else MASK_TYPES
 
 
 def _limit(value: Any) -> str:

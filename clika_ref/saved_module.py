@@ -266,12 +266,14 @@ class SavedModule(nn.Module):
     def _rebuild(self, state_dict: Mapping[str, Any]) -> None:
         document, extra = read_extra_state(state_dict["_extra_state"])
         constants = document["graph"]["constants"]
-        tensors = {n: t.clone() for n in constants if (t := state_dict.get(n, extra.get(n))) is not None}
-        lacking = [name for name in constants if name not in tensors]
+        found = {n: t for n in constants if (t := state_dict.get(n, extra.get(n))) is not None}
+        lacking = [name for name in constants if not isinstance(found.get(name), torch.Tensor)]
         if lacking:
-            msg = f"the state dict lacks {', '.join(map(repr, lacking))}, which its graph needs; load a whole one"
+            msg = (
+                f"the state dict lacks tensors {', '.join(map(repr, lacking))}, which its graph needs; load a whole one"
+            )
             raise ModelError(msg)
-        self._build(document, tensors, extra)
+        self._build(document, {name: tensor.clone() for name, tensor in found.items()}, extra)
 
     def _build(
         self, document: Mapping[str, Any], weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]

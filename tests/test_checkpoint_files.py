@@ -44,6 +44,15 @@ def altered(serialized, change):
     return b"".join(packed(document, tensors))
 
 
+def with_header(serialized, change):
+    """Return a file whose header is another one, its digest being that of before."""
+    length = int.from_bytes(serialized[:8], "little")
+    header = json.loads(serialized[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + serialized[8 + length :]
+
+
 # Paths
 
 
@@ -172,21 +181,14 @@ def test_a_file_of_an_older_format_with_another_byte_is_refused(number):
     ],
 )
 def test_metadata_that_json_reads_and_no_module_has_is_refused(serialized, head, reason):
-    length = int.from_bytes(serialized[:8], "little")
-    header = json.loads(serialized[8 : 8 + length])
-    header["__metadata__"]["clika"] = head
-    text = json.dumps(header).encode()
     with pytest.raises(ModelError, match=reason):
-        load(len(text).to_bytes(8, "little") + text + serialized[8 + length :])
+        load(with_header(serialized, lambda header: header["__metadata__"].update(clika=head)))
 
 
 def test_places_of_tensors_without_an_end_are_refused(serialized):
-    length = int.from_bytes(serialized[:8], "little")
-    header = json.loads(serialized[8 : 8 + length])
-    header["clika/document"]["data_offsets"][1] = float("inf")
-    text = json.dumps(header).encode()
+    endless = {"data_offsets": [0, float("inf")]}
     with pytest.raises(ModelError, match="its header is damaged: OverflowError"):
-        load(len(text).to_bytes(8, "little") + text + serialized[8 + length :])
+        load(with_header(serialized, lambda header: header["clika/document"].update(endless)))
 
 
 @pytest.mark.parametrize("other", [rb"\"format\":0", rb"\"format\":2", rb"\"fprmat\":%d" % container.FORMAT])
@@ -209,6 +211,21 @@ def test_a_newer_format_is_refused_with_what_to_do(serialized, monkeypatch):
         ModelError, match=r"_extra_state of .* bytes, which holds the graph, cannot be read: it has format"
     ):
         ClikaModule().load_state_dict({"_extra_state": torch.frombuffer(bytearray(newer), dtype=torch.uint8)})
+
+
+@pytest.mark.parametrize("state", [b"bytes", None, torch.empty(3, dtype=torch.uint8, device="meta")])
+def test_a_state_dict_whose_graph_is_no_bytes_is_refused(module, state):
+    for loading in (ClikaModule(), module):
+        with pytest.raises(
+            ModelError, match=r"the _extra_state, which holds the graph, is .*; give the uint8\[bytes\]"
+        ):
+            loading.load_state_dict({**module.state_dict(), "_extra_state": state})
+
+
+def test_what_is_no_tensor_in_a_state_dict_is_named(module):
+    names = [name for name in module.state_dict() if name.endswith(".weight")][:2]
+    with pytest.raises(ModelError, match=f"lacks tensors '{names[0]}', '{names[1]}', which its graph needs"):
+        ClikaModule().load_state_dict({**module.state_dict(), names[0]: 3, names[1]: None})
 
 
 def test_a_file_of_every_older_format_is_read():

@@ -279,6 +279,12 @@ def test_what_is_loaded_in_inference_mode_can_be_trained(quantized):
     trained(loaded, Convolutions, 1)
 
 
+def test_what_is_loaded_beside_another_default_device_is_on_the_cpu(quantized):
+    with torch.device("meta"):
+        loaded = again(quantized)
+    assert same(results(quantized, Convolutions), results(loaded, Convolutions))
+
+
 def test_what_is_frozen_and_the_mode_stay(own):
     own.get_parameter("stem.0.weight").requires_grad_(False)
     name = next(iter(own._log_scales))

@@ -17,7 +17,7 @@ def test_mask_types_that_parse(mask_type):
     assert PruningSettings(mask_type).mask_type == LayerPruningSettings(mask_type=mask_type).mask_type == mask_type
 
 
-@pytest.mark.parametrize("mask_type", ["4:2", "2:2", "0:4", "2/4", "", None, 3])
+@pytest.mark.parametrize("mask_type", ["4:2", "2:2", "0:4", "02:4", "\uff12:\uff14", "2/4", "", None, 3])
 def test_a_mask_type_that_does_not_parse_is_told_those_that_do(mask_type):
     with pytest.raises(ModelError, match=r'mask_type is .*; it takes "structured", "unstructured" .*"2:4"'):
         PruningSettings(mask_type)

@@ -16,12 +16,16 @@ def write_extra_state(document: Mapping[str, Any], tensors: Mapping[str, torch.T
     return torch.frombuffer(bytearray(b"".join(packed(document, tensors))), dtype=torch.uint8)
 
 
-def read_extra_state(state: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def read_extra_state(state: object) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the document and the tensors; nothing of them is executed.
 
     Raises:
-        ModelError: the bytes are no such file.
+        ModelError: the bytes are no such file, or are none.
     """
+    if not isinstance(state, torch.Tensor) or state.is_meta:
+        found = "on the meta device" if isinstance(state, torch.Tensor) else f"a {type(state).__name__}"
+        msg = f"the _extra_state, which holds the graph, is {found}; give the uint8[bytes] of a saved state dict"
+        raise ModelError(msg)
     blob = state.cpu().numpy().tobytes()
     try:
         return unpacked(blob)
