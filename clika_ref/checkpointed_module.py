@@ -20,7 +20,7 @@ from clika_ref.quantization.fingerprint import fingerprint
 from clika_ref.quantization.learned_scales import learned_plan
 from clika_ref.quantization.stored_weights import StoredWeight, read_parameter
 from clika_ref.quantization_settings import LayerQuantizationSettings, QuantizationSettings
-from clika_ref.saved_module import SavedModule
+from clika_ref.saved_module import SavedModule, apart_from_the_caller
 from clika_ref.saving.bits import packed_bits, unpacked_bits
 from clika_ref.saving.container import packed, unpacked
 from clika_ref.saving.graph_format import read_type
@@ -198,8 +198,7 @@ class CheckpointedModule(SavedModule):
     @classmethod
     def _unpacked(cls, blob: bytes, shown: str) -> Self:
         module = cls(registry=load_registry())
-        # Around the caller may be a mode in which nothing that is made is ever trained, or a device without memory.
-        with torch.inference_mode(mode=False), torch.device("cpu"):
+        with apart_from_the_caller():
             try:
                 module._restore(*unpacked(blob))
             except ModelError as error:

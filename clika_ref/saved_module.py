@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -228,15 +229,16 @@ class SavedModule(nn.Module):
         too: what compression added keeps its values.
         """
         key = f"{prefix}_extra_state"
-        if "_clika_graph" not in self.__dict__:
-            if key not in state_dict:
-                raise _without_graph(key, state_dict)
-            self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
-        elif key in state_dict:
-            self._take_state(state_dict[key])
+        with apart_from_the_caller():
+            if "_clika_graph" not in self.__dict__:
+                if key not in state_dict:
+                    raise _without_graph(key, state_dict)
+                self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
+            elif key in state_dict:
+                self._take_state(state_dict[key])
         for name in self._log_scales:  # one alone had no sides once
             held = state_dict.get(f"{prefix}{name}")
-            if held is not None and not held.ndim:
+            if isinstance(held, torch.Tensor) and not held.ndim:
                 state_dict[f"{prefix}{name}"] = held.reshape(1)
         if key not in state_dict:
             for name, value in self.state_dict().items():
@@ -267,11 +269,13 @@ class SavedModule(nn.Module):
         document, extra = read_extra_state(state_dict["_extra_state"])
         constants = document["graph"]["constants"]
         found = {n: t for n in constants if (t := state_dict.get(n, extra.get(n))) is not None}
-        lacking = [name for name in constants if not isinstance(found.get(name), torch.Tensor)]
+        lacking = [name for name in constants if name not in found]
         if lacking:
-            msg = (
-                f"the state dict lacks tensors {', '.join(map(repr, lacking))}, which its graph needs; load a whole one"
-            )
+            msg = f"the state dict lacks {', '.join(map(repr, lacking))}, which its graph needs; load a whole one"
+            raise ModelError(msg)
+        others = [f"{n!r} (a {type(t).__name__})" for n, t in found.items() if not isinstance(t, torch.Tensor)]
+        if others:
+            msg = f"the state dict holds {', '.join(others)}, where its graph needs tensors; give it as it was saved"
             raise ModelError(msg)
         self._build(document, {name: tensor.clone() for name, tensor in found.items()}, extra)
 
@@ -321,6 +325,13 @@ class SavedModule(nn.Module):
         """Show how much there is inside."""
         graph = self.__dict__.get("_clika_graph")
         return "empty" if graph is None else f"{graph.name}: {len(graph)} nodes, {len(graph.constants)} constants"
+
+
+@contextmanager
+def apart_from_the_caller() -> Iterator[None]:
+    """Let what is loaded be trained, and made on the CPU, whatever mode or default device the caller is in."""
+    with torch.inference_mode(mode=False), torch.device("cpu"):
+        yield
 
 
 def _without_graph(key: str, state_dict: Mapping[str, Any]) -> ModelError:

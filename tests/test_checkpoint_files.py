@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -213,7 +214,16 @@ def test_a_newer_format_is_refused_with_what_to_do(serialized, monkeypatch):
         ClikaModule().load_state_dict({"_extra_state": torch.frombuffer(bytearray(newer), dtype=torch.uint8)})
 
 
-@pytest.mark.parametrize("state", [b"bytes", None, torch.empty(3, dtype=torch.uint8, device="meta")])
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"bytes",
+        None,
+        torch.empty(3, dtype=torch.uint8, device="meta"),
+        torch.zeros(3, dtype=torch.bfloat16),
+        torch.zeros(3, dtype=torch.uint8).to_sparse(),
+    ],
+)
 def test_a_state_dict_whose_graph_is_no_bytes_is_refused(module, state):
     for loading in (ClikaModule(), module):
         with pytest.raises(
@@ -223,9 +233,18 @@ def test_a_state_dict_whose_graph_is_no_bytes_is_refused(module, state):
 
 
 def test_what_is_no_tensor_in_a_state_dict_is_named(module):
-    names = [name for name in module.state_dict() if name.endswith(".weight")][:2]
-    with pytest.raises(ModelError, match=f"lacks tensors '{names[0]}', '{names[1]}', which its graph needs"):
-        ClikaModule().load_state_dict({**module.state_dict(), names[0]: 3, names[1]: None})
+    one, other, *_ = (name for name in module.state_dict() if name.endswith(".weight"))
+    with pytest.raises(ModelError, match=rf"holds '{one}' \(a int\), '{other}' \(a ndarray\), where its graph needs"):
+        ClikaModule().load_state_dict({**module.state_dict(), one: 3, other: np.zeros(3)})
+    with pytest.raises(ModelError, match=f"lacks '{one}', which its graph needs"):
+        ClikaModule().load_state_dict({**module.state_dict(), one: None})
+
+
+def test_what_is_no_tensor_among_learned_scales_is_named(module):
+    name = next(name for name in module.state_dict() if name.startswith("clika.log_scales."))
+    for loading in (ClikaModule(), module):
+        with pytest.raises(RuntimeError, match=f'"{name}", expected torch.Tensor'):
+            loading.load_state_dict({**module.state_dict(), name: 3})
 
 
 def test_a_file_of_every_older_format_is_read():

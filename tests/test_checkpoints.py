@@ -273,16 +273,25 @@ def test_training_goes_on_from_float_weights_as_it_would_have(own):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours if name != "_extra_state")
 
 
-def test_what_is_loaded_in_inference_mode_can_be_trained(quantized):
+def from_state_dict(module):
+    loaded = ClikaModule()
+    loaded.load_state_dict(module.state_dict())
+    return loaded
+
+
+@pytest.mark.parametrize("load", [again, from_state_dict])
+def test_what_is_loaded_in_inference_mode_can_be_trained(quantized, load):
     with torch.inference_mode():
-        loaded = again(quantized)
+        loaded = load(quantized)
     trained(loaded, Convolutions, 1)
 
 
-def test_what_is_loaded_beside_another_default_device_is_on_the_cpu(quantized):
+@pytest.mark.parametrize("load", [again, from_state_dict])
+def test_what_is_loaded_beside_another_default_device_is_on_the_cpu(quantized, load):
     with torch.device("meta"):
-        loaded = again(quantized)
-    assert same(results(quantized, Convolutions), results(loaded, Convolutions))
+        loaded = load(quantized)
+        loaded.load_state_dict(quantized.state_dict())
+    assert same(results(quantized, Convolutions), results(loaded.eval(), Convolutions))
 
 
 def test_what_is_frozen_and_the_mode_stay(own):

@@ -22,8 +22,9 @@ def read_extra_state(state: object) -> tuple[dict[str, Any], dict[str, torch.Ten
     Raises:
         ModelError: the bytes are no such file, or are none.
     """
-    if not isinstance(state, torch.Tensor) or state.is_meta:
-        found = "on the meta device" if isinstance(state, torch.Tensor) else f"a {type(state).__name__}"
+    is_tensor = isinstance(state, torch.Tensor)
+    if not is_tensor or state.dtype != torch.uint8 or state.layout != torch.strided or state.is_meta:
+        found = f"{state.dtype}, {state.layout} on {state.device}" if is_tensor else f"a {type(state).__name__}"
         msg = f"the _extra_state, which holds the graph, is {found}; give the uint8[bytes] of a saved state dict"
         raise ModelError(msg)
     blob = state.cpu().numpy().tobytes()
