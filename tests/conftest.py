@@ -16,8 +16,15 @@ sys.path.insert(0, str(Path(__file__).parent))  # the importlib mode of pytest l
 sys.path.append(str(Path(__file__).parents[1]))  # for `releasing`; last, so that what is installed comes first
 
 from browser import browser, open_page
+from warm_process import CommandServer
 
 __all__ = ["browser", "open_page"]
+
+
+@pytest.fixture(scope="session")
+def warm_commands(tmp_path_factory):
+    """Variables of an environment whose ``clika-ref`` and ``pytest`` run in forks of a warmed process."""
+    return CommandServer(tmp_path_factory.mktemp("warm")).environment
 
 
 def call(function, element):

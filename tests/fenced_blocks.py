@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ WRITTEN = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
 SHOWN = ("text", "output")
 """What is no code: pictures in letters, and what a block before printed."""
 
+BIN = Path(sys.executable).parent
 BASH = shutil.which("bash") or "bash"
 CHECKER, OPTIONS = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -73,13 +74,15 @@ class Run:
     place: Path
     """Where the console stands, which a block may leave elsewhere for those behind it."""
     namespace: dict[str, Any]
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the environment that lead to the commands of `warm_process.CommandServer`."""
     printed: str = ""
     """By the block that ran last."""
 
     @classmethod
-    def begin(cls, folder: Path) -> Run:
+    def begin(cls, folder: Path, commands: Mapping[str, str] | None = None) -> Run:
         shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-        return cls(folder, folder, {"__name__": "page"})
+        return cls(folder, folder, {"__name__": "page"}, commands or {})
 
     def take(self, block: Block) -> None:
         """Do with a block what a reader would."""
@@ -136,7 +139,8 @@ class Run:
         return {
             **os.environ,
             **{f"PIP_{name}": value for name, value in pip.items()},
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            **self.commands,
+            "PATH": os.pathsep.join([*self.commands.get("PATH", "").split(), str(BIN), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join(paths),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -151,12 +155,10 @@ def dry(line: str) -> str:
     )
 
 
-@contextlib.contextmanager
-def imported_from(folder: Path) -> Iterator[None]:
-    """Forget in the end what was imported from a folder: another page may have a file of that name."""
-    try:
-        yield
-    finally:
-        for name, module in [*sys.modules.items()]:
-            if str(getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}"):
-                del sys.modules[name]
+def run_page(blocks: Sequence[Block], folder: Path, commands: Mapping[str, str]) -> None:
+    """Run the blocks of a page in a process of its own."""
+    os.chdir(folder)
+    sys.path[:0] = [str(folder / "installed"), str(folder)]  # as a new process would find what a block installs
+    run = Run.begin(folder, commands)
+    for block in blocks:
+        run.take(block)

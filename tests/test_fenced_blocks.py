@@ -4,7 +4,8 @@ from collections import Counter
 
 import onnx
 import pytest
-from fenced_blocks import PAGES, ROOT, RUNNING, SHOWN, WRITTEN, Block, Run, blocks_of, imported_from
+from fenced_blocks import PAGES, ROOT, RUNNING, SHOWN, WRITTEN, Block, Run, blocks_of, run_page
+from warm_process import run_forked
 
 NOT_RUN = {
     ("docs/conformance.md", "clika-ref conformance replay report/cases/NAME.zip"): (
@@ -30,17 +31,11 @@ def runs(block: Block) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path, warm_commands):
     blocks = [block for block in blocks_of(page) if runs(block)]
     if not {block.language for block in blocks} - {"text"}:
         return
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path / "installed")  # as a new process would find it
-    run = Run.begin(tmp_path)
-    with imported_from(tmp_path):
-        for block in blocks:
-            run.take(block)
+    run_forked(run_page, blocks, tmp_path, warm_commands)
     if name := INTEGERS.get(page.relative_to(ROOT).as_posix()):
         written = onnx.load(tmp_path / name)
         assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
